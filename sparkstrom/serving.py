@@ -23,13 +23,14 @@ from sparkstrom.base.errors import QueueFull, UsageError
 from sparkstrom.base.option_types import COUNT_MAX, check_options, member, whole
 from sparkstrom.data.column_selection import features_to_arrays
 from sparkstrom.models.base import (
-    Buffered,
     Columns,
     Flat,
     FlatModel,
     arrays_of,
     count_rows,
     explain_invalid_model,
+    get_buffers,
+    load_buffers,
     map_columns,
 )
 from sparkstrom.options.common import option_class, require_seconds
@@ -285,7 +286,7 @@ class ModelPool:
                 f"parameters are {self.parameters.dtype}{list(self.parameters.shape)}: this model "
                 f"has float32[{model.n_params}]"
             )
-        buffers = model.buffers_bytes() if network and isinstance(model, Buffered) else b""
+        buffers = get_buffers(model) if network else b""
         self.models = [self._copy_model(model, buffers) for _ in range(instances)]
         self._lock = threading.Lock()
         self._free = list(self.models)
@@ -295,8 +296,7 @@ class ModelPool:
         """Return a copy of the model that reads the shared parameters."""
         copied = copy.deepcopy(model)
         copied.bind(self.parameters)
-        if buffers and isinstance(copied, Buffered):
-            copied.load_buffers_bytes(buffers)
+        load_buffers(copied, buffers)
         return copied
 
     @contextmanager

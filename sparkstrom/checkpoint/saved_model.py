@@ -34,7 +34,7 @@ from sparkstrom.base.option_types import check_path_argument, shown
 from sparkstrom.base.untrusted_files import check_npz, create_beside, open_regular
 from sparkstrom.base.version import __version__
 from sparkstrom.checkpoint.files import open_parent
-from sparkstrom.models.base import Buffered, Flat, FlatModel, from_description
+from sparkstrom.models.base import Flat, FlatModel, from_description, load_buffers
 
 log = logging.getLogger(__name__)
 
@@ -280,8 +280,7 @@ def load_model(path: Path, model: FlatModel | None = None) -> tuple[FlatModel, F
             f"{path} does not hold the parameters that {description_path(path).name} describes: "
             "the two files are not of one save; take both from the same one"
         )
-    if buffers and isinstance(model, Buffered):
-        model.load_buffers_bytes(buffers)
+    load_buffers(model, buffers)
     return model, parameters, int(description["epochs"])
 
 

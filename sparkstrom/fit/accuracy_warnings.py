@@ -9,12 +9,7 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 
-from sparkstrom.encoding.thresholds import (
-    AUTO,
-    AutoThreshold,
-    HasTargetFractions,
-    step_size_count,
-)
+from sparkstrom.encoding.thresholds import AUTO, AutoThreshold, HasTargetFractions, step_size_count
 from sparkstrom.fit.summary import HyperparameterChanges
 from sparkstrom.models.base import FlatModel, Paced
 from sparkstrom.models.momentum_scaling import UNINSPECTABLE, MomentumChange

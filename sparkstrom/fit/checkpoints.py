@@ -24,12 +24,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from sparkstrom.base.errors import (
-    CheckpointDamaged,
-    SparkstromError,
-    UsageError,
-    first_line,
-)
+from sparkstrom.base.errors import CheckpointDamaged, SparkstromError, UsageError, first_line
 from sparkstrom.base.identity import Position
 from sparkstrom.checkpoint.directory import CheckpointDirectory, open_checkpoint
 from sparkstrom.checkpoint.files import Checkpoint
@@ -43,7 +38,7 @@ from sparkstrom.checkpoint.writer import (
 from sparkstrom.codec.messages import Phase
 from sparkstrom.fit.early_stopping_listener import Best, EarlyStoppingListener
 from sparkstrom.fit.events import FitListener
-from sparkstrom.models.base import Buffered, Flat, FlatModel
+from sparkstrom.models.base import Flat, FlatModel
 from sparkstrom.observe.epoch_history import Epoch, EpochHistory
 from sparkstrom.observe.listener_events import CheckpointWritten
 from sparkstrom.options.gradient_sharing import ALL, ONE
@@ -235,10 +230,8 @@ class CheckpointListener(FitListener):
     def finish(self, delivered: Snapshot, epochs_done: int, summaries: dict[str, Any]) -> list[str]:
         """Save a finished fit in a last checkpoint; return warnings.
 
-        Args:
-            delivered: Parameters and buffers that the fit delivers.
-            epochs_done: Number of epochs of the fit.
-            summaries: Summaries of all finished fits, by number.
+        ``delivered`` has the parameters and buffers that the fit delivers, ``summaries`` the
+        summaries of all finished fits, by number.
         """
         fit = self._make_content(self._master.snapshot(updaters=True))
         snapshot = replace(fit.snapshot, parameters=delivered.parameters, buffers=delivered.buffers)
@@ -541,11 +534,9 @@ class FitCheckpoints:
 
 
 def make_fit_key(number: int, properties: Callable[[str], str | None]) -> FitKey:
-    """Return the key of a fit.
+    """Return the key of the network's fit ``number``, counted from 1.
 
-    Args:
-        number: Counts the network's fits, from 1.
-        properties: Returns a local property of the calling thread in Spark, or None.
+    ``properties`` returns a local property of the calling thread in Spark, or None.
     """
     stream, batch = properties(STREAM_PROPERTY), properties(BATCH_PROPERTY)
     if stream and batch:
@@ -721,12 +712,6 @@ def _check_states(path: str, model: FlatModel, parameters: Flat, states: Optimiz
             f"{path} holds an optimizer's state that the model given does not take"
             f" ({type(error).__name__}: {error}): give the optimizer of then, or {TRAIN_ANEW_HINT}"
         ) from error
-
-
-def load_buffers(model: FlatModel, buffers: bytes) -> None:
-    """Load buffers into the model, if it has any."""
-    if isinstance(model, Buffered) and buffers:
-        model.load_buffers_bytes(buffers)
 
 
 def choose_resume_action(point: ResumePoint, key: FitKey, epochs: int) -> ResumeAction:

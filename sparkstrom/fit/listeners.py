@@ -32,7 +32,7 @@ from sparkstrom.fit.evaluation import Evaluation, evaluate_batch, merge_evaluati
 from sparkstrom.fit.events import FinishedFit, FitListener
 from sparkstrom.fit.fit_context import FitRequest
 from sparkstrom.fit.summary import TrainingSummary
-from sparkstrom.models.base import Batch, Buffered, FlatModel
+from sparkstrom.models.base import Batch, FlatModel, load_buffers
 from sparkstrom.observe.epoch_history import Epoch
 from sparkstrom.observe.listener_events import (
     CheckpointWritten,
@@ -120,13 +120,26 @@ class ProgressListener(FitListener):
 RESIDUAL_LOG_EVERY_S = 5.0
 
 
-class ResidualLogger:
-    """Logs statistics of residuals (changes that workers have not sent yet) at intervals."""
+class ResidualLogListener(FitListener):
+    """Logs statistics of residuals (changes that workers have not sent yet) at intervals.
+
+    The option ``encoding_debug_mode`` adds these statistics to workers' counters.
+    """
 
     def __init__(self) -> None:
         self._due_s = 0.0
 
-    def show(self, counters: Mapping[int, WorkerCounters], *, force: bool = False) -> None:
+    def on_counters(self, counters: Mapping[int, WorkerCounters]) -> None:
+        """Log the statistics if the interval has passed."""
+        self.log_statistics(counters)
+
+    def on_fit_end(self, end: FinishedFit) -> None:
+        """Log the last statistics."""
+        self.log_statistics(end.outcome.stats, force=True)
+
+    def log_statistics(
+        self, counters: Mapping[int, WorkerCounters], *, force: bool = False
+    ) -> None:
         """Log one line for each node with statistics, at most every RESIDUAL_LOG_EVERY_S seconds.
 
         ``counters``: by node id; ``force``: log even if the interval has not passed.
@@ -140,21 +153,6 @@ class ResidualLogger:
                 figures = one.training.residual.by_name()
                 text = ", ".join(f"{name} {value:.3g}" for name, value in figures.items())
                 residual_log.info("node %d, absolute residual: %s", node, text)
-
-
-class ResidualLogListener(FitListener):
-    """Logs the residual statistics that ``encoding_debug_mode`` adds to workers' counters."""
-
-    def __init__(self) -> None:
-        self._log = ResidualLogger()
-
-    def on_counters(self, counters: Mapping[int, WorkerCounters]) -> None:
-        """Log the statistics if the interval has passed."""
-        self._log.show(counters)
-
-    def on_fit_end(self, end: FinishedFit) -> None:
-        """Log the last statistics."""
-        self._log.show(end.outcome.stats, force=True)
 
 
 def make_iteration_event(progress: Progress, spec: FitSpec, seconds: float) -> Iteration:
@@ -537,8 +535,7 @@ class SnapshotEvaluator:
         """Return metrics like ``SparkNetwork.evaluate``, without changing the fit's model."""
         model, now = copy.deepcopy(self.model), self.snapshot()
         model.bind(now.parameters)
-        if isinstance(model, Buffered) and now.buffers:
-            model.load_buffers_bytes(now.buffers)
+        load_buffers(model, now.buffers)
         model.check(features, labels)
         wanted = select_metrics(model, metrics, 1)
         return merge_evaluations([evaluate_batch(model, wanted, Batch(features, labels))])

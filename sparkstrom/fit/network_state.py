@@ -18,10 +18,10 @@ import numpy as np
 from sparkstrom.base.errors import UsageError
 from sparkstrom.base.option_types import shown
 from sparkstrom.encoding.grid import first_exponent, next_exponent
-from sparkstrom.fit.checkpoints import ResumePoint, load_buffers
+from sparkstrom.fit.checkpoints import ResumePoint
 from sparkstrom.fit.events import FinishedFit
 from sparkstrom.fit.supervisor import FitCancelled
-from sparkstrom.models.base import Buffered, Flat, FlatModel
+from sparkstrom.models.base import Flat, FlatModel, get_buffers, load_buffers
 from sparkstrom.protocol.common.fit_spec import FitSpec
 from sparkstrom.protocol.master.members import CheckpointFiles
 from sparkstrom.runtime.master_control import Snapshot
@@ -90,7 +90,7 @@ class NetworkStateHolder:
     @property
     def buffers(self) -> bytes:
         """The model's present buffers."""
-        return self._model.buffers_bytes() if isinstance(self._model, Buffered) else b""
+        return get_buffers(self._model)
 
     @property
     def minibatches_before(self) -> int:

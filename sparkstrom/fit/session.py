@@ -22,6 +22,7 @@ import secrets
 import tempfile
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -178,7 +179,10 @@ class FitSession:
                 return runner.master.snapshot()
             except ControllerLost:
                 with self._changed:
-                    while self._runner is runner or not _can_answer(self._runner.master):
+                    # Until another runner's controller would answer or raise at once.
+                    while self._runner is runner or not (
+                        self._runner.master.is_reachable or self._runner.master.finished.is_set()
+                    ):
                         if self._is_over:
                             raise
                         self._changed.wait(POLL_S)
@@ -365,51 +369,27 @@ class FitSession:
         )
 
 
-def _can_answer(master: MasterControl) -> bool:
-    """Return whether ``master.snapshot`` returns or raises at once."""
-    return master.is_reachable or master.finished.is_set()
+class FitRunner(ABC):
+    """One run of a fit, on Spark's executors or on this machine.
 
+    ``_supervise`` runs its job under a ``FitSupervisor``, which dispatches events.
+    """
 
-class FitRunner(Protocol):
-    """One run of a fit, on Spark's executors or on this machine."""
-
-    spec: FitSpec
+    spec: FitSpec  # number of workers, epochs and other facts of the fit
     book: EpochHistory  # losses and metrics by epoch, which the run adds to
     states: OptimizerStates  # optimizer states with which the workers start
+    master: MasterControl  # the controller
+    theta: FitParameters  # the trained parameters, during the run and afterwards
+    _events: FitEvents | None = None  # from the start of the run
 
-    @property
-    def master(self) -> MasterControl:
-        """The controller."""
-        ...
-
-    @property
-    def theta(self) -> FitParameters:
-        """The trained parameters, during the run and afterwards."""
-        ...
-
-    @property
-    def epochs_complete(self) -> int:
-        """Number of epochs that all training partitions have completed so far."""
-        ...
-
-    @property
-    def states_after(self) -> OptimizerStates:
-        """The optimizer states with which the next fit continues."""
-        ...
-
+    @abstractmethod
     def run(
         self, reporting: FitReporting, stopping: EarlyStoppingListener, *others: FitListener
     ) -> None:
-        """Run the fit to completion. Raise the error that ended it early."""
-        ...
+        """Run the fit to completion. Raise the error that ended it early.
 
-
-class BaseFitRunner:
-    """Base class of runners: runs a job under a ``FitSupervisor``, which dispatches events."""
-
-    spec: FitSpec
-    book: EpochHistory
-    _events: FitEvents | None = None  # from the start of the run
+        ``others`` are listeners in addition to those of every fit.
+        """
 
     @property
     def epochs_complete(self) -> int:
@@ -421,10 +401,10 @@ class BaseFitRunner:
         """The optimizer states with which the next fit continues: none, unless overridden."""
         return OptimizerStates()
 
-    def _supervise(self, master: MasterControl, job: FitJob, *listeners: FitListener) -> None:
+    def _supervise(self, job: FitJob, *listeners: FitListener) -> None:
         """Run controller and job to completion. Raise the error that ended them early."""
         self._events = FitEvents(self.spec, listeners, self.book)
-        FitSupervisor(master, job, self._events).run()
+        FitSupervisor(self.master, job, self._events).run()
 
 
 class FitParameters(Protocol):

@@ -26,12 +26,7 @@ class Strategy(Generic[Master]):
     """The strategy of round-based training, and the base class of other strategies."""
 
     def __init__(self, master: Master) -> None:
-        self._master = master
-
-    @property
-    def master(self) -> Master:
-        """The user's options."""
-        return self._master
+        self.master = master  # the user's options
 
     @property
     def controller(self) -> str:

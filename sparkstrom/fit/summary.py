@@ -10,7 +10,7 @@ import json
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any, TypeVar, cast, get_args, get_origin, get_type_hints
@@ -155,9 +155,13 @@ class TrainingSummary:
     # Removed from residuals by clipping, and by scaling them down.
     mass_clipped: float = figure(lambda fit: fit.total.training.mass_clipped)
     mass_scaled_away: float = figure(lambda fit: fit.total.training.mass_scaled_away)
-    # Residuals of an earlier fit that no worker took over.
+    # Residuals of an earlier fit that no worker took over, and changes of dismissed workers that
+    # were never committed.
     mass_lost: float = figure(
-        lambda fit: fit.outcome.lost_mass + sum_dismissed_mass(fit.end.reports)
+        lambda fit: (
+            fit.outcome.lost_mass
+            + sum(json.loads(report)["mass_dismissed"] for report in fit.end.reports)
+        )
     )
     # Number of workers that took over residuals of an earlier fit.
     grants: int = figure(lambda fit: fit.outcome.grants)
@@ -222,9 +226,7 @@ class TrainingSummary:
     # Messages that the controller ignored, by reason (stranger, late, early and so on), and as
     # "on_workers" all that workers ignored. Some are normal.
     ignored_messages: dict[str, int] = figure(
-        lambda fit: count_ignored_messages(fit.outcome, fit.total),
-        repr=False,
-        default_factory=dict,
+        lambda fit: count_ignored_messages(fit.outcome, fit.total), repr=False, default_factory=dict
     )
 
     @property
@@ -477,15 +479,6 @@ def count_ignored_messages(outcome: FitOutcome, total: FitTotals) -> dict[str, i
     if total.node.ignored:
         by_reason[ON_WORKERS] = total.node.ignored
     return dict(by_reason.most_common())
-
-
-def sum_dismissed_mass(reports: Iterable[str]) -> float:
-    """Return the sum of absolute changes of dismissed workers that were never committed.
-
-    ``reports``: the tasks' results, as JSON.
-    """
-    masses: Iterable[float] = (json.loads(report)["mass_dismissed"] for report in reports)
-    return sum(masses)
 
 
 def mean_loss(total: FitTotals) -> float:

@@ -45,13 +45,14 @@ from sparkstrom.fit.network_state import NetworkStateHolder
 from sparkstrom.fit.summary import TrainingSummary, summary_of_skipped_fit
 from sparkstrom.models.base import (
     Batch,
-    Buffered,
     EpochAware,
     Exporting,
     Flat,
     FlatModel,
     Paced,
     buffers_to_save,
+    get_buffers,
+    load_buffers,
 )
 from sparkstrom.models.output_interpretation import measure_batch
 from sparkstrom.observe.early_stopping import (
@@ -229,9 +230,7 @@ OTHER_NODE = (
 def restart_warnings(conf: Mapping[str, str], master: CommonOptions) -> list[str]:
     """Return a warning if this is a later attempt of an application but resumes no checkpoint.
 
-    Args:
-        conf: Spark's configuration, which contains the attempt's number.
-        master: The user's options.
+    ``conf`` is Spark's configuration, which contains the attempt's number.
     """
     attempt = conf.get(ATTEMPT_KEY, "")
     if not attempt.isdecimal() or int(attempt) < 2:
@@ -324,10 +323,7 @@ def _train_copy(
     )
     check_block(copied, block)
     copied.bind(parameters.copy())
-    if isinstance(model, Buffered) and isinstance(copied, Buffered):
-        buffers = model.buffers_bytes()
-        if buffers:
-            copied.load_buffers_bytes(buffers)
+    load_buffers(copied, get_buffers(model))
     batch = block.form.batch(np.resize(block.records, (DRY_RUN_ROWS, block.records.shape[1])))
     if isinstance(copied, EpochAware):
         copied.set_position(0, 0, 1)
@@ -352,7 +348,6 @@ class _MutedForThread:
         return self._stream.write(text)
 
     def __getattr__(self, name: str) -> Any:
-        """Return the stream's attribute."""
         return getattr(self._stream, name)
 
 

@@ -108,8 +108,12 @@ def holds_rows(validation: Any) -> bool:
 def read_blocks_with_held_out(data: Any, held: Any, chosen: ColumnSpec) -> Iterator[Block]:
     """Return an iterator over the blocks of ``data``, then of ``held``, marked as held out.
 
-    Raise UsageError if both are the same iterator, or if their arrays have different formats.
+    If ``held`` is None, ``chosen.validation`` says which rows of ``data`` are held out. Raise
+    UsageError if both are the same iterator, or if their arrays have different formats.
     """
+    if held is None:
+        return read_data_blocks(data, chosen)
+    chosen = chosen._replace(validation=None)
     if held is data and hasattr(data, "__next__"):
         raise UsageError(
             "validation: held-out rows and the data are one iterator, which is drawn once: make"
@@ -292,22 +296,15 @@ def _check_column(schema: pa.Schema, role: str, name: str, side_by_side: bool) -
     ``role``: what the column is used for, such as label; ``side_by_side``: whether the column is
     one of several that are combined into one array.
     """
+    import pyarrow as pa
+
     if schema.names.count(name) != 1:
         raise UsageError(
             f"there is no column {name!r} for {role}, or more than one; the table has"
             f" {schema.names}"
         )
-    _check_column_type(role, name, schema.field(name).type, side_by_side=side_by_side)
-
-
-def _check_column_type(role: str, name: str, kind: pa.DataType, *, side_by_side: bool) -> None:
-    """Raise UsageError unless the Arrow type ``kind`` suits the column's role, such as label.
-
-    ``side_by_side`` is True if the column is one of several that are combined into one array.
-    """
-    import pyarrow as pa
-
-    number = pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)
+    kind = schema.field(name).type
+    number = _is_number(kind)
     if role == HELD_OUT:
         fits, wanted = pa.types.is_boolean(kind), "boolean: true for rows to hold out"
     elif role == WEIGHT:
@@ -323,16 +320,21 @@ def _check_column_type(role: str, name: str, kind: pa.DataType, *, side_by_side:
         raise UsageError(f"{role} column {name!r} is {kind}: it must be {wanted}")
 
 
-def _is_number_list(kind: pa.DataType) -> bool:
-    """Return whether an Arrow type is a list of numbers, at any depth of nesting."""
+def _is_number(kind: pa.DataType) -> bool:
+    """Return whether an Arrow type is numeric or boolean."""
     import pyarrow as pa
 
-    depth = 0
-    while is_list_type(kind):
-        kind, depth = kind.value_type, depth + 1
-    return bool(depth) and (
+    return bool(
         pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)
     )
+
+
+def _is_number_list(kind: pa.DataType) -> bool:
+    """Return whether an Arrow type is a list of numbers, at any depth of nesting."""
+    is_list = is_list_type(kind)
+    while is_list_type(kind):
+        kind = kind.value_type
+    return is_list and _is_number(kind)
 
 
 def _is_arrays(data: Any) -> bool:
@@ -410,14 +412,12 @@ def _iter_rows(data: Any) -> Iterable[Any]:
             "data is a tuple of lists: make arrays of them, (numpy.array(features),"
             " numpy.array(labels)); of rows make a list, [(features, label), ...]"
         )
-    is_scalar = getattr(data, "shape", None) == ()  # an array of one value has no rows
-    if hasattr(data, "__iter__") and not is_scalar:
-        rows: Iterable[Any] = data
-        return rows
-    if (
-        not is_scalar and hasattr(data, "__getitem__") and hasattr(data, "__len__")
-    ):  # a map-style Dataset
-        return (data[i] for i in range(len(data)))
+    if getattr(data, "shape", None) != ():  # an array of one value has no rows
+        if hasattr(data, "__iter__"):
+            rows: Iterable[Any] = data
+            return rows
+        if hasattr(data, "__getitem__") and hasattr(data, "__len__"):  # a map-style Dataset
+            return (data[i] for i in range(len(data)))
     raise UsageError(
         f"rows cannot be read from a {type(data).__module__}.{type(data).__name__}: pass"
         " (features, labels) as arrays, an Arrow table, paths of Parquet files, a Dataset of torch"

@@ -11,8 +11,9 @@ import pickle
 import secrets
 import tempfile
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ from sparkstrom.fit.events import FitListener
 from sparkstrom.fit.fit_context import FitReporting
 from sparkstrom.fit.listeners import ProgressListener, ResidualLogListener
 from sparkstrom.fit.master_setup import make_master_limits, make_master_plan
-from sparkstrom.fit.session import BaseFitRunner
+from sparkstrom.fit.session import FitRunner
 from sparkstrom.local.data import RowFile, write_file
 from sparkstrom.local.worker_pool import (
     HOST,
@@ -42,18 +43,13 @@ from sparkstrom.observe.epoch_history import EpochHistory
 from sparkstrom.options.gradient_sharing import SharedTrainingMaster
 from sparkstrom.protocol.common.fit_spec import FitSpec
 from sparkstrom.protocol.master.members import CheckpointFiles
-from sparkstrom.runtime.master_control import MasterControl
 from sparkstrom.runtime.master_thread import MasterThread
+from sparkstrom.runtime.node_thread import OpenTransport
 from sparkstrom.runtime.optimizer_states import OptimizerStates
 from sparkstrom.runtime.theta import Theta
 from sparkstrom.transport.aeron.driver_directories import ProcessIdentity, identify_process
 from sparkstrom.transport.aeron.media_driver import DriverOptions
-from sparkstrom.worker.network_setup import (
-    ControllerRoute,
-    OpenTransport,
-    transport_opener,
-    warm_up_transport,
-)
+from sparkstrom.worker.network_setup import ControllerRoute, transport_opener, warm_up_transport
 from sparkstrom.worker.task_environment import TaskEnvironment
 from sparkstrom.worker.training_job import TrainingJob, pack_parameters
 
@@ -90,7 +86,7 @@ class PartitionedRows:
     directory: Path  # the fit's directory, which is deleted after the fit
 
 
-class LocalFitRunner(BaseFitRunner):
+class LocalFitRunner(FitRunner):
     """Runs one gradient-sharing fit on this machine: its controller and its worker processes.
 
     Args:
@@ -101,6 +97,8 @@ class LocalFitRunner(BaseFitRunner):
         files: Files with residuals that workers kept in an earlier fit.
         states: Optimizer states with which workers start.
     """
+
+    theta: Theta
 
     def __init__(
         self,
@@ -120,7 +118,7 @@ class LocalFitRunner(BaseFitRunner):
         self._key = secrets.token_bytes(KEY_BYTES)
         self._driver = LocalMediaDriver.for_this_process(spec.job, spec.workers)
         options = context.master
-        self.master: MasterControl = MasterThread(
+        self.master = MasterThread(
             make_master_plan(spec, theta, context.model, options, files),
             make_master_limits(options, spec.workers, theta.n_params),
             theta,
@@ -132,10 +130,7 @@ class LocalFitRunner(BaseFitRunner):
     def run(
         self, reporting: FitReporting, stopping: EarlyStoppingListener, *others: FitListener
     ) -> None:
-        """Run the fit to its end, or raise the error that ended it early.
-
-        ``others`` are listeners in addition to those of every fit.
-        """
+        """Run the fit to its end, or raise the error that ended it early."""
         job = pickle_by_value(self._make_job())
 
         def make_task(partition: int, attempt: int) -> WorkerTask:
@@ -143,7 +138,6 @@ class LocalFitRunner(BaseFitRunner):
             return GradientSharingTask(job, environment, self._rows.files[partition])
 
         self._supervise(
-            self.master,
             ProcessJob(self._context.pool, make_task),
             stopping,
             ProgressListener(reporting.progress),
@@ -180,38 +174,25 @@ class LocalFitRunner(BaseFitRunner):
 MakeTask = Callable[[int, int], WorkerTask]  # (partition, attempt) -> task
 
 
-class ProcessJob:
-    """Runs the tasks of one fit in worker processes. Implements the interface ``FitJob``.
+class ThreadedJob(ABC):
+    """A job that runs in a thread. Subclasses complete the implementation of ``FitJob``."""
 
-    A thread sends the tasks, collects reports and replaces processes that die, until it has a
-    report for each partition.
-    """
-
-    def __init__(self, pool: WorkerPool, make_task: MakeTask) -> None:
-        self._workers, self._make_task = ActiveWorkers(pool), make_task
-        self._missing = set[int]()  # partitions without a report
-        self._reports: dict[int, str] = {}
+    def __init__(self, name: str) -> None:
         self.error: Exception | None = None
-        self._cancelled = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="sparkstrom-processes", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
-    @property
-    def reports(self) -> list[Any]:
-        """The workers' reports as JSON, in order of partition."""
-        return [report for _, report in sorted(self._reports.items())]
+    @abstractmethod
+    def _run(self) -> None:
+        """Run the job in its thread; store an error in ``error``."""
 
     def start(self) -> None:
-        """Start the thread that sends each worker its task."""
+        """Start the thread."""
         self._thread.start()
 
     @property
     def running(self) -> bool:
         """Whether the job's thread is still running."""
         return self._thread.is_alive()
-
-    def cancel(self) -> None:
-        """Request that worker processes without a report be killed. Does not wait for that."""
-        self._cancelled.set()
 
     def wait(self, seconds: float) -> bool:
         """Wait up to ``seconds`` for the job to end; return whether it has ended."""
@@ -221,6 +202,30 @@ class ProcessJob:
     def killed_for_memory(self) -> list[str]:
         """Return []: only a cluster manager would report processes killed for their memory."""
         return []
+
+
+class ProcessJob(ThreadedJob):
+    """Runs the tasks of one fit in worker processes.
+
+    A thread sends the tasks, collects reports and replaces processes that die, until it has a
+    report for each partition.
+    """
+
+    def __init__(self, pool: WorkerPool, make_task: MakeTask) -> None:
+        super().__init__("sparkstrom-processes")
+        self._workers, self._make_task = ActiveWorkers(pool), make_task
+        self._missing = set[int]()  # partitions without a report
+        self._reports: dict[int, str] = {}
+        self._cancelled = threading.Event()
+
+    @property
+    def reports(self) -> list[Any]:
+        """The workers' reports as JSON, in order of partition."""
+        return [report for _, report in sorted(self._reports.items())]
+
+    def cancel(self) -> None:
+        """Request that worker processes without a report be killed. Does not wait for that."""
+        self._cancelled.set()
 
     def _run(self) -> None:
         """Send each worker its task, and handle answers until all workers have reported."""
@@ -302,11 +307,10 @@ class LocalMediaDriver:
 class LocalRoute(ControllerRoute):
     """A worker's route to the controller, through the media driver that both share."""
 
-    driver: LocalMediaDriver | None = None  # shared by all processes of the fit
+    driver: LocalMediaDriver = field(kw_only=True)  # shared by all processes of the fit
 
     def driver_key(self, place: TaskEnvironment) -> str:
         """Return the name of the media driver that all workers share, whatever their ``place``."""
-        assert self.driver is not None, "a local route has a media driver"
         return self.driver.key
 
     def driver_options(self, place: TaskEnvironment) -> DriverOptions:
@@ -314,7 +318,6 @@ class LocalRoute(ControllerRoute):
 
         If the media driver fails, the worker that restarts it prefers the former port.
         """
-        assert self.driver is not None, "a local route has a media driver"
         return replace(self.driver.options(), port_preferred=self.endpoint.port)
 
 
@@ -322,12 +325,11 @@ class LocalRoute(ControllerRoute):
 class LocalTrainingJob(TrainingJob):
     """What worker processes on this machine need for a fit."""
 
-    driver: LocalMediaDriver | None = None  # shared by all processes of the fit
+    driver: LocalMediaDriver = field(kw_only=True)  # shared by all processes of the fit
 
     @property
     def controller_route(self) -> ControllerRoute:
         """The workers' route to the controller, through the shared media driver."""
-        assert self.driver is not None, "a fit on one machine has one"
         void, workers = self.master.void, self.spec.workers
         edges = EDGES_OVER_UDP, workers
         return LocalRoute(self.spec.job, self.endpoint, void, *edges, driver=self.driver)

@@ -287,11 +287,7 @@ class ParallelWrapper(TrainedNetwork):
         held = validation if holds_rows(validation) else None
         chosen = ColumnSpec(features, label, weight, validation if held is None else HELD_OUT)
         check_fit_arguments(self._model, epochs, chosen, None, (), "")
-        blocks = (
-            read_data_blocks(data, chosen)
-            if held is None
-            else read_blocks_with_held_out(data, held, chosen._replace(validation=None))
-        )
+        blocks = read_blocks_with_held_out(data, held, chosen)
         packed = pickle_by_value(self._model)
         fit = self._model, self._state, self._master, packed, parse_epochs(epochs), chosen.fraction
         with closing(make_progress_display(self._progress)) as progress:
@@ -332,11 +328,7 @@ class ParallelWrapper(TrainedNetwork):
         scratch, pool = self._context.scratch, self._context.pool
         directory = Path(tempfile.mkdtemp(prefix="fit-", dir=scratch))
         try:
-            read = (
-                read_data_blocks(data, columns)
-                if held_out is None
-                else read_blocks_with_held_out(data, held_out, columns._replace(validation=None))
-            )
+            read = read_blocks_with_held_out(data, held_out, columns)
             drawn = prefetch(read, self._prefetch_buffer, pool.check_open)
             with closing(drawn) as blocks:
                 files = partition_rows(blocks, workers, self._master.rng_seed, directory)

@@ -13,7 +13,6 @@ import hashlib
 import logging
 import mmap
 import pickle
-import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -30,14 +29,9 @@ from sparkstrom.base.errors import TrainingError
 from sparkstrom.codec.optimizer_state_codec import decode_state_untrusted, encode_state
 from sparkstrom.data.row_blocks import Block
 from sparkstrom.local.data import RowFile, allocate_file, write_file
-from sparkstrom.local.fit_runner import LocalFitContext, PartitionedRows
-from sparkstrom.local.worker_pool import (
-    HOST,
-    ActiveWorkers,
-    WorkerTask,
-    step_limit,
-)
-from sparkstrom.models.base import Batch, Buffered, Flat, FlatModel, State
+from sparkstrom.local.fit_runner import LocalFitContext, PartitionedRows, ThreadedJob
+from sparkstrom.local.worker_pool import HOST, ActiveWorkers, WorkerTask, step_limit
+from sparkstrom.models.base import Batch, Flat, FlatModel, State, get_buffers, load_buffers
 from sparkstrom.options.gradient_sharing import SharedTrainingMaster
 from sparkstrom.options.parameter_averaging import PER_WORKER
 from sparkstrom.protocol.common.fit_spec import FitSpec
@@ -226,8 +220,8 @@ class LocalRounds(RoundsBackend):
         return dict(sorted(results.items()))
 
 
-class RoundsThread:
-    """Trains all rounds of a fit in a thread. Implements the interface ``FitJob``.
+class RoundsThread(ThreadedJob):
+    """Trains all rounds of a fit in a thread.
 
     Args:
         train: Trains all rounds and returns the workers' reports.
@@ -235,10 +229,9 @@ class RoundsThread:
     """
 
     def __init__(self, train: Callable[[], list[str]], abort: Callable[[], None]) -> None:
+        super().__init__("sparkstrom-rounds")
         self._train, self.cancel = train, abort
         self.reports: list[Any] = []
-        self.error: Exception | None = None
-        self._thread = threading.Thread(target=self._run, name="sparkstrom-rounds", daemon=True)
 
     def _run(self) -> None:
         """Train all rounds; store an unexpected exception as the job's error."""
@@ -248,24 +241,6 @@ class RoundsThread:
             log.exception("the thread of the rounds ends")
             self.error = TrainingError(f"the rounds failed: {error!r}")
             self.error.__cause__ = error
-
-    def start(self) -> None:
-        """Start the thread."""
-        self._thread.start()
-
-    @property
-    def running(self) -> bool:
-        """Whether the thread is still running."""
-        return self._thread.is_alive()
-
-    def wait(self, seconds: float) -> bool:
-        """Wait up to ``seconds`` for the thread to end; return whether it has ended."""
-        self._thread.join(seconds)
-        return not self._thread.is_alive()
-
-    def killed_for_memory(self) -> list[str]:
-        """Return []: only a cluster manager would report processes killed for their memory."""
-        return []
 
 
 class MappedOptimizerState:
@@ -323,16 +298,7 @@ class RoundsWorker:
     @property
     def facts(self) -> PartitionFacts:
         """The partition's numbers of rows and minibatches, and the rows' checksum."""
-        batches = self._batches
-        return PartitionFacts(
-            self._partition,
-            batches.rows,
-            batches.held_out.rows,
-            batches.checksum,
-            batches.batches_per_epoch,
-            batches.spilled_bytes,
-            HOST,
-        )
+        return PartitionFacts.from_batches(self._partition, self._batches, HOST)
 
     def train(self, task: TrainRound) -> RoundReport:
         """Train one round, write the results to the shared files, and return a report.
@@ -375,13 +341,10 @@ class RoundsWorker:
     def close(self) -> ReplicaReport:
         """Release the rows; return a report with a hash of the shared parameters and buffers."""
         self._model.bind(self._load_parameters())
-        buffers = self._read_buffers()
-        if isinstance(self._model, Buffered):
-            if buffers:
-                self._model.load_buffers_bytes(buffers)
-            buffers = self._model.buffers_bytes()
+        load_buffers(self._model, self._read_buffers())
         self._batches.close()
-        digest = hashlib.sha256(self._params.tobytes() + buffers).hexdigest()
+        content = self._params.tobytes() + get_buffers(self._model)
+        digest = hashlib.sha256(content).hexdigest()
         return ReplicaReport(self._partition, HOST, digest=digest)
 
     def _read_batches(self, task: TrainRound, report: RoundReport) -> Iterator[RoundBatch]:

@@ -60,26 +60,21 @@ class WorkerPool:
     """
 
     def __init__(self, workers: int, scratch: Path, lease_s: float) -> None:
-        """Create a pool without running processes.
+        """Create a pool for so many ``workers``, none of which runs yet.
 
-        Args:
-            workers: Number of processes.
-            scratch: Directory for the processes' logs.
-            lease_s: Seconds without a heartbeat after which a process counts as unresponsive.
+        ``scratch``: directory for the processes' logs; ``lease_s``: seconds without a heartbeat
+        after which a process counts as unresponsive.
         """
         self._slots: list[WorkerProcess | None] = [None] * workers
         self._lease_s = lease_s
-        self._scratch, self._threads = scratch, max(1, count_cores() // workers)
+        self._scratch = scratch
+        # Number of threads that each worker's numeric libraries may use.
+        self.threads = max(1, count_cores() // workers)
         self._started = 0  # number of processes started so far
         self.is_closed = False
 
     def __len__(self) -> int:
         return len(self._slots)
-
-    @property
-    def threads(self) -> int:
-        """Number of threads that each worker's numeric libraries may use."""
-        return self._threads
 
     def get_or_start(self, index: int) -> WorkerProcess:
         """Return the process at an index; start a process if none is alive.
@@ -94,7 +89,7 @@ class WorkerPool:
         self._started += 1
         log = self._scratch / f"worker-{self._started}.log"
         try:
-            process = WorkerProcess(log, self._threads, self._lease_s)
+            process = WorkerProcess(log, self.threads, self._lease_s)
         except OSError as error:
             raise SetupError(f"worker process {index} cannot be started: {error}") from error
         self._slots[index] = process
@@ -216,12 +211,10 @@ class WorkerProcess:
     """
 
     def __init__(self, log: Path, threads: int, lease_s: float) -> None:
-        """Start the process.
+        """Start the process, whose stdout and stderr go to the file ``log``.
 
-        Args:
-            log: File for the process's stdout and stderr.
-            threads: Number of threads that its numeric libraries may use.
-            lease_s: Seconds without a heartbeat after which the process counts as unresponsive.
+        ``threads``: for its numeric libraries; ``lease_s``: seconds without a heartbeat after which
+        it counts as unresponsive.
         """
         self._log, self._heartbeats = log, HeartbeatMonitor(lease_s)
         self._is_stuck = False  # whether it was suspended in the middle of a message

@@ -33,6 +33,7 @@ from sparkstrom.options.parameter_averaging import (
     Accumulator,
 )
 from sparkstrom.options.resolution import resolve
+from sparkstrom.rounds.averaging import RoundOptions
 
 WORKERS = whole(1, 4096, unit="processes", remedy=", as a rule one for each core", words=(None,))
 PREFETCH = whole(0, 65536, unit="blocks of rows", remedy=" blocks, as a rule 2")
@@ -77,16 +78,6 @@ REFUSED: dict[str, str] = {
     "model_params_supplier": "assign wrapper.parameters before fit",
     "updater_params_supplier": "an optimizer's state comes from a checkpoint: restore(path)",
 }
-
-
-@dataclass(frozen=True, slots=True)
-class RoundOptions:
-    """The options of round-based training: a round's length, and how parameters are combined."""
-
-    averaging_frequency: int  # number of minibatches that each worker trains in a round
-    save_updater: bool | str  # True: average optimizer states; "own": each worker keeps its own
-    outer: Updater | None = None  # optimizer that steps towards the combined parameters
-    accumulator: Accumulator | None = None  # combines the workers' parameters; None: their mean
 
 
 def resolve_options(

@@ -161,6 +161,17 @@ class Buffered(Protocol):
         """
 
 
+def get_buffers(model: Any) -> bytes:
+    """Return the model's current buffers; b"" for a model without buffers."""
+    return model.buffers_bytes() if isinstance(model, Buffered) else b""
+
+
+def load_buffers(model: Any, buffers: bytes) -> None:
+    """Load buffers into the model. Do nothing for b"", or for a model without buffers."""
+    if isinstance(model, Buffered) and buffers:
+        model.load_buffers_bytes(buffers)
+
+
 @runtime_checkable
 class WeighedBuffers(Protocol):
     """A ``Buffered`` model that can average buffers with a weight for each report.
@@ -331,7 +342,7 @@ def buffers_to_save(model: Any) -> bytes:
     if hasattr(model, "saved_buffers_bytes"):
         saved: bytes = model.saved_buffers_bytes()
         return saved
-    return model.buffers_bytes() if isinstance(model, Buffered) else b""
+    return get_buffers(model)
 
 
 @runtime_checkable

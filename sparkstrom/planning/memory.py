@@ -5,7 +5,7 @@ If an option limits the size of a part, the part's name contains the option's na
 
 YARN and Kubernetes kill containers that use more memory than heap plus overhead. Before a fit,
 ``check_overhead`` compares the estimate with the configuration. After a container was killed,
-``ContainerMemory.explain`` says what to set, also considering what the cluster manager measured.
+``explain_memory_kill`` says what to set, also considering what the cluster manager measured.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from sparkstrom.base.units import mib, parse_bytes
-from sparkstrom.models.base import Buffered, FlatModel
+from sparkstrom.models.base import FlatModel, get_buffers
 from sparkstrom.options.common import ALL_SLOTS, CommonOptions
 from sparkstrom.options.gradient_sharing import ALL, SharedTrainingMaster
 from sparkstrom.options.network import parse_controller
@@ -95,7 +95,7 @@ def footprint_of_model(model: FlatModel) -> ModelFootprint:
         model.n_params,
         updater if updater in OPTIMIZERS else "adam",
         kind if kind in LIBRARY_BYTES else "dense",
-        len(model.buffers_bytes()) if isinstance(model, Buffered) else 0,
+        len(get_buffers(model)),
     )
 
 
@@ -115,6 +115,11 @@ def count_driver_edges(tree: Topology, workers: int) -> int:
     return min(workers, tree.fan_out)
 
 
+def _part_unless_empty(name: str, size: int) -> list[MemoryPart]:
+    """Return a list with the part; [] if its size is 0."""
+    return [MemoryPart(name, size)] if size else []
+
+
 def estimate_worker_parts(
     footprint: ModelFootprint, master: SharedTrainingMaster
 ) -> list[MemoryPart]:
@@ -127,11 +132,7 @@ def estimate_worker_parts(
     trained = "local" if is_local else "residual and what a step changes"
     return [
         MemoryPart("Python, numpy, llvmlite, pyarrow", PYTHON_BYTES),
-        *(
-            [MemoryPart(footprint.library, size)]
-            if (size := LIBRARY_BYTES[footprint.library])
-            else []
-        ),
+        *_part_unless_empty(footprint.library, LIBRARY_BYTES[footprint.library]),
         MemoryPart("theta", vector),
         MemoryPart(trained, vector if is_local else 2 * vector),
         MemoryPart("gradient", vector),
@@ -140,7 +141,7 @@ def estimate_worker_parts(
             "kept for the next fit, at the end",
             (FINAL_VECTORS + OPTIMIZERS[footprint.optimizer]) * vector,
         ),
-        *([MemoryPart("buffers", 3 * footprint.buffers_bytes)] if footprint.buffers_bytes else []),
+        *_part_unless_empty("buffers", 3 * footprint.buffers_bytes),
         MemoryPart("rows (batch_memory_bytes)", master.batch_memory_bytes),
         MemoryPart("recent commits (log_bytes)", void.log_bytes),
         MemoryPart("others' updates and own ones (2 x window_bytes)", 2 * void.window_bytes),
@@ -154,15 +155,11 @@ def estimate_driver_parts(
     vector = F32_BYTES * footprint.n_params
     return [
         MemoryPart("Python, pyspark, numpy, llvmlite, pyarrow", DRIVER_PYTHON_BYTES),
-        *(
-            [MemoryPart(footprint.library, size)]
-            if (size := LIBRARY_BYTES[footprint.library])
-            else []
-        ),
+        *_part_unless_empty(footprint.library, LIBRARY_BYTES[footprint.library]),
         MemoryPart("the model and the network's parameters", 2 * vector),
         MemoryPart("theta", vector),
         MemoryPart("a replica on its way, at the start and at the end", 3 * vector),
-        *([MemoryPart("buffers", 3 * footprint.buffers_bytes)] if footprint.buffers_bytes else []),
+        *_part_unless_empty("buffers", 3 * footprint.buffers_bytes),
         MemoryPart("recent commits (log_bytes)", master.void.log_bytes),
         *estimate_checkpoint_parts(footprint, master, workers),
     ]
@@ -247,15 +244,11 @@ def estimate_round_worker_parts(
     sizes = PieceSizes()
     return [
         MemoryPart("Python, numpy, llvmlite, pyarrow", PYTHON_BYTES),
-        *(
-            [MemoryPart(footprint.library, size)]
-            if (size := LIBRARY_BYTES[footprint.library])
-            else []
-        ),
+        *_part_unless_empty(footprint.library, LIBRARY_BYTES[footprint.library]),
         MemoryPart("parameters", vector),
         MemoryPart("gradient, and what a step changes", 2 * vector),
         MemoryPart(f"state of {footprint.optimizer}, as it came and in use", 2 * state * vector),
-        *([MemoryPart("buffers", 3 * footprint.buffers_bytes)] if footprint.buffers_bytes else []),
+        *_part_unless_empty("buffers", 3 * footprint.buffers_bytes),
         MemoryPart("rows (batch_memory_bytes)", master.batch_memory_bytes),
         MemoryPart("a part of the parameters on its way", min(sizes.part, vector)),
         MemoryPart(
@@ -272,32 +265,18 @@ def estimate_round_driver_parts(
     # Two of each state: the present one and the next one.
     copies = {PER_WORKER: 2 * workers, True: 2, False: 0}[master.save_updater]
     results = round_result_bytes(footprint, master, workers)
+    outer_vectors = OUTER_VECTORS if master.outer is not None else 0
+    accumulated = workers if master.accumulator is not None else 0
     return [
         MemoryPart("Python, pyspark, numpy, llvmlite, pyarrow", DRIVER_PYTHON_BYTES),
-        *(
-            [MemoryPart(footprint.library, size)]
-            if (size := LIBRARY_BYTES[footprint.library])
-            else []
-        ),
+        *_part_unless_empty(footprint.library, LIBRARY_BYTES[footprint.library]),
         MemoryPart("the model and the network's parameters", 2 * vector),
         MemoryPart("parameters of the round, and their mean", 2 * vector),
         MemoryPart("a fresh optimizer's state", state * vector),
         MemoryPart("optimizers' states (save_updater)", copies * state * vector),
-        *(
-            [MemoryPart("the outer step", OUTER_VECTORS * vector)]
-            if master.outer is not None
-            else []
-        ),
-        *(
-            [MemoryPart("every worker's parameters (accumulator)", workers * vector)]
-            if master.accumulator is not None
-            else []
-        ),
-        *(
-            [MemoryPart("buffers", (3 + workers) * footprint.buffers_bytes)]
-            if footprint.buffers_bytes
-            else []
-        ),
+        *_part_unless_empty("the outer step", outer_vectors * vector),
+        *_part_unless_empty("every worker's parameters (accumulator)", accumulated * vector),
+        *_part_unless_empty("buffers", (3 + workers) * footprint.buffers_bytes),
         MemoryPart("results of one job", min(PieceSizes().collected, results)),
         *estimate_checkpoint_parts(footprint, master, workers),
     ]
@@ -509,21 +488,13 @@ def format_memory_kill(
     )
 
 
-class ContainerMemory:
-    """Explains why a container was killed, from the configuration and a fit's requirement."""
+def explain_memory_kill(conf: Any, requirement: MemoryRequirement, error: str) -> str:
+    """Return a message with a remedy if a container was killed for using too much memory.
 
-    def __init__(self, conf: Any, requirement: MemoryRequirement) -> None:
-        """Store the arguments. ``conf`` is Spark's configuration, with ``get(key, default)``."""
-        self._conf, self._requirement = conf, requirement
-
-    def explain(self, error: str) -> str:
-        """Return a message with a remedy if a container was killed for using too much memory.
-
-        Return "" for all other errors.
-        """
-        killed = parse_memory_kill(error)
-        return (
-            format_memory_kill(killed, ContainerLayout.from_conf(self._conf), self._requirement)
-            if killed
-            else ""
-        )
+    ``error`` is that of a failed task or job; return "" if it has another reason. ``conf`` is
+    Spark's configuration, with a method ``get(key, default)``.
+    """
+    killed = parse_memory_kill(error)
+    if killed is None:
+        return ""
+    return format_memory_kill(killed, ContainerLayout.from_conf(conf), requirement)

@@ -261,10 +261,6 @@ class ThroughputPrediction:
     # Mean number of the other workers' minibatches that a gradient's parameters lack.
     staleness: float = 0.0
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the fields for JSON."""
-        return asdict(self)
-
 
 def predict_gradient_sharing(
     inputs: ScalingInputs, load: NetworkLoad, workers: int
@@ -419,7 +415,7 @@ class ScalingPrediction:
             "pays_up_to": {topology: self.pays_up_to(topology) for topology in self.paces},
             "rows": [
                 {"workers": count}
-                | {topology: self.paces[topology][row].to_dict() for topology in self.paces}
+                | {topology: asdict(self.paces[topology][row]) for topology in self.paces}
                 for row, count in enumerate(self.workers)
             ],
         }
@@ -453,7 +449,7 @@ def format_scaling(scaling: ScalingPrediction) -> str:
         f"{inputs.n_params:,} parameters, {_format_time(inputs.step_s)} a step; an update has "
         f"{inputs.entries:,} entries, {_format_bytes(inputs.update_bytes)} on the wire, and takes "
         f"{_format_time(inputs.publish_cpu_s)} to encode; links of "
-        f"{_format_rate(inputs.link_bits_s)}, {_format_time(inputs.latency_s)} one way.",
+        f"{_format_rate(inputs.link_bits_s)}, {_format_time(inputs.latency_s)} one way."
     ]
     for topology, title in TITLES.items():
         lines += ["", *_format_table(scaling, topology, title)]

@@ -23,13 +23,14 @@ from sparkstrom.data.row_store import Batches
 from sparkstrom.encoding.grid import round_to_grid
 from sparkstrom.models.base import (
     Batch,
-    Buffered,
     Columns,
     EpochAware,
     FitLength,
     FitLengthAware,
     FlatModel,
     Paced,
+    get_buffers,
+    load_buffers,
 )
 from sparkstrom.planning.scaling import ScalingInputs, predict_ring_allreduce
 from sparkstrom.rehearsal.conditions import Conditions
@@ -82,8 +83,7 @@ def train_synchronously(
     def record_point() -> None:
         """Measure the present parameters for the curves."""
         if measure is not None:
-            buffers = model.buffers_bytes() if isinstance(model, Buffered) else b""
-            measures = measure(parameters.copy(), buffers)
+            measures = measure(parameters.copy(), get_buffers(model))
             simulated.points.append(CurvePoint(simulated.seconds, simulated.examples, measures))
 
     record_point()
@@ -116,7 +116,7 @@ def train_synchronously(
     )
     simulated.update_bytes = 4 * model.n_params * simulated.minibatches if len(ranks) > 1 else 0
     simulated.parameters = parameters
-    simulated.buffers = model.buffers_bytes() if isinstance(model, Buffered) else b""
+    simulated.buffers = get_buffers(model)
     return simulated
 
 
@@ -152,10 +152,7 @@ def _open_model(recipe: FitRecipe) -> tuple[FlatModel, np.ndarray]:
     place_model(replace(recipe.job(1), model=model), environment)
     parameters = round_to_grid(recipe.parameters, recipe.k)
     model.bind(parameters)
-    if isinstance(model, Buffered) and isinstance(recipe.model, Buffered):
-        buffers = recipe.model.buffers_bytes()
-        if buffers:
-            model.load_buffers_bytes(buffers)
+    load_buffers(model, get_buffers(recipe.model))
     if recipe.optimizer_state:
         model.load_updater_state(decode_optimizer_state(recipe.optimizer_state))
     return model, parameters

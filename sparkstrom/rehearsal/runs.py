@@ -22,7 +22,7 @@ from typing import Any
 
 from sparkstrom.base.child_processes import count_cores, pickle_by_value
 from sparkstrom.base.errors import SparkstromError, format_reason
-from sparkstrom.models.base import Batch, Buffered, Flat, FlatModel, Measured
+from sparkstrom.models.base import Batch, Flat, FlatModel, Measured, load_buffers
 from sparkstrom.models.output_interpretation import VALUES, get_output_kind, measure_batch
 from sparkstrom.observe.early_stopping import ACCURACY, LOSS
 from sparkstrom.observe.progress import ProgressDisplay, RehearsalFigures
@@ -111,8 +111,7 @@ class LossMeter:
     def __call__(self, parameters: Flat, buffers: bytes) -> dict[str, float]:
         """Return the metrics of parameters f32[n_params]; inf for a loss that is not finite."""
         self._parameters[:] = parameters
-        if buffers and isinstance(self._model, Buffered):
-            self._model.load_buffers_bytes(buffers)
+        load_buffers(self._model, buffers)
         found = {}
         for metric in self._metrics:
             parts = [measure_batch(self._model, batch, metric) for batch in self._batches]

@@ -24,9 +24,13 @@ from numpy.typing import NDArray
 
 from sparkstrom.base.errors import TrainingError
 from sparkstrom.codec.optimizer_state_codec import decode_state_untrusted, encode_state
-from sparkstrom.models.base import Buffered, Flat, FlatModel, State, WeighedBuffers
+from sparkstrom.models.base import Buffered, Flat, FlatModel, State, WeighedBuffers, get_buffers
 from sparkstrom.models.updaters import Updater
-from sparkstrom.options.parameter_averaging import PER_WORKER, Accumulator
+from sparkstrom.options.parameter_averaging import (
+    PER_WORKER,
+    Accumulator,
+    ParameterAveragingTrainingMaster,
+)
 from sparkstrom.rounds.worker_round import RoundReport
 from sparkstrom.runtime.optimizer_states import (
     OPTIMIZER_PREFIX,
@@ -53,28 +57,19 @@ Sum = NDArray[np.float64]
 Scalar = float | int
 
 
-class AveragingOptions(Protocol):
-    """The round options common to ParameterAveragingTrainingMaster and ParallelWrapper."""
+@dataclass(frozen=True, slots=True)
+class RoundOptions:
+    """ParallelWrapper's options of round-based training: a round's length, and how it ends."""
 
-    @property
-    def averaging_frequency(self) -> int:
-        """Number of minibatches that each worker trains in one round."""
-        ...
+    averaging_frequency: int  # number of minibatches that each worker trains in one round
+    # True: average optimizer states; PER_WORKER: each worker keeps its own; False: neither.
+    save_updater: bool | str
+    outer: Updater | None = None  # outer optimizer, applied to the combined parameters
+    accumulator: Accumulator | None = None  # combines the workers' parameters; None: their mean
 
-    @property
-    def save_updater(self) -> bool | str:
-        """True: average optimizer states; PER_WORKER: each worker keeps its own; False: neither."""
-        ...
 
-    @property
-    def outer(self) -> Updater | None:
-        """The outer optimizer, applied to the combined parameters after each round; or None."""
-        ...
-
-    @property
-    def accumulator(self) -> Accumulator | None:
-        """The user's function that combines the workers' parameters; None: take their mean."""
-        ...
+# A ParameterAveragingTrainingMaster has the same four options.
+AveragingOptions = RoundOptions | ParameterAveragingTrainingMaster
 
 
 class StoredState(Protocol):
@@ -126,7 +121,7 @@ class RoundState:
         self._model, self._save = model, options.save_updater
         self._accumulator = options.accumulator
         self.parameters = parameters
-        self.buffers = model.buffers_bytes() if isinstance(model, Buffered) else b""
+        self.buffers = get_buffers(model)
         self.fresh = fresh_state(copy.deepcopy(model), parameters)  # before the first step
         self.updater = self.fresh  # for workers that have no state in ``own``
         self.own: dict[int, State | StoredState] = {}  # workers' own states, by partition

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
+from sparkstrom.data.row_store import Batches
 from sparkstrom.fit.supervisor import CANCELLED_MESSAGE, FitCancelled
 from sparkstrom.rounds.averaging import RoundResults, RoundState
 from sparkstrom.rounds.worker_round import HeldOutReport, ReplicaReport, RoundPace
@@ -27,6 +28,19 @@ class PartitionFacts:
     batches: int  # minibatches per epoch
     spilled_bytes: int  # bytes of rows that are on disk because they do not fit into memory
     host: str = ""  # the worker's host
+
+    @classmethod
+    def from_batches(cls, partition: int, batches: Batches, host: str) -> PartitionFacts:
+        """Return the facts about a worker's minibatches."""
+        return cls(
+            partition,
+            batches.rows,
+            batches.held_out.rows,
+            batches.checksum,
+            batches.batches_per_epoch,
+            batches.spilled_bytes,
+            host,
+        )
 
 
 @dataclass(frozen=True, slots=True)

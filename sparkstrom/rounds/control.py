@@ -19,12 +19,7 @@ from sparkstrom.base.errors import SparkstromError
 from sparkstrom.base.identity import Endpoint, NodeId, Position
 from sparkstrom.codec.messages import Phase, WorkerLog
 from sparkstrom.observe.epoch_history import EpochLog, PartitionEpoch
-from sparkstrom.observe.telemetry import (
-    NO_LINK_BYTES,
-    NodeCounters,
-    TrainingCounters,
-    WorkerCounters,
-)
+from sparkstrom.observe.telemetry import NodeCounters, TrainingCounters, WorkerCounters
 from sparkstrom.protocol.common.fit_spec import FitSpec
 from sparkstrom.protocol.master.members import Departure, Partitions
 from sparkstrom.rounds.averaging import OptimizerSnapshot, RoundResults, RoundState
@@ -251,23 +246,11 @@ class RoundsControl:
             rows=[partition.rows for partition in partitions],
             executors=set(self._executors),
             commits=state.rounds,
-            staleness=Counter(),
-            staleness_minibatches=0.0,
-            staleness_minibatches_max=0.0,
             stats=stats,
             traffic=self._traffic,
-            wire=NO_LINK_BYTES,
-            ignored=Counter(),
             hosts={node: self._tallies[node - 1].host for node in stats},
-            slow_links=(),
             departures=list(self._departures),
-            notes=[],
-            kept={},
-            lost_mass=0.0,
-            grants=0,
             phase_began_s=dict(self.began_s),
-            overflows=0,
-            first_overflow=-1,
             stop_reason=self.stop_reason,
             minibatches_resumed=partitions.minibatches_resumed,
         )

@@ -12,7 +12,7 @@ from sparkstrom.fit.events import FitListener
 from sparkstrom.fit.fit_context import FitReporting
 from sparkstrom.fit.listeners import ProgressListener
 from sparkstrom.fit.network_state import NetworkStateHolder
-from sparkstrom.fit.session import BaseFitRunner
+from sparkstrom.fit.session import FitRunner
 from sparkstrom.fit.supervisor import FitJob
 from sparkstrom.models.base import FlatModel
 from sparkstrom.observe.epoch_history import EpochHistory
@@ -28,7 +28,7 @@ from sparkstrom.runtime.optimizer_states import OptimizerStates
 MakeJob = Callable[[Callable[[], list[str]]], FitJob]  # (train_all_rounds) -> job that runs it
 
 
-class RoundsRun(BaseFitRunner):
+class RoundsRun(FitRunner):
     """One round-based fit, with its parameters, controller and job; ``run`` is called once.
 
     Args:
@@ -42,6 +42,8 @@ class RoundsRun(BaseFitRunner):
         has_observer: Whether early stopping may end the fit.
         keeps_states: Whether the next fit continues with the optimizer states.
     """
+
+    master: RoundsControl
 
     def __init__(
         self,
@@ -76,7 +78,7 @@ class RoundsRun(BaseFitRunner):
     ) -> None:
         """Run the fit to completion. Raise the error that ended it early."""
         display = ProgressListener(reporting.progress, worker_lines=reporting.shows_worker_output)
-        self._supervise(self.master, self._job, stopping, display, reporting.record, *others)
+        self._supervise(self._job, stopping, display, reporting.record, *others)
 
 
 class RoundsLoop:

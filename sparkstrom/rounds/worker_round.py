@@ -20,7 +20,6 @@ from sparkstrom.base.clock import SystemClock
 from sparkstrom.base.errors import TrainingError, UsageError, format_reason
 from sparkstrom.models.base import (
     Batch,
-    Buffered,
     EpochAware,
     FitLength,
     FitLengthAware,
@@ -28,6 +27,8 @@ from sparkstrom.models.base import (
     FlatModel,
     Paced,
     State,
+    get_buffers,
+    load_buffers,
 )
 from sparkstrom.models.output_interpretation import measure_batch
 from sparkstrom.protocol.common.fit_spec import FitSpec
@@ -190,8 +191,7 @@ def train_locally(
     Raise TrainingError if a loss is not finite.
     """
     model.bind(start.parameters)
-    if isinstance(model, Buffered) and start.buffers:
-        model.load_buffers_bytes(start.buffers)
+    load_buffers(model, start.buffers)
     if start.pace is not None and isinstance(model, FitLengthAware):
         model.set_fit_length(start.pace.length)  # before the state: schedules may depend on it
     model.load_updater_state(start.updater)
@@ -208,8 +208,7 @@ def train_locally(
         steps += 1
         examples += batch.rows
         loss_sum += batch.rows * loss
-    buffers = model.buffers_bytes() if isinstance(model, Buffered) else b""
-    state = model.updater_state()
+    buffers, state = get_buffers(model), model.updater_state()
     return LocalRoundResult(start.parameters, buffers, state, weight, steps, examples, loss_sum)
 
 
@@ -263,8 +262,7 @@ def measure_held_out(
     """Evaluate the parameters on held-out rows, and write the metric's sums to ``report``."""
     began_s = time.monotonic()
     model.bind(parameters)
-    if isinstance(model, Buffered) and buffers:
-        model.load_buffers_bytes(buffers)
+    load_buffers(model, buffers)
     figures = [measure_batch(model, batch, metric) for batch in batches]
     sums, weights = zip(*figures, strict=True) if figures else ((), ())
     report.total, report.weight = math.fsum(sums), math.fsum(weights)

@@ -34,11 +34,7 @@ from sparkstrom.protocol.master.members import CheckpointFiles, Departure
 from sparkstrom.runtime.message_endpoint import Traffic
 
 # Lines of all workers: initial burst, then one per interval, and in total.
-LOG_LINES_BURST, LOG_LINE_INTERVAL_S, LOG_LINES_MAX = (
-    60,
-    0.5,
-    500,
-)
+LOG_LINES_BURST, LOG_LINE_INTERVAL_S, LOG_LINES_MAX = 60, 0.5, 500
 LABEL_CHARS_MAX = 60
 
 
@@ -134,9 +130,9 @@ class Snapshot:
     partitions: tuple[PartitionStart, ...]  # how much of each partition is in the parameters
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FitOutcome:
-    """The result and the counters of a finished fit."""
+    """The result and the counters of a finished fit; rounds leave some fields at their defaults."""
 
     hashes: dict[str, str]  # node id or "driver" -> hash of its final parameters, as hex
     minibatches: int  # minibatches in committed updates
@@ -144,24 +140,27 @@ class FitOutcome:
     rows: list[int]  # number of rows of each partition; -1 if no worker read them
     executors: set[str]  # executors that had a worker
     commits: int  # number of commits (numbered updates)
-    staleness: Counter[int]  # number of commits that an update had not seen -> number of updates
+    # Number of commits that an update had not seen -> number of updates.
+    staleness: Counter[int] = field(default_factory=Counter)
     # Mean and largest number of other workers' minibatches that a trained minibatch had not seen.
-    staleness_minibatches: float
-    staleness_minibatches_max: float
+    staleness_minibatches: float = 0.0
+    staleness_minibatches_max: float = 0.0
     stats: dict[int, WorkerCounters]  # counters of each worker, by node id
     traffic: Traffic  # bytes and frames of the controller itself
-    wire: LinkBytes  # bytes that left the controller's network interfaces
-    ignored: Counter[tuple[str, IgnoreReason]]  # ignored messages, by kind and reason
+    wire: LinkBytes = NO_LINK_BYTES  # bytes that left the controller's network interfaces
+    # Ignored messages, by kind and reason.
+    ignored: Counter[tuple[str, IgnoreReason]] = field(default_factory=Counter)
     hosts: dict[int, str]  # host of every worker that ever joined, by node id
-    slow_links: tuple[str, ...]  # descriptions, which are among the notes too
+    slow_links: tuple[str, ...] = ()  # descriptions, which are among the notes too
     departures: list[Departure]  # workers that left, with reasons
-    notes: list[str]  # warnings for the summary
-    kept: CheckpointFiles  # files with workers' residuals, for the next fit
-    lost_mass: float  # sum of absolute values of residuals that were lost
-    grants: int  # number of residual files of an earlier fit that were given to new workers
+    notes: list[str] = field(default_factory=list)  # warnings for the summary
+    # Files with workers' residuals, for the next fit.
+    kept: CheckpointFiles = field(default_factory=dict)
+    lost_mass: float = 0.0  # sum of absolute values of residuals that were lost
+    grants: int = 0  # number of residual files of an earlier fit that were given to new workers
     phase_began_s: dict[Phase, float]  # phase -> time at which it began, on the monotonic clock
-    overflows: int  # number of times that a parameter left the range of exact sums
-    first_overflow: int  # index of the first such parameter, or -1
+    overflows: int = 0  # number of times that a parameter left the range of exact sums
+    first_overflow: int = -1  # index of the first such parameter, or -1
     stop_reason: str | None  # why training was stopped early; None if it was not
     minibatches_resumed: int = 0  # part of ``minibatches`` that an earlier run trained
     summed_workers: int | None = None  # n if updates had the weight n / workers; None: no limit

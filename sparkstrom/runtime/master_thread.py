@@ -17,11 +17,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from sparkstrom.base.clock import Clock
-from sparkstrom.base.errors import (
-    SetupError,
-    SparkstromError,
-    TrainingError,
-)
+from sparkstrom.base.errors import SetupError, SparkstromError, TrainingError
 from sparkstrom.base.identity import MASTER, Endpoint
 from sparkstrom.codec.messages import BUFFERS
 from sparkstrom.codec.sealed_frames import Seal
@@ -126,10 +122,7 @@ class MasterThread(threading.Thread):
             average=plan.average,
         )
         self._overshoot = OvershootControl(
-            theta,
-            plan.spec.workers,
-            plan.summed_workers_max,
-            is_enabled=plan.limits_overshoot,
+            theta, plan.spec.workers, plan.summed_workers_max, is_enabled=plan.limits_overshoot
         )
         self._recovery = DriverRecovery("the driver program", self._replace_transport, clock)
         self._requests: queue.SimpleQueue[ev.Event] = queue.SimpleQueue()
@@ -219,11 +212,6 @@ class MasterThread(threading.Thread):
             self.join(timeout=30.0)
         elif self.ident is None:
             self._message_endpoint.close()
-
-    @property
-    def workers(self) -> int:
-        """The number of live workers."""
-        return len(self._machine.members.live)
 
     @property
     def is_needed(self) -> bool:

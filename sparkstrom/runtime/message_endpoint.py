@@ -281,7 +281,6 @@ LOCAL_STREAM_OFFSET = 2  # local streams of an edge are numbered this much above
 class OutgoingEdge:
     """The sending half of an edge to a neighbour."""
 
-    node: NodeId  # the neighbour
     edge: EdgeNo  # number of the edge
     control: Outbox  # frames of control messages
     data: Outbox  # frames of data messages
@@ -468,7 +467,7 @@ class MessageEndpoint:
         endpoint, open_sender = Endpoint(address.host, address.port), self.transport.open_sender
         control = open_sender(endpoint, address.control_stream, control=True, local=local)
         data = open_sender(endpoint, address.data_stream, control=False, local=local)
-        self._outgoing[node] = OutgoingEdge(node, edge, Outbox(control), Outbox(data))
+        self._outgoing[node] = OutgoingEdge(edge, Outbox(control), Outbox(data))
 
     def _disconnect(self, node: NodeId) -> None:
         """Close the senders to a neighbour; frames that wait are dropped."""

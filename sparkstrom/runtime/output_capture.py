@@ -11,7 +11,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from typing import Any, TextIO
 
 from sparkstrom.base.clock import Clock
@@ -19,11 +19,7 @@ from sparkstrom.observe.progress import LINE_CHARS_MAX, RateLimiter, to_printabl
 from sparkstrom.protocol.common.events_and_effects import OutputPrinted
 
 # Lines of a task: initial burst, then one per interval, and in total.
-LINES_BURST, LINE_INTERVAL_S, LINES_MAX = (
-    10,
-    5.0,
-    100,
-)
+LINES_BURST, LINE_INTERVAL_S, LINES_MAX = 10, 5.0, 100
 MESSAGE_LINES_MAX = 16  # lines per message, which are a few frames at most
 PARTIAL_CHARS_MAX = 4 * LINE_CHARS_MAX  # kept of an incomplete line
 
@@ -125,10 +121,7 @@ class TeeStream:
 @contextmanager
 def capture_output(output: WorkerOutput) -> Iterator[None]:
     """Add prints, warnings and log records from WARNING on to ``output`` during the block."""
-    with ExitStack() as undo:
-        undo.enter_context(_capture_prints(output))
-        undo.enter_context(_capture_warnings(output))
-        undo.enter_context(_capture_log_records(output))
+    with _capture_prints(output), _capture_warnings(output), _capture_log_records(output):
         yield
 
 

@@ -36,7 +36,7 @@ from sparkstrom.encoding.forms import Encoded, Form
 from sparkstrom.encoding.grid import quantum
 from sparkstrom.encoding.layers import Layers
 from sparkstrom.encoding.update_sum import Hits, UpdateSum
-from sparkstrom.models.base import Batch, Buffered, Flat, FlatModel
+from sparkstrom.models.base import Batch, Flat, FlatModel, get_buffers, load_buffers
 from sparkstrom.models.output_interpretation import measure_batch
 from sparkstrom.protocol.common.events_and_effects import (
     ApplyMergedRange,
@@ -348,11 +348,6 @@ class Replica:
         model.bind(self._working)
 
     @property
-    def local(self) -> Flat | None:
-        """The array theta + residual that the model trains; None: it trains a copy of theta."""
-        return self.theta.local
-
-    @property
     def commit(self) -> CommitNo:
         """The number of the newest commit in theta."""
         return self.theta.commit
@@ -418,8 +413,8 @@ class Replica:
 
     def begin(self) -> None:
         """Load theta's buffers into the model, unless it has begun to train from theta before."""
-        if isinstance(self.model, Buffered) and self.theta.buffers and not self._installed:
-            self.model.load_buffers_bytes(self.theta.buffers)
+        if not self._installed:
+            load_buffers(self.model, self.theta.buffers)
         self._installed = True
 
     def take_buffers(self, buffers: bytes, commit: CommitNo) -> None:
@@ -429,7 +424,7 @@ class Replica:
 
     def report_buffers(self) -> bytes:
         """Return the model's buffers to publish; empty if it has none."""
-        buffers = self.model.buffers_bytes() if isinstance(self.model, Buffered) else b""
+        buffers = get_buffers(self.model)
         if buffers:
             with self._lock:
                 self._pending.append(PendingUpdate(None))

@@ -14,7 +14,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Protocol
 
 import numpy as np
@@ -276,7 +276,7 @@ EPOCH_COUNTERS_INTERVAL_S = 0.25  # at the end of epochs, for whose figures earl
 
 @dataclass(slots=True)
 class TrainerCounts:
-    """Counts of one trainer's work since it began, part of its ``TrainingCounters``."""
+    """Counts of one trainer's work since it began: these fields of its ``TrainingCounters``."""
 
     steps: int = 0  # minibatches trained
     examples: int = 0  # rows trained
@@ -340,11 +340,8 @@ class Trainer:
     ) -> None:
         self._channel, self._replica, self._batches = channel, replica, batches
         self._clock = clock or SystemClock()
-        self._options, self._save_residual, self._add_residuals = (
-            options,
-            save_residual,
-            add_residuals,
-        )
+        self._options = options
+        self._save_residual, self._add_residuals = save_residual, add_residuals
         model, before = replica.model, options.minibatches_before
         self._global_steps = None
         if before is not None and isinstance(model, Paced):
@@ -560,7 +557,7 @@ class Trainer:
 
     def _counters(self, *, is_final: bool) -> TrainingCounters:
         """Return the counters; final ones include the residual's norm, which takes longer."""
-        counts, sent, theta = self.counts, self._replica.encoder.counters, self._replica.theta
+        sent, theta = self._replica.encoder.counters, self._replica.theta
         tau = self._replica.encoder.tau if sent.publications else None
         residual = None
         if self._options.show_residual and tau is not None:
@@ -569,14 +566,8 @@ class Trainer:
             partition=self._options.partition,
             attempt=self._options.attempt,
             epoch=self._loop.position.epoch,
-            steps=counts.steps,
-            examples=counts.examples,
-            loss_sum=counts.loss_sum,
-            last_loss_sum=counts.last_loss_sum,
-            last_examples=counts.last_examples,
             rows_held_out=self._batches.held_out.rows,
             spilled_bytes=self._batches.spilled_bytes,
-            fresh_updaters=counts.fresh_updaters,
             publications=sent.publications,
             hits=sent.hits,
             mass_clipped=sent.mass_clipped,
@@ -586,18 +577,16 @@ class Trainer:
             overflows=theta.overflows + sent.overflows,
             residual_square=self._replica.residual_norm() ** 2 if is_final else None,
             tau=tau,
-            seconds=dict(counts.seconds),
             epochs=self.epochs.recent_figures(),
             residual=residual,
+            **asdict(self.counts),
         )
 
 
 def residual_statistics(residual: NDArray[np.float32], tau: float) -> ResidualFigures:
-    """Return statistics of the absolute values of a residual.
+    """Return statistics of the absolute values of a residual, f32[n_params].
 
-    Args:
-        residual: float32[n_params].
-        tau: threshold in parameter units; the result counts the entries that reach it.
+    ``tau``: threshold in parameter units; the result counts the entries that reach it.
     """
     sizes = np.abs(residual)
     points = np.percentile(sizes, RESIDUAL_PERCENTILES)

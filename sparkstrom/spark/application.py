@@ -22,22 +22,14 @@ from sparkstrom.data.column_selection import (
     features_to_arrays,
 )
 from sparkstrom.data.row_sample import RowSample
-from sparkstrom.fit.evaluation import (
-    Evaluation,
-    MetricSpec,
-    evaluate_batch,
-    merge_evaluations,
-)
+from sparkstrom.fit.evaluation import Evaluation, MetricSpec, evaluate_batch, merge_evaluations
 from sparkstrom.fit.events import FitListener
 from sparkstrom.fit.fit_context import TaskSlots
 from sparkstrom.fit.strategy import Strategy
 from sparkstrom.models.base import Flat, FlatModel
 from sparkstrom.options.common import CommonOptions
 from sparkstrom.options.gradient_sharing import SharedTrainingMaster
-from sparkstrom.options.parameter_averaging import (
-    ParameterAveragingTrainingMaster,
-    TrainingMaster,
-)
+from sparkstrom.options.parameter_averaging import ParameterAveragingTrainingMaster, TrainingMaster
 from sparkstrom.protocol.common.fit_spec import FitSpec
 from sparkstrom.runtime.theta import Theta
 from sparkstrom.spark.data import partitioning
@@ -288,7 +280,6 @@ class Predictor:
     def __init__(
         self, application: Application, current: Callable[[], tuple[FlatModel, Flat]]
     ) -> None:
-        """Store the arguments. The model is broadcast later, once executors need it."""
         self._application, self._bind_current = application, current
         self._name = secrets.token_hex()  # distinguishes models whose description is the same
         self._broadcast: Any = None  # newest broadcast model, reused until the parameters change

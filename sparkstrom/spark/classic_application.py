@@ -5,10 +5,11 @@ Unlike Spark Connect (``connect.application``), a SparkContext offers every feat
 
 from __future__ import annotations
 
+import contextlib
 import re
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
@@ -30,8 +31,8 @@ from sparkstrom.options.parameter_averaging import (
 )
 from sparkstrom.options.resolution import PREFIX
 from sparkstrom.planning.memory import (
-    ContainerMemory,
     MemoryRequirement,
+    explain_memory_kill,
     footprint_of_model,
     rounds_memory,
 )
@@ -42,7 +43,6 @@ from sparkstrom.runtime.theta import Theta
 from sparkstrom.spark.application import Notify
 from sparkstrom.spark.controller.controller_placement import ClassicControllerPlacer
 from sparkstrom.spark.controller.driver_messages import ControlEndpoint
-from sparkstrom.spark.controller.driver_server import get_control_addresses
 from sparkstrom.spark.controller.reachability import resolve_controller
 from sparkstrom.spark.data import partitioning
 from sparkstrom.spark.data.partitioning import PartitionedData, read_first_blocks
@@ -74,7 +74,6 @@ from sparkstrom.worker.training_job import (
     StateBroadcast,
     TrainingJob,
     broadcast_parameters,
-    broadcast_worker_states,
 )
 
 
@@ -202,14 +201,20 @@ class ClassicApplication:
         """
         return broadcast_parameters(self._context, theta, workers, state)
 
+    @contextlib.contextmanager
     def broadcast_worker_states(
         self, states: Mapping[int, bytes]
-    ) -> AbstractContextManager[dict[int, StateBroadcast]]:
-        """Return a context manager that broadcasts each worker's own optimizer state.
+    ) -> Iterator[dict[int, StateBroadcast]]:
+        """Broadcast each worker's own optimizer state during the block; yield them by partition.
 
-        The broadcast variables are destroyed when the block ends.
+        Every executor stores all states as files; a worker reads only its own.
         """
-        return broadcast_worker_states(self._context, states)
+        handles = {index: self._context.broadcast(state) for index, state in states.items()}
+        try:
+            yield handles
+        finally:
+            for handle in handles.values():
+                handle.destroy()
 
     def create_training_job(
         self, job: TrainingJob, data: PartitionedData, memory: MemoryRequirement
@@ -217,8 +222,8 @@ class ClassicApplication:
         """Return the unstarted job of a gradient-sharing fit; each task trains one partition."""
         run = partial(run_training_task, LazyPickle(job, job.controller_route), data.blocks)
         runner = data.rdd.mapPartitionsWithIndex(run).collect
-        explanations = ContainerMemory(self.live_conf, memory)
-        return SparkJob(self._context, f"sparkstrom-{job.spec.job:016x}", runner, explanations)
+        explain = partial(explain_memory_kill, self.live_conf, memory)
+        return SparkJob(self._context, f"sparkstrom-{job.spec.job:016x}", runner, explain)
 
     def create_rounds_backend(
         self,
@@ -230,12 +235,12 @@ class ClassicApplication:
         """Return the backend that trains rounds with RDDs, and a function that creates its job."""
         footprint = footprint_of_model(model)
         requirement = rounds_memory(self.live_conf, spec.workers, footprint, master)
-        explanations = ContainerMemory(self.live_conf, requirement)
+        explain = partial(explain_memory_kill, self.live_conf, requirement)
         group = f"sparkstrom-{spec.job:016x}"
 
         def make_job(run: Callable[[], list[str]]) -> SparkJob:
             """Return an unstarted job whose thread trains all rounds by executing ``run``."""
-            return SparkJob(self._context, group, run, explanations, "sparkstrom averaging")
+            return SparkJob(self._context, group, run, explain, "sparkstrom averaging")
 
         job = SparkRoundsJob(spec, model, master, data.rows, rdd.SIZES)
         return RddRoundsBackend(self._context, job, data), make_job
@@ -259,7 +264,7 @@ class ClassicApplication:
 
     def get_control_addresses(self) -> tuple[str, str]:
         """Return two addresses of Spark's driver: one to listen on, and one for executors."""
-        return get_control_addresses(self._context)
+        return str(self.live_conf.get("spark.driver.bindAddress", self.host)), self.host
 
     def broadcast_value(self, value: Any) -> Any:
         """Return a broadcast variable that contains the value."""

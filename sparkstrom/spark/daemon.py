@@ -32,11 +32,7 @@ UNSAFE_TO_FORK = ("jax", "keras", "tensorflow")  # they have threads once they a
 
 
 def preload(names: Iterable[str]) -> list[str]:
-    """Import modules; return a line of explanation for each that was not imported.
-
-    Args:
-        names: Names of modules or packages, such as "torch".
-    """
+    """Import modules, such as "torch"; return a line of explanation for each that failed."""
     problems = []
     for name in names:
         if name.partition(".")[0] in UNSAFE_TO_FORK:

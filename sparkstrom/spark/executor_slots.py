@@ -10,6 +10,7 @@ round-based fit runs ordinary jobs with one task per worker; with fewer executor
 
 from __future__ import annotations
 
+import os
 import re
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -31,10 +32,8 @@ from sparkstrom.planning.memory import (
 DYNAMIC_ALLOCATION_ENABLED = "spark.dynamicAllocation.enabled"
 INITIAL_EXECUTORS = "spark.dynamicAllocation.initialExecutors"
 EXECUTOR_INSTANCES = "spark.executor.instances"
-MIN_EXECUTORS, MAX_EXECUTORS = (
-    "spark.dynamicAllocation.minExecutors",
-    "spark.dynamicAllocation.maxExecutors",
-)
+MIN_EXECUTORS = "spark.dynamicAllocation.minExecutors"
+MAX_EXECUTORS = "spark.dynamicAllocation.maxExecutors"
 MAX_STAGE_ATTEMPTS = "spark.stage.maxConsecutiveAttempts"
 DEFAULT_EXECUTORS = 2  # Spark's own default of spark.executor.instances
 STAGE_ATTEMPTS_LOW = 10  # below this, a few lost executors end a fit: warn
@@ -117,10 +116,7 @@ def check_dynamic_allocation(conf: Mapping[str, str], when: str = DURING_FIT) ->
 def describe_allocation(workers: int, slots: int, note: str) -> str:
     """Return the text that explains to the user what dynamic allocation means for this fit.
 
-    Args:
-        workers: Number of workers.
-        slots: Number of task slots of one executor.
-        note: Text that the fit's strategy adds.
+    ``slots``: task slots of one executor; ``note``: text that the fit's strategy adds.
     """
     executors = -(-workers // slots)
     return (
@@ -216,12 +212,10 @@ def list_resources(keys: Iterable[str]) -> list[str]:
 
 
 def count_executor_slots(conf: Any, cores: int, resources: Collection[str] = ()) -> int:
-    """Return how many tasks an executor can run at the same time: at least one.
+    """Return how many tasks an executor with so many ``cores`` can run at once: at least one.
 
-    Args:
-        conf: Spark's configuration, with a method ``get(key, default)``.
-        cores: Number of the executor's cores.
-        resources: The resources that a task needs besides CPUs, such as "gpu".
+    ``conf`` is Spark's configuration, with a method ``get(key, default)``. ``resources`` names what
+    a task needs besides CPUs, such as "gpu".
     """
     slots = cores // int(conf.get("spark.task.cpus", "1"))
     for name in resources:
@@ -282,8 +276,6 @@ def _parse_local_cores(text: str | None) -> int:
 
     ``text`` is N; "*" means all cores of this machine, and None, for ``local``, means one.
     """
-    import os
-
     if text is None:
         return 1
     return os.cpu_count() or 1 if text == "*" else int(text)
@@ -319,13 +311,8 @@ def count_workers(slots: TaskSlots, strategy: Strategy[CommonOptions]) -> int:
 def choose_resume_workers(slots: TaskSlots, workers: int, checkpoint_workers: int | None) -> int:
     """Return how many workers a fit has: ``workers``, or the number of a resumed checkpoint.
 
-    The checkpoint's number is used if the number of executors is only an estimate: then every row
-    is in the same partition as before.
-
-    Args:
-        slots: The executors and task slots.
-        workers: The number of workers to use without a checkpoint.
-        checkpoint_workers: The number in the checkpoint; None if the fit is not resumed.
+    The checkpoint's number (None if the fit is not resumed) is used if the number of executors is
+    only an estimate: then every row is in the same partition as before.
     """
     return workers if checkpoint_workers is None or not slots.is_estimate else checkpoint_workers
 
@@ -348,16 +335,8 @@ def check_conf(
 ) -> list[str]:
     """Check Spark's configuration for a gradient-sharing fit and return warnings.
 
-    Every message names the key and the value to set.
-
-    Args:
-        conf: Spark's configuration.
-        workers: Number of workers.
-        demand: How much memory the model needs.
-        master: The user's options.
-
-    Raises:
-        UsageError: A setting cannot work.
+    Every message names the key and the value to set. ``demand`` is the memory that the model
+    needs. Raise UsageError if a setting cannot work.
     """
     need = gradient_sharing_memory(conf, workers, demand, master)
     return check_scheduling(conf) + check_overhead(conf, need)

@@ -11,7 +11,6 @@ import contextlib
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
 
 from sparkstrom.base.clock import SystemClock
 from sparkstrom.base.errors import UsageError
@@ -27,12 +26,11 @@ from sparkstrom.fit.master_setup import (
     make_master_limits,
     make_master_plan,
 )
-from sparkstrom.fit.session import BaseFitRunner, FitRunner, FitSession, RestartRunner
+from sparkstrom.fit.session import FitRunner, FitSession, RestartRunner
 from sparkstrom.fit.strategy import GradientSharing, Strategy
 from sparkstrom.fit.supervisor import StartMonitor
 from sparkstrom.models.base import FlatModel
 from sparkstrom.observe.epoch_history import EpochHistory
-from sparkstrom.options.common import CommonOptions
 from sparkstrom.options.gradient_sharing import SharedTrainingMaster
 from sparkstrom.options.network import parse_controller
 from sparkstrom.options.parameter_averaging import ParameterAveragingTrainingMaster
@@ -40,7 +38,6 @@ from sparkstrom.planning.memory import ModelFootprint, footprint_of_model, gradi
 from sparkstrom.protocol.common.fit_spec import FitSpec
 from sparkstrom.protocol.master.members import CheckpointFiles
 from sparkstrom.rounds.run import RoundsRun
-from sparkstrom.runtime.master_control import MasterControl
 from sparkstrom.runtime.master_thread import MasterThread
 from sparkstrom.runtime.optimizer_states import OptimizerStates
 from sparkstrom.runtime.theta import Theta
@@ -62,33 +59,25 @@ from sparkstrom.worker.network_setup import (
 )
 from sparkstrom.worker.training_job import ParametersBroadcast, StateBroadcast, TrainingJob
 
-# Classes of the user's options, which DL4J calls training masters.
-Master = TypeVar("Master", bound=CommonOptions, covariant=True)
-OtherMaster = TypeVar("OtherMaster", bound=CommonOptions)
-
 
 @dataclass(frozen=True, slots=True)
-class FitContext(Generic[Master]):
-    """What all fits of one network have in common: application, model and options."""
+class FitContext:
+    """What all fits of one network have in common, apart from the user's options."""
 
     application: Application  # runs the Spark jobs
     model: FlatModel
-    master: Master  # the user's options
     network: str  # id in the names of files that workers keep on executors for the next fit
     keep: bool  # whether workers keep these files and their optimizer states for the next fit
 
-    def with_master(self, master: OtherMaster) -> FitContext[OtherMaster]:
-        """Return a copy with other options, for example with ``controller="auto"`` resolved."""
-        return FitContext(self.application, self.model, master, self.network, self.keep)
 
-
-class SparkFitRunner(BaseFitRunner):
+class SparkFitRunner(FitRunner):
     """Runs one gradient-sharing fit: its controller, its Spark job and its listeners.
 
     The controller coordinates the workers. It runs in this program or in its own Spark task.
 
     Args:
         context: What all fits of the network have in common.
+        options: The user's options, with ``controller="auto"`` resolved.
         spec: Number of workers, epochs and other facts of this fit.
         theta: The driver's copy of the parameters, which the fit updates.
         data: The rows, in one partition per worker.
@@ -96,22 +85,25 @@ class SparkFitRunner(BaseFitRunner):
         states: Optimizer states that workers start with.
     """
 
+    theta: Theta
+
     def __init__(
         self,
-        context: FitContext[SharedTrainingMaster],
+        context: FitContext,
+        options: SharedTrainingMaster,
         spec: FitSpec,
         theta: Theta,
         data: PartitionedData,
         files: CheckpointFiles,
         states: OptimizerStates,
     ) -> None:
-        self._context, self.theta, self._data = context, theta, data
+        self._context, self._options, self.theta, self._data = context, options, theta, data
         self.spec = spec = spec.with_epochs_closed()
-        self.states = states  # optimizer states that workers start with
+        self.states = states
         self._key = secrets.token_bytes(KEY_BYTES)  # encrypts this fit's messages
-        self.book = EpochHistory(spec.first_epoch)  # losses and other figures per epoch
+        self.book = EpochHistory(spec.first_epoch)
         self._remote = self._make_remote_master(files)
-        self.master: MasterControl = self._remote or self._make_local_master(files)
+        self.master = self._remote or self._make_local_master(files)
 
     @property
     def epochs_complete(self) -> int:
@@ -124,10 +116,7 @@ class SparkFitRunner(BaseFitRunner):
     def run(
         self, reporting: FitReporting, stopping: EarlyStoppingListener, *others: FitListener
     ) -> None:
-        """Run the fit to its end, or raise the error that ended it early.
-
-        ``others`` are listeners in addition to those of every fit.
-        """
+        """Run the fit to its end, or raise the error that ended it early."""
         say = reporting.progress.say
         application, states = self._context.application, self.states
         with (
@@ -137,9 +126,8 @@ class SparkFitRunner(BaseFitRunner):
         ):
             job = self._make_spark_job(self._make_training_job(initial, own))
             self._supervise(
-                self.master,
                 job,
-                StartMonitor(job, say, self.master.endpoint, self._context.master.void),
+                StartMonitor(job, say, self.master.endpoint, self._options.void),
                 *application.executor_monitors(job, reporting.warn),
                 stopping,
                 ProgressListener(reporting.progress, worker_lines=reporting.shows_worker_output),
@@ -157,13 +145,8 @@ class SparkFitRunner(BaseFitRunner):
     ) -> contextlib.AbstractContextManager[None]:
         """Return a context manager that runs the controller in a Spark task during the block.
 
-        If the controller runs in this program, the context manager does nothing.
-
-        Args:
-            initial: Handle of the parameters.
-            own: Handles of the workers' own optimizer states, by partition.
-            listeners: All listeners of the fit. Some need a connection to the controller.
-            say: Shows the user a line of text.
+        If the controller runs in this program, the context manager does nothing. Some of the
+        fit's ``listeners`` need a connection to the controller; ``say`` shows the user a line.
         """
         if self._remote is None:
             return contextlib.nullcontext()
@@ -172,23 +155,21 @@ class SparkFitRunner(BaseFitRunner):
 
     def _make_remote_master(self, files: CheckpointFiles) -> RemoteController | None:
         """Return a proxy for a controller in a Spark task; None if it runs in this program."""
-        context = self._context
-        if not parse_controller(context.master.void.controller).is_in_task:
+        if not parse_controller(self._options.void.controller).is_in_task:
             return None
-        return RemoteController(context.application, self.theta, files, self.spec.workers)
+        return RemoteController(self._context.application, self.theta, files, self.spec.workers)
 
     def _make_local_master(self, files: CheckpointFiles) -> MasterThread:
         """Return an unstarted controller that runs in a thread of this program."""
         warm_up()
         warm_up_transport()
-        context, spec, theta = self._context, self.spec, self.theta
-        void = context.master.void
-        host = choose_driver_address(void, context.application.host)
+        context, options, spec, theta = self._context, self._options, self.spec, self.theta
+        host = choose_driver_address(options.void, context.application.host)
         return MasterThread(
-            make_master_plan(spec, theta, context.model, context.master, files),
-            make_master_limits(context.master, spec.workers, theta.n_params),
+            make_master_plan(spec, theta, context.model, options, files),
+            make_master_limits(options, spec.workers, theta.n_params),
             theta,
-            open_transport=driver_transport_opener(spec, void, host),
+            open_transport=driver_transport_opener(spec, options.void, host),
             seal=Seal.from_fit_key(self._key, spec.job),
             clock=SystemClock(),
         )
@@ -205,7 +186,7 @@ class SparkFitRunner(BaseFitRunner):
             spec=self.spec,
             key=self._key,
             model=self._context.model,
-            master=self._context.master,
+            master=self._options,
             k=self.theta.k,
             layers=self.theta.layers,
             endpoint=self.master.endpoint,
@@ -222,7 +203,7 @@ class SparkFitRunner(BaseFitRunner):
         """Return the unstarted Spark job that runs the workers."""
         context = self._context
         footprint, conf = footprint_of_model(context.model), context.application.live_conf
-        need = gradient_sharing_memory(conf, job.spec.workers, footprint, context.master)
+        need = gradient_sharing_memory(conf, job.spec.workers, footprint, self._options)
         return context.application.create_training_job(job, self._data, need)
 
 
@@ -247,39 +228,30 @@ class SparkGradientSharingStrategy(GradientSharing):
     ) -> list[str]:
         """Check Spark's configuration and the driver's machine; return warnings.
 
-        Raise UsageError for settings that make a fit impossible.
-
-        Args:
-            application: The application that will run the fit.
-            conf: Spark's configuration.
-            workers: Number of workers.
-            footprint: How much memory the model needs.
+        ``application`` will run the fit; ``footprint`` is the memory that the model needs. Raise
+        UsageError for settings that make a fit impossible.
         """
         warnings = check_conf(conf, workers, footprint, self.master) + check_key_encryption(conf)
         check_driver_machine(self.master.void, workers, application.host)
         return warnings
 
     def make_runner(
-        self,
-        context: FitContext[CommonOptions],
-        session: FitSession,
-        spec: FitSpec,
-        data: PartitionedData,
+        self, context: FitContext, session: FitSession, spec: FitSpec, data: PartitionedData
     ) -> FitRunner:
         """Return the object that runs a new fit, starting from the session's current state."""
         if not self.has_controller_task:
             warm_up(say=session.say)
         theta = session.state.theta(self.layer_multipliers)
         files, states = session.resume_state(spec.workers)
-        own = context.with_master(self.master)
-        return SparkFitRunner(own, spec, theta, data, files, states)
+        return SparkFitRunner(context, self.master, spec, theta, data, files, states)
 
     def make_restart_runner(
-        self, context: FitContext[CommonOptions], data: PartitionedData
+        self, context: FitContext, data: PartitionedData
     ) -> RestartRunner | None:
         """Return the function that creates a new runner after the controller's task was lost."""
-        own = context.with_master(self.master)
-        return lambda spec, theta, states: SparkFitRunner(own, spec, theta, data, {}, states)
+        return lambda spec, theta, states: SparkFitRunner(
+            context, self.master, spec, theta, data, {}, states
+        )
 
 
 class SparkRoundsStrategy(Strategy[ParameterAveragingTrainingMaster]):
@@ -305,11 +277,7 @@ class SparkRoundsStrategy(Strategy[ParameterAveragingTrainingMaster]):
         return check_rounds_conf(conf, workers, footprint, self.master)
 
     def make_runner(
-        self,
-        context: FitContext[CommonOptions],
-        session: FitSession,
-        spec: FitSpec,
-        data: PartitionedData,
+        self, context: FitContext, session: FitSession, spec: FitSpec, data: PartitionedData
     ) -> FitRunner:
         """Return the object that runs a new fit, starting from the session's current state."""
         _, states = session.resume_state(spec.workers)
@@ -328,7 +296,7 @@ class SparkRoundsStrategy(Strategy[ParameterAveragingTrainingMaster]):
         )
 
     def make_restart_runner(
-        self, context: FitContext[CommonOptions], data: PartitionedData
+        self, context: FitContext, data: PartitionedData
     ) -> RestartRunner | None:
         """Return None: rounds have no controller to lose."""
         return None

@@ -22,7 +22,6 @@ from sparkstrom.base.errors import TrainingError
 from sparkstrom.codec.messages import Phase
 from sparkstrom.fit.events import FinishedFit, FitListener
 from sparkstrom.fit.supervisor import find_cause
-from sparkstrom.planning.memory import ContainerMemory
 from sparkstrom.runtime.master_control import Progress
 from sparkstrom.spark.executor_slots import live_conf
 
@@ -100,7 +99,8 @@ class SparkJob:
     context: Any  # SparkContext
     group: str  # Spark's job group, used to cancel the job
     runner: Callable[[], list[Any]]  # runs the job and returns the items its tasks yielded
-    memory: ContainerMemory | None = None  # explains why containers were killed
+    # Returns why a container was killed, given a task's error; "" if no container was killed.
+    explain_kill: Callable[[str], str] | None = None
     description: str = "sparkstrom training"  # shown in Spark's UI
     reports: list[Any] = field(default_factory=list)  # the result of ``runner``, once it returned
     error: Exception | None = None  # the exception with which the job failed
@@ -183,7 +183,7 @@ class SparkJob:
         Each distinct message names the setting to change. Spark reports such containers in the
         error messages of their tasks.
         """
-        if self.memory is None:
+        if self.explain_kill is None:
             return []
         store = self.context._jsc.sc().statusStore()
         java, status = self.context._jvm.java.util.List, self.context._jvm.org.apache.spark.status
@@ -195,7 +195,8 @@ class SparkJob:
                 tasks = store.taskList(stage, attempt, 0, TASKS_INSPECTED_MAX, order, failed_status)
                 for i in range(tasks.size()):
                     error = tasks.apply(i).errorMessage()
-                    remedies[self.memory.explain(error.get() if error.isDefined() else "")] = None
+                    text = error.get() if error.isDefined() else ""
+                    remedies[self.explain_kill(text)] = None
         return [text for text in remedies if text]
 
     def _stages(self, *, only_last: bool = False) -> list[Any]:
@@ -318,9 +319,7 @@ class DecommissionMonitor(FitListener):
     def _move_workers(self, leaving: dict[str, ExecutorState], free_slots: int) -> None:
         """Kill the fit's tasks on decommissioned executors, at most one per free slot elsewhere.
 
-        Args:
-            leaving: Executors that are being decommissioned, by Spark's id.
-            free_slots: Number of free task slots on the other executors.
+        ``leaving``: the decommissioned executors, by Spark's id; ``free_slots``: of the others.
         """
         for task in self._job.running_tasks():
             executor = leaving.get(task.executor)

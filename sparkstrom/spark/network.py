@@ -145,7 +145,7 @@ class SparkNetwork(Dl4jMethodNames, TrainedNetwork):
         self._exports = ExportCache(self._context, options.export_directory)
         self._held_out = HeldOutFrames(application.check_data)
         super().__init__(model, FitCheckpoints(model, options, name), progress)
-        self._fit_context = FitContext(application, model, options, name, keep)
+        self._fit_context = FitContext(application, model, name, keep)
         self._predictor = Predictor(application, lambda: (self.model, self.parameters))
 
     def fit(
@@ -348,8 +348,7 @@ class SparkNetwork(Dl4jMethodNames, TrainedNetwork):
         self, request: FitRequest, data: PartitionedData, reporting: FitReporting
     ) -> TrainingSummary:
         """Run a fit with checked arguments and partitioned data; return its summary."""
-        strategy = self._strategy
-        context = self._fit_context.with_master(strategy.master)
+        strategy, context = self._strategy, self._fit_context
         session = FitSession(
             strategy,
             self._checkpoints,
@@ -513,11 +512,9 @@ class SparkNetwork(Dl4jMethodNames, TrainedNetwork):
         self._may_have_files = False
 
     def __enter__(self) -> Self:
-        """Return the network."""
         return self
 
     def __exit__(self, *exc: object) -> None:
-        """Close the network."""
         self.close()
 
 

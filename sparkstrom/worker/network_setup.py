@@ -15,13 +15,14 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 from sparkstrom.base.errors import DriverLost, NetworkError, SetupError
 from sparkstrom.base.identity import Endpoint
 from sparkstrom.options.network import VoidConfiguration, master_name, parse_controller
 from sparkstrom.options.resolution import local_ip
 from sparkstrom.planning.memory import count_driver_edges
+from sparkstrom.runtime.node_thread import OpenTransport
 from sparkstrom.transport.aeron.library import load_library
 from sparkstrom.transport.aeron.media_driver import (
     SHARED_MEMORY,
@@ -36,7 +37,7 @@ from sparkstrom.worker.task_environment import TaskEnvironment
 
 log = logging.getLogger(__name__)
 
-OpenTransport = Callable[[Endpoint | None], Transport]
+Joined = TypeVar("Joined")
 
 # A media driver may exit while a client joins it; the next attempt starts another one.
 JOIN_ATTEMPTS: Final = 3
@@ -136,14 +137,19 @@ def transport_opener(key: str, options: DriverOptions) -> OpenTransport:
 
     def join(chosen: DriverOptions) -> Transport:
         """Open a transport on the media driver; start one with these options if necessary."""
-        for _ in range(1, JOIN_ATTEMPTS):
-            try:
-                return connect_transport(key, chosen)
-            except DriverLost as lost:
-                log.warning("the media driver exited while it was joined (%s)", lost)
-        return connect_transport(key, chosen)
+        return _join_repeatedly(lambda: connect_transport(key, chosen))
 
     return open_transport
+
+
+def _join_repeatedly(join: Callable[[], Joined]) -> Joined:
+    """Return the result of ``join``; call it again if the media driver exits meanwhile."""
+    for _ in range(1, JOIN_ATTEMPTS):
+        try:
+            return join()
+        except DriverLost as lost:
+            log.warning("the media driver exited while it was joined (%s)", lost)
+    return join()
 
 
 def port_bounds(ports: range | None) -> tuple[int, int] | None:
@@ -225,14 +231,7 @@ def require_controller_reachable(route: ControllerRoute, environment: TaskEnviro
     options = route.driver_options(environment)
     if _is_same_host(route.endpoint, options.host):
         return
-    for attempt in range(1, JOIN_ATTEMPTS + 1):
-        try:
-            own_endpoint = _probe_controller(route, environment, options)
-            break
-        except DriverLost:
-            if attempt == JOIN_ATTEMPTS:
-                raise
-            log.warning("the media driver exited while it was joined")
+    own_endpoint = _join_repeatedly(lambda: _probe_controller(route, environment, options))
     if own_endpoint is not None:
         raise NetworkError(format_unreachable(route, own_endpoint, route.patience_s))
 

@@ -16,7 +16,7 @@ import threading
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,7 +26,7 @@ from sparkstrom.base.identity import Endpoint
 from sparkstrom.codec.sealed_frames import Seal
 from sparkstrom.encoding.grid import round_to_grid
 from sparkstrom.encoding.layers import Layers, layers_of
-from sparkstrom.models.base import Buffered, Flat, FlatModel, explain_invalid_model
+from sparkstrom.models.base import Flat, FlatModel, explain_invalid_model, get_buffers
 from sparkstrom.models.row_checks import describe_error
 from sparkstrom.options.gradient_sharing import SharedTrainingMaster
 from sparkstrom.planning.memory import count_executor_edges
@@ -46,6 +46,9 @@ INITIAL_QUANTA_MAX = 1 << 23  # a fit starts within 2^22 quanta (``encoding.grid
 _CONF_LOCK = threading.Lock()  # held while the application's configuration is changed
 
 
+Value = TypeVar("Value", covariant=True)
+
+
 class PackedParameters(NamedTuple):
     """Initial parameters as multiples of 2^-k: all low bytes, all middle bytes, all high bytes."""
 
@@ -56,20 +59,16 @@ class PackedParameters(NamedTuple):
     state: bytes  # optimizer state for all workers; b"": they start fresh
 
 
-class ParametersBroadcast(Protocol):
-    """A Spark broadcast variable that holds packed initial parameters."""
+class Broadcast(Protocol[Value]):
+    """A Spark broadcast variable, or another handle of a value that workers can read."""
 
     @property
-    def value(self) -> PackedParameters:
-        """The parameters, fetched by the executor's JVM and read from a local file."""
+    def value(self) -> Value:
+        """The value; from a broadcast variable, the executor's JVM fetches it to a local file."""
 
 
-class StateBroadcast(Protocol):
-    """A Spark broadcast variable that holds one worker's optimizer and encoder state."""
-
-    @property
-    def value(self) -> bytes:
-        """The state in the encoding of ``runtime.optimizer_states``."""
+ParametersBroadcast = Broadcast[PackedParameters]
+StateBroadcast = Broadcast[bytes]  # a worker's state, as ``runtime.optimizer_states`` encodes it
 
 
 def pack_parameters(theta: Theta, state: bytes = b"") -> PackedParameters:
@@ -112,8 +111,7 @@ def make_initial_theta(
     """
     theta = Theta(model.n_params, k, layers_of(model.n_params, model.layer_of, multipliers))
     theta.load(round_to_grid(parameters, k))
-    if isinstance(model, Buffered):
-        theta.buffers = model.buffers_bytes()
+    theta.buffers = get_buffers(model)
     return theta
 
 
@@ -134,22 +132,6 @@ def broadcast_parameters(
         yield handle
     finally:
         handle.destroy()
-
-
-@contextlib.contextmanager
-def broadcast_worker_states(
-    context: Any, states: Mapping[int, bytes]
-) -> Iterator[dict[int, StateBroadcast]]:
-    """Broadcast each worker's own optimizer state during the block; yield them by partition.
-
-    Every executor stores all states as files; a worker reads only its own.
-    """
-    handles = {partition: context.broadcast(state) for partition, state in states.items()}
-    try:
-        yield handles
-    finally:
-        for handle in handles.values():
-            handle.destroy()
 
 
 @contextlib.contextmanager
@@ -225,8 +207,7 @@ class TrainingJob:
     @property
     def message_bytes_max(self) -> int:
         """Upper bound on the length of any message of this fit, in bytes."""
-        buffers = len(self.model.buffers_bytes()) if isinstance(self.model, Buffered) else 0
-        return longest_message_bytes(self.spec.n_params, buffers)
+        return longest_message_bytes(self.spec.n_params, len(get_buffers(self.model)))
 
 
 def longest_message_bytes(n_params: int, buffers_bytes: int) -> int:

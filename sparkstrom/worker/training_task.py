@@ -16,7 +16,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any, TypedDict
+from typing import IO, TypedDict
 
 import numpy as np
 
@@ -258,7 +258,7 @@ class TrainingSession:
         if state := job.initial_worker_state(environment.partition):
             load_worker_state(replica, state)
         inbox = TrainerInbox(job.master.void.window_bytes, theta.new_sum)
-        optimizer_server = OptimizerStateServer(SystemClock())
+        optimizer_server, route = OptimizerStateServer(SystemClock()), job.controller_route
         self.thread = NodeThread(
             NodePlan(
                 make_identity(job, environment, batches),
@@ -267,7 +267,9 @@ class TrainingSession:
                 message_bytes_max=job.message_bytes_max,
                 chunk_bytes_max=job.master.void.max_chunk_size,
             ),
-            open_transport=self._make_transport_opener(),
+            open_transport=transport_opener(
+                route.driver_key(environment), route.driver_options(environment)
+            ),
             seal=job.seal(),
             inbox=inbox,
             read_output=read_output,
@@ -284,11 +286,6 @@ class TrainingSession:
             add_residuals=self._add_saved_residuals,
             optimizer_server=optimizer_server,
         )
-
-    def _make_transport_opener(self) -> Any:
-        """Return a function that opens a transport on this executor's media driver."""
-        route, environment = self._job.controller_route, self._environment
-        return transport_opener(route.driver_key(environment), route.driver_options(environment))
 
     def report(self, error: Exception, doing: str) -> None:
         """Report why training failed.

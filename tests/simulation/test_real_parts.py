@@ -114,8 +114,8 @@ def test_a_residual_that_loses_something_is_found(monkeypatch: pytest.MonkeyPatc
 
     def forgetful(self: Any) -> Any:
         encoded = publish(self)
-        if self.local is not None:
-            self.local[0] += 0.01
+        if self.theta.local is not None:
+            self.theta.local[0] += 0.01
         else:
             self.add_residual(np.full(self.theta.n_params, 0.01, np.float32))
         return encoded

@@ -21,7 +21,6 @@ from typing import Any
 from sparkstrom.base.errors import SetupError, UsageError
 from sparkstrom.data.arrow_conversion import read_batch_blocks
 from sparkstrom.data.column_selection import ColumnSpec, check_column_spec
-from sparkstrom.data.row_blocks import BlockReader
 from sparkstrom.data.row_sample import RowSample, merge_samples, sample_partition
 from sparkstrom.fit.evaluation import Evaluation, MetricSpec, merge_evaluations_or_raise
 from sparkstrom.fit.events import FitListener
@@ -47,16 +46,13 @@ from sparkstrom.spark.connect import dataframe_rounds
 from sparkstrom.spark.connect.controller_placement import ConnectControllerPlacer
 from sparkstrom.spark.connect.jobs import (
     RESULT_SCHEMA,
-    ArrowBatches,
     ConnectJob,
     ValueUploader,
     collect_later,
-    encode_results,
-    get_partition_id,
     identify_executor,
+    run_partition_task,
     run_rowless_task,
     run_short_job,
-    run_training,
 )
 from sparkstrom.spark.connect.partitioning import (
     WorkerDataFrame,
@@ -71,6 +67,7 @@ from sparkstrom.spark.executor.entry_points import (
     LazyPickle,
     delete_worker_files,
     redact_pickled_tasks,
+    run_training_task,
 )
 from sparkstrom.spark.executor.inference import evaluate_partition
 from sparkstrom.spark.executor_slots import (
@@ -131,11 +128,6 @@ def check_dataframe(data: Any, session: Any) -> None:
         )
 
 
-def unsupported_error(what: str, instead: str) -> UsageError:
-    """Return the error for a feature ``what`` that Spark Connect lacks; ``instead``: the remedy."""
-    return UsageError(f"{what} is not supported over Spark Connect: {instead}, {USE_CLASSIC_HINT}")
-
-
 WAITING_NOTICE = "sparkstrom waits: for executors of {}, which a job counts"
 NO_EXECUTORS = (
     "no executor of {} has run a task within {:g} s (start_timeout): check the cluster's web page:"
@@ -178,14 +170,6 @@ def discover_executors(
     return job.reports
 
 
-def run_evaluation_task(
-    model: Any, metrics: MetricSpec, blocks: BlockReader, batches: ArrowBatches
-) -> Iterator[Any]:
-    """Evaluate the model on one partition; yield the encoded metrics. Runs on an executor."""
-    index = get_partition_id()
-    return encode_results(evaluate_partition(model, metrics, blocks, index, batches), index)
-
-
 def evaluate_dataframe(model: Any, metrics: MetricSpec, frame: Any, spec: ColumnSpec) -> Evaluation:
     """Return a model's metrics over all rows of a DataFrame.
 
@@ -193,25 +177,19 @@ def evaluate_dataframe(model: Any, metrics: MetricSpec, frame: Any, spec: Column
     """
     check_column_spec(spec, dataframe=True)
     columns, plan = select_columns(frame, spec)
-    run = partial(run_evaluation_task, model, metrics, partial(read_batch_blocks, plan))
+    task = partial(evaluate_partition, model, metrics, partial(read_batch_blocks, plan))
+    run = partial(run_partition_task, task)
     return merge_evaluations_or_raise(
         run_short_job(columns.mapInArrow(run, RESULT_SCHEMA), "evaluating")
     )
-
-
-def run_sampling_task(
-    blocks: BlockReader, rows: int, seed: int, batches: ArrowBatches
-) -> Iterator[Any]:
-    """Draw a sample of one partition; yield it, encoded. Runs on an executor."""
-    index = get_partition_id()
-    return encode_results(sample_partition(blocks, rows, seed, index, batches), index)
 
 
 def sample_dataframe(frame: Any, spec: ColumnSpec, rows: int, seed: int) -> RowSample:
     """Return a random sample of a DataFrame's rows. Raise UsageError if it has none."""
     check_column_spec(spec, dataframe=True)
     columns, plan = select_columns(frame, spec)
-    run = partial(run_sampling_task, partial(read_batch_blocks, plan), rows, seed)
+    task = partial(sample_partition, partial(read_batch_blocks, plan), rows, seed)
+    run = partial(run_partition_task, task)
     return merge_samples(
         run_short_job(columns.mapInArrow(run, RESULT_SCHEMA), "sampling rows"), rows, seed
     )
@@ -276,7 +254,9 @@ class ConnectApplication:
 
     def require_rdds(self, what: str, instead: str) -> None:
         """Always raise UsageError: Spark Connect has no RDDs."""
-        raise unsupported_error(what, instead)
+        raise UsageError(
+            f"{what} is not supported over Spark Connect: {instead}, {USE_CLASSIC_HINT}"
+        )
 
     def await_slots(self, seconds: float, notify: Notify) -> TaskSlots:
         """Return the numbers of executors and task slots.
@@ -375,14 +355,14 @@ class ConnectApplication:
         self, job: TrainingJob, data: PartitionedData, memory: Any
     ) -> ConnectJob:
         """Return the unstarted job of a gradient-sharing fit; each task trains one partition."""
-        run = partial(run_training, LazyPickle(job, job.controller_route), data.blocks)
+        task = partial(run_training_task, LazyPickle(job, job.controller_route), data.blocks)
         input_frame: WorkerDataFrame = data.rdd
-        task = input_frame.frame.mapInArrow(run, RESULT_SCHEMA)
+        results = input_frame.frame.mapInArrow(partial(run_partition_task, task), RESULT_SCHEMA)
 
         def runner() -> list[Any]:
             """Run the job with limited Arrow batches; return the values that its tasks yielded."""
             with limit_batch_rows(self._session, input_frame.batch_rows):
-                return collect_later(task)()
+                return collect_later(results)()
 
         return ConnectJob(self._session, f"sparkstrom-{job.spec.job:016x}", runner)
 
@@ -441,12 +421,9 @@ class ConnectApplication:
         self._run_tasks(partial(delete_worker_files, network), slots, "deleting workers' files")
 
     def _run_tasks(self, task: Any, tasks: int | None, doing: str) -> list[Any]:
-        """Run ``task`` in each task of a job; return the results that all tasks yielded.
+        """Run ``task``, with no rows, in each task of a job; return what all tasks yielded.
 
-        Args:
-            task: Called with no rows; yields results.
-            tasks: Number of tasks; None: Spark's default.
-            doing: What the job does, for error messages.
+        ``tasks``: their number; None: Spark's default. ``doing``: what the job does, for errors.
         """
         rows = self._session.range(0, tasks or 1 << 20, 1, tasks)
         return run_short_job(rows.mapInArrow(partial(run_rowless_task, task), RESULT_SCHEMA), doing)

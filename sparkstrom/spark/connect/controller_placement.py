@@ -19,13 +19,7 @@ from sparkstrom.base.errors import NetworkError
 from sparkstrom.fit.master_setup import MediaDriverConfig
 from sparkstrom.fit.supervisor import TASKS_END_S
 from sparkstrom.options.network import ControllerChoice, VoidConfiguration
-from sparkstrom.spark.connect.jobs import (
-    RESULT_SCHEMA,
-    ConnectJob,
-    collect_later,
-    run_controller,
-    run_rowless_task,
-)
+from sparkstrom.spark.connect.jobs import RESULT_SCHEMA, ConnectJob, collect_later, run_rowless_task
 from sparkstrom.spark.controller.controller_placement import (
     Candidate,
     ControllerPlacer,
@@ -42,7 +36,7 @@ from sparkstrom.spark.controller.reachability import (
     ReachabilityProbe,
     probe_controller,
 )
-from sparkstrom.spark.controller.task import propose_place
+from sparkstrom.spark.controller.task import propose_place, run_controller_task
 from sparkstrom.spark.executor.entry_points import LazyPickle
 from sparkstrom.spark.jobs import SparkJob
 
@@ -90,7 +84,8 @@ class ConnectControllerPlacer(ControllerPlacer):
         setup: LazyPickle,
     ) -> SparkJob:
         """Return the unstarted job that runs the controller where the candidate's row is cached."""
-        run = partial(run_controller, routes, candidate.place.process, setup)
+        task = partial(run_controller_task, routes, candidate.place.process, setup)
+        run = partial(run_rowless_task, task)
         return self._make_job("controller", candidate.rows.mapInArrow(run, RESULT_SCHEMA))
 
     def _wait_for_start(self, job: SparkJob, candidate: Candidate) -> None:
@@ -99,13 +94,7 @@ class ConnectControllerPlacer(ControllerPlacer):
         Raise NetworkError if the controller does not answer.
         """
         void, place = self.training.master.void, candidate.place
-        probe = ReachabilityProbe(
-            place.endpoint,
-            candidate.token,
-            void.network_mask,
-            void.executor_ports(),
-            PROBE_TIMEOUT_S,
-        )
+        probe = ReachabilityProbe(place.endpoint, candidate.token, void, PROBE_TIMEOUT_S)
         frame = self._single_task_frame(partial(probe_controller, probe))
         asking = self._make_job("asking the controller", frame)
         asking.start()

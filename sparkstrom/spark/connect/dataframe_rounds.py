@@ -36,11 +36,15 @@ from sparkstrom.spark.connect.jobs import (
     collect_later,
     encode_results,
     get_partition_id,
+    make_batch,
+    run_partition_task,
 )
 from sparkstrom.spark.connect.partitioning import (
     PIECE_BYTES,
     WorkerDataFrame,
+    check_worker,
     find_partition_keys,
+    iterate_rows,
     limit_batch_rows,
     override_settings,
 )
@@ -58,13 +62,6 @@ from sparkstrom.spark.rounds.tasks import RoundInput, SparkRoundsJob, StoredRoun
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-    from sparkstrom.spark.rounds.backend import (
-        CollectedTask,
-        RowsTask,
-        RowsWritingTask,
-        WritingTask,
-    )
 
 ReadRecords = Callable[[int, ArrowBatches], Iterator[bytes]]  # (partition, batches) -> records
 
@@ -90,15 +87,11 @@ def split_record(
         content: The record.
         piece_bytes: Maximum size of a piece.
     """
-    import pyarrow as pa
-
     offsets = range(0, max(1, len(content)), piece_bytes)
     count = len(offsets)
-    constant_columns = [[value] * count for value in (worker, phase, number)]
-    numbers = [*constant_columns, list(range(count)), [count] * count]
-    arrays = [pa.array(column, pa.int64()) for column in numbers]
-    pieces = pa.array([content[begin : begin + piece_bytes] for begin in offsets], pa.binary())
-    return pa.RecordBatch.from_arrays([*arrays, pieces], names=[*INDEX_COLUMNS, "content"])
+    constant_columns = ([value] * count for value in (worker, phase, number))
+    pieces = [content[begin : begin + piece_bytes] for begin in offsets]
+    return make_batch(RECORD_SCHEMA, *constant_columns, list(range(count)), [count] * count, pieces)
 
 
 def read_records(index: int, batches: ArrowBatches) -> Iterator[bytes]:
@@ -107,19 +100,14 @@ def read_records(index: int, batches: ArrowBatches) -> Iterator[bytes]:
     Raise IncompleteInput if a piece is missing, and SetupError for a row of another worker.
     """
     content: list[bytes] = []
-    for batch in batches:
-        for row in batch.to_pylist():
-            if row["worker"] != index:
-                raise SetupError(
-                    f"rows of worker {row['worker']} came to partition {index}: this cluster's "
-                    "Spark hashes rows differently in a shuffle; report this as a bug"
-                )
-            if row["piece"] != len(content):
-                raise IncompleteInput(f"piece {len(content)} of a record did not come to {index}")
-            content.append(row["content"])
-            if len(content) == row["pieces"]:
-                yield b"".join(content)
-                content = []
+    for row in iterate_rows(batches):
+        check_worker(row, index)
+        if row["piece"] != len(content):
+            raise IncompleteInput(f"piece {len(content)} of a record did not come to {index}")
+        content.append(row["content"])
+        if len(content) == row["pieces"]:
+            yield b"".join(content)
+            content = []
     if content:
         raise IncompleteInput(f"a record broke off on its way to partition {index}")
 
@@ -148,20 +136,9 @@ def run_writing_task(
 
     Each record is written with a key from ``keys``, which Spark hashes to its target partition.
     """
-    import pyarrow as pa
-
     index = get_partition_id()
     for target, content in written(index, read(index, batches)):
-        columns = [pa.array([keys[target]], pa.int64()), pa.array([content], pa.binary())]
-        yield pa.RecordBatch.from_arrays(columns, names=["key", "content"])
-
-
-def run_inspection_task(
-    task: RowsTask, blocks: BlockReader, batches: ArrowBatches
-) -> Iterator[pa.RecordBatch]:
-    """Run a task function on the rows of one worker; yield its encoded results."""
-    index = get_partition_id()
-    return encode_results(task(blocks, index, batches), index)
+        yield make_batch(PAIR_SCHEMA, [keys[target]], [content])
 
 
 def run_minibatch_task(
@@ -328,7 +305,6 @@ class DataFrameRecords:
     """
 
     def __init__(self, backend: DataFrameRoundsBackend, frame: Any, read: ReadRecords) -> None:
-        """Store the arguments; this runs no job."""
         self._backend, self._frame, self._read = backend, frame, read
 
     def collect(self, run: CollectedTask) -> list[Any]:
@@ -447,7 +423,7 @@ class DataFrameRoundsBackend(SparkRoundsBackend):
     def inspect(self, task: RowsTask) -> list[Any]:
         """Run ``task`` on the rows of every worker; return everything that it yields."""
         with limit_batch_rows(self._session, self._made.batch_rows):
-            looking = partial(run_inspection_task, task, self._blocks)
+            looking = partial(run_partition_task, partial(task, self._blocks))
             return self.run_job(self._frame.mapInArrow(looking, parse_schema(RESULT_SCHEMA)))
 
     def max_rounds_stored_at_once(self, facts: Sequence[PartitionFacts]) -> int:

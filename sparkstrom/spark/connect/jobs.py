@@ -23,21 +23,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sparkstrom.base.errors import TrainingError
-from sparkstrom.data.row_blocks import BlockReader
-from sparkstrom.fit.master_setup import MediaDriverConfig
 from sparkstrom.fit.supervisor import find_cause, setup_error_in
-from sparkstrom.spark.controller.driver_messages import (
-    ControlEndpoint,
-    pack_message,
-    unpack_message,
-)
-from sparkstrom.spark.controller.task import run_controller_task
-from sparkstrom.spark.executor.entry_points import (
-    LazyPickle,
-    get_task_context,
-    pickle_by_value,
-    run_training_task,
-)
+from sparkstrom.spark.controller.driver_messages import pack_message, unpack_message
+from sparkstrom.spark.executor.entry_points import get_task_context, pickle_by_value
 from sparkstrom.spark.jobs import RunningTask, SparkJob
 from sparkstrom.worker.task_environment import read_executor_name
 
@@ -49,14 +37,25 @@ ROW_BYTES_MAX = 1 << 20  # Spark Connect's messages have about 4 MiB, and at mos
 RESULT_SCHEMA = "task long, number long, part binary"
 
 
+def make_batch(schema: str, *columns: list[Any]) -> pa.RecordBatch:
+    """Return a record batch with the columns of ``schema``, given one list per column.
+
+    ``schema`` is text like ``RESULT_SCHEMA``: the last column is binary, all others are long.
+    """
+    import pyarrow as pa
+
+    names = [field.split()[0] for field in schema.split(", ")]
+    *numbers, content = columns
+    arrays = [pa.array(column, pa.int64()) for column in numbers]
+    return pa.RecordBatch.from_arrays([*arrays, pa.array(content, pa.binary())], names=names)
+
+
 def encode_results(values: Iterable[Any], task: int) -> Iterator[pa.RecordBatch]:
     """Yield the values of one task as record batches of ``RESULT_SCHEMA``.
 
     Rows are numbered from 1. The number of a row is negative if its value continues in the next
     row.
     """
-    import pyarrow as pa
-
     number = 0
     for value in values:
         content = pack_message(value)
@@ -65,12 +64,7 @@ def encode_results(values: Iterable[Any], task: int) -> Iterator[pa.RecordBatch]
             part = content[begin : begin + ROW_BYTES_MAX]
             last = begin == begins[-1]
             number += 1
-            columns = [
-                pa.array([task], pa.int64()),
-                pa.array([number if last else -number], pa.int64()),
-                pa.array([part], pa.binary()),
-            ]
-            yield pa.RecordBatch.from_arrays(columns, names=["task", "number", "part"])
+            yield make_batch(RESULT_SCHEMA, [task], [number if last else -number], [part])
 
 
 def decode_results(rows: Iterable[Any]) -> list[Any]:
@@ -105,31 +99,12 @@ def run_rowless_task(
     return encode_results(task(()), get_partition_id())
 
 
-def run_training(job: LazyPickle, blocks: BlockReader, batches: ArrowBatches) -> Iterator[Any]:
-    """Train on one partition; yield the encoded results of ``run_training_task``."""
-    index = get_partition_id()
-    return encode_results(run_training_task(job, blocks, index, batches), index)
-
-
-def run_controller(
-    routes: tuple[ControlEndpoint, MediaDriverConfig],
-    process: str,
-    setup: LazyPickle,
-    batches: ArrowBatches,
+def run_partition_task(
+    task: Callable[[int, ArrowBatches], Iterable[Any]], batches: ArrowBatches
 ) -> Iterator[Any]:
-    """Run the controller if this executor is ``process``; yield the encoded results.
-
-    Args:
-        routes: How to reach the driver program, and the media driver to start.
-        process: The requested executor, as in ``ControllerPlace.process``.
-        setup: The pickled ``ControllerSetup``.
-        batches: The task's rows, which are ignored.
-    """
-    for _ in batches:
-        pass
-    return encode_results(
-        run_controller_task(routes, process, setup, get_partition_id(), ()), get_partition_id()
-    )
+    """Run ``task`` with the index and the rows of a partition; yield its encoded results."""
+    index = get_partition_id()
+    return encode_results(task(index, batches), index)
 
 
 def count_rows(batches: ArrowBatches) -> Iterator[Any]:

@@ -33,6 +33,7 @@ from sparkstrom.spark.connect.jobs import (
     ConnectJob,
     count_rows,
     get_partition_id,
+    make_batch,
     run_short_job,
 )
 from sparkstrom.spark.data.column_selection import select_columns
@@ -160,7 +161,8 @@ def write_shuffle_rows(
     for worker, shuffle_block in distribute_rows(blocks, len(keys), seed, source, batches):
         content = pickle.dumps(shuffle_block, protocol=5)
         pieces = range(0, len(content), PIECE_BYTES)
-        yield _create_batch(
+        yield make_batch(
+            SHUFFLE_SCHEMA,
             [keys[worker]] * len(pieces),
             [worker] * len(pieces),
             [source] * len(pieces),
@@ -171,14 +173,13 @@ def write_shuffle_rows(
         )
 
 
-def _create_batch(*columns: list[Any]) -> pa.RecordBatch:
-    """Return a record batch with the columns of ``SHUFFLE_SCHEMA``, given one list per column."""
-    import pyarrow as pa
-
-    numbers, content = columns[:-1], columns[-1]
-    arrays = [pa.array(column, pa.int64()) for column in numbers]
-    names = [field.split()[0] for field in SHUFFLE_SCHEMA.split(", ")]
-    return pa.RecordBatch.from_arrays([*arrays, pa.array(content, pa.binary())], names=names)
+def check_worker(row: Mapping[str, Any], partition: int) -> None:
+    """Raise SetupError if a shuffled row is of another worker than that of ``partition``."""
+    if row["worker"] != partition:
+        raise SetupError(
+            f"rows of worker {row['worker']} came to partition {partition}: this cluster's "
+            "Spark hashes rows differently in a shuffle; report this as a bug"
+        )
 
 
 def read_shuffled_blocks(partition: int, batches: Iterable[Any]) -> Iterator[Block]:
@@ -190,12 +191,8 @@ def read_shuffled_blocks(partition: int, batches: Iterable[Any]) -> Iterator[Blo
     content: list[bytes] = []
     expected: dict[int, int] = {}  # by source: the number of its next shuffle block
     has_ended = False
-    for row in _iterate_rows(batches):
-        if row["worker"] != partition:
-            raise SetupError(
-                f"rows of worker {row['worker']} came to partition {partition}: this cluster's "
-                "Spark hashes rows differently in a shuffle; report this as a bug"
-            )
+    for row in iterate_rows(batches):
+        check_worker(row, partition)
         if (row["source"], row["number"], row["piece"]) == END_MARK:
             has_ended = True
             break
@@ -215,7 +212,7 @@ def read_shuffled_blocks(partition: int, batches: Iterable[Any]) -> Iterator[Blo
         raise EOFError(f"the rows of partition {partition} are incomplete: Spark recomputes them")
 
 
-def _iterate_rows(batches: Iterable[Any]) -> Iterator[dict[str, Any]]:
+def iterate_rows(batches: Iterable[Any]) -> Iterator[dict[str, Any]]:
     """Yield each row of the batches as a dictionary by column name."""
     for batch in batches:
         yield from batch.to_pylist()

@@ -124,9 +124,7 @@ class ControllerPlacer(ABC):
         media = controller_media_driver(
             training.spec, training.master.void, place.endpoint, Path(place.scratch)
         )
-        setup = LazyPickle(
-            ControllerSetup(training, self.checkpoints, place), training.controller_route
-        )
+        setup = LazyPickle(ControllerSetup(training, self.checkpoints), training.controller_route)
         control = replace(self.control, token=candidate.token)
         job = self._make_controller_job(candidate, (control, media), setup)
         job.start()
@@ -173,7 +171,7 @@ class ClassicControllerPlacer(ControllerPlacer):
     ) -> SparkJob:
         """Return the job over ``candidate.rows``, which Spark prefers to run on that executor."""
         run = partial(run_controller_task, routes, candidate.place.process, setup)
-        return self._make_job("controller", candidate.rows.mapPartitionsWithIndex(run).collect)
+        return self._make_job("controller", candidate.rows.mapPartitions(run).collect)
 
     def _wait_for_start(self, job: SparkJob, candidate: Candidate) -> None:
         """Wait until Spark reports that the task runs, or its job has ended."""

@@ -35,7 +35,6 @@ class ControllerPlace:
     scratch: str  # directory for temporary files on that machine
 
     def __str__(self) -> str:
-        """Return the executor, host and endpoint as text for messages."""
         return f"executor {self.executor} on {self.host}, {self.endpoint}"
 
 
@@ -45,7 +44,6 @@ class ControllerSetup:
 
     job: TrainingJob  # what workers receive, with the place's endpoint
     checkpoints: CheckpointFiles  # files that workers of the last fit left on executors
-    place: ControllerPlace  # the executor on which the controller must run
 
 
 @dataclass(frozen=True, slots=True)

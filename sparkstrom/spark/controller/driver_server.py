@@ -304,10 +304,3 @@ def _open_listener(address: str, ports: range | None) -> socket.socket:
         f"no TCP port of {address} is free for the controller's connection to this program: "
         f"{last_error}; widen port_range, or set spark.driver.bindAddress to one of this machine"
     )
-
-
-def get_control_addresses(context: Any) -> tuple[str, str]:
-    """Return the address to listen on and the one for executors: those of Spark's driver."""
-    conf = context._conf
-    host = str(conf.get("spark.driver.host", "127.0.0.1"))
-    return str(conf.get("spark.driver.bindAddress", host)), host

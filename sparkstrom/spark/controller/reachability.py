@@ -16,7 +16,6 @@ needed in local mode or if the driver runs inside the cluster.
 from __future__ import annotations
 
 import logging
-import os
 import secrets
 import select
 import socket
@@ -34,14 +33,16 @@ from sparkstrom.fit.fit_context import TaskSlots
 from sparkstrom.fit.strategy import GradientSharing
 from sparkstrom.fit.supervisor import find_cause
 from sparkstrom.options.gradient_sharing import SharedTrainingMaster
-from sparkstrom.options.network import AUTO, DRIVER, EXECUTOR
-from sparkstrom.options.resolution import local_ip
+from sparkstrom.options.network import AUTO, DRIVER, EXECUTOR, VoidConfiguration
 from sparkstrom.spark.executor.entry_points import forget_spark_archive_importers
 from sparkstrom.spark.executor_slots import count_workers, driver_host, live_conf
 from sparkstrom.spark.jobs import SparkJob
 from sparkstrom.transport.aeron.driver_process import candidate_ports, no_free_port_message
-from sparkstrom.transport.bind_address import choose_address, list_interface_addresses
-from sparkstrom.worker.network_setup import check_driver_machine, choose_driver_address
+from sparkstrom.worker.network_setup import (
+    check_driver_machine,
+    choose_driver_address,
+    choose_executor_address,
+)
 
 log = logging.getLogger(__name__)
 
@@ -56,8 +57,7 @@ class ReachabilityProbe:
 
     endpoint: Endpoint  # the echo server's address
     token: bytes  # content of the datagrams, ``TOKEN_BYTES`` long
-    network_mask: str | None  # selects the executor's own address; None: any
-    ports: range | None  # ports that executors may bind; None: any
+    void: VoidConfiguration  # network options, which select executors' addresses and ports
     timeout_s: float = PROBE_TIMEOUT_S  # how long to wait for an echo
 
 
@@ -108,16 +108,10 @@ class UdpEchoServer:
 
 def probe_controller(probe: ReachabilityProbe, rows: Iterable[Any]) -> Iterator[ProbeResult]:
     """Send datagrams to the echo server; yield one ProbeResult. ``rows`` is not used."""
-    from sparkstrom.worker.network_setup import local_address_towards
-
     forget_spark_archive_importers()
-    address = choose_address(
-        mask=probe.network_mask,
-        explicit=None,
-        addresses=list_interface_addresses(),
-        fallback=local_ip(os.environ) or local_address_towards(probe.endpoint),
-    )
-    port = next((port for port in candidate_ports(address, probe.ports, None) if port), 0)
+    address = choose_executor_address(probe.void, probe.endpoint)
+    ports = candidate_ports(address, probe.void.executor_ports(), None)
+    port = next((port for port in ports if port), 0)
     with _bind_socket(address, port) as sock:
         yield ProbeResult(socket.gethostname(), _receives_echo(sock, probe))
 
@@ -275,8 +269,7 @@ def _run_probe_job(
 
     Return None if the job failed or did not finish in time.
     """
-    void = master.void
-    probe = ReachabilityProbe(port.endpoint, port.token, void.network_mask, void.executor_ports())
+    probe = ReachabilityProbe(port.endpoint, port.token, master.void)
     runner = context.parallelize(range(slots.total), slots.total).mapPartitions(
         partial(probe_controller, probe)
     )

@@ -16,22 +16,16 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import replace
 from functools import partial
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from sparkstrom.base.errors import ControllerLost, SetupError, SparkstromError, TrainingError
 from sparkstrom.base.identity import Endpoint
 from sparkstrom.codec.messages import Phase
-from sparkstrom.fit.supervisor import (
-    TASKS_END_S,
-    as_cancellation,
-    find_cause,
-    setup_error_in,
-)
+from sparkstrom.fit.supervisor import TASKS_END_S, as_cancellation, find_cause, setup_error_in
 from sparkstrom.protocol.master.members import CheckpointFiles
 from sparkstrom.runtime.master_control import FitOutcome, Progress, Snapshot
 from sparkstrom.runtime.master_thread import random_join_stream
 from sparkstrom.runtime.theta import Theta
-from sparkstrom.spark.controller.controller_placement import ControllerPlacer
 from sparkstrom.spark.controller.driver_messages import (
     ControlEndpoint,
     ControllerResult,
@@ -49,6 +43,9 @@ from sparkstrom.spark.controller.driver_messages import (
 from sparkstrom.spark.controller.driver_server import ControlServer
 from sparkstrom.spark.jobs import SparkJob
 from sparkstrom.worker.training_job import TrainingJob
+
+if TYPE_CHECKING:
+    from sparkstrom.spark.application import Application
 
 log = logging.getLogger(__name__)
 
@@ -78,25 +75,6 @@ PYTHON_ERROR = re.compile(r"(?!org\.|java)[A-Za-z_][\w.]*(Error|Exception)(:|$)"
 CONNECTED_NOTICE = "progress arrives from the controller over TCP"
 
 
-class ApplicationForController(Protocol):
-    """The methods of ``Application`` that ``RemoteController`` needs."""
-
-    def create_controller_placer(
-        self,
-        training: TrainingJob,
-        checkpoints: CheckpointFiles,
-        control: ControlEndpoint,
-        notify: Callable[[str], None],
-    ) -> ControllerPlacer:
-        """Return a placer that starts the controller's task on an executor."""
-
-    def create_thread(self, run: Callable[[], None], name: str) -> threading.Thread:
-        """Return an unstarted thread that runs ``run`` and may submit Spark jobs."""
-
-    def get_control_addresses(self) -> tuple[str, str]:
-        """Return the address to listen on, and the address that executors connect to."""
-
-
 class RemoteController:
     """A ``MasterControl`` for a master that runs in a Spark task.
 
@@ -104,11 +82,7 @@ class RemoteController:
     """
 
     def __init__(
-        self,
-        application: ApplicationForController,
-        theta: Theta,
-        checkpoints: CheckpointFiles,
-        partitions: int,
+        self, application: Application, theta: Theta, checkpoints: CheckpointFiles, partitions: int
     ) -> None:
         """Store what the task will need; ``run_in_task`` starts it."""
         self._application, self._theta, self._checkpoints = application, theta, checkpoints
@@ -219,7 +193,7 @@ class RemoteController:
         was_silent = False  # after a suspension of this process, messages are read by the next poll
         while not self._ending.is_set():
             is_over = job.wait(TASK_POLL_S)
-            was_connected = self._server is not None and self._server.was_connected.is_set()
+            was_connected = self.has_connected
             if not is_notified and (
                 is_over or was_connected or time.monotonic() - start_s > CONNECTION_TIMEOUT_S
             ):

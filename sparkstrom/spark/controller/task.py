@@ -16,20 +16,14 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from contextlib import closing
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sparkstrom.base.clock import SystemClock
 from sparkstrom.base.errors import SetupError, WireError
 from sparkstrom.base.identity import Endpoint
 from sparkstrom.encoding.backends import warm_up
-from sparkstrom.fit.master_setup import (
-    MediaDriverConfig,
-    controller_media_driver,
-    make_master_limits,
-    make_master_plan,
-)
-from sparkstrom.options.network import ControllerChoice
+from sparkstrom.fit.master_setup import MediaDriverConfig, make_master_limits, make_master_plan
+from sparkstrom.options.network import ControllerChoice, VoidConfiguration
 from sparkstrom.options.resolution import local_ip
 from sparkstrom.runtime.master_thread import MasterThread
 from sparkstrom.spark.controller.driver_messages import (
@@ -64,11 +58,6 @@ from sparkstrom.worker.network_setup import (
 )
 from sparkstrom.worker.task_environment import read_executor_name
 from sparkstrom.worker.training_task import load_initial_theta
-
-if TYPE_CHECKING:
-    from sparkstrom.options.network import VoidConfiguration
-    from sparkstrom.runtime.master_thread import MasterThread
-
 
 log = logging.getLogger(__name__)
 
@@ -204,14 +193,14 @@ RECONNECT_MAX_S = 60.0  # how long to wait for a reconnection before the result 
 class ControllerTaskRun:
     """Runs one fit's master thread in the controller's task, connected to the driver program."""
 
-    def __init__(self, setup: ControllerSetup, connection: DriverConnection) -> None:
-        """Create the master with its replica of the parameters and its media driver settings."""
+    def __init__(
+        self, setup: ControllerSetup, connection: DriverConnection, media: MediaDriverConfig
+    ) -> None:
+        """Create the master with its replica of the parameters, and open its transport."""
         warm_up()
         warm_up_transport()
-        job, place = setup.job, setup.place
+        job = setup.job
         theta = load_initial_theta(job)
-        void = job.master.void
-        media = controller_media_driver(job.spec, void, place.endpoint, Path(place.scratch))
         self.master = MasterThread(
             make_master_plan(
                 job.spec, theta, job.model, job.master, setup.checkpoints, job.join_stream
@@ -298,7 +287,6 @@ def run_controller_task(
     routes: tuple[ControlEndpoint, MediaDriverConfig],
     process: str,
     setup: LazyPickle,
-    index: int,
     items: Iterable[Any],
 ) -> Iterator[bytes]:
     """Run the controller and return its result in parts.
@@ -309,7 +297,6 @@ def run_controller_task(
         routes: How to reach the driver program, and the media driver to start.
         process: The requested executor, as in ``ControllerPlace.process``.
         setup: The pickled ``ControllerSetup``.
-        index: The task's partition; not used.
         items: The task's row; not used.
 
     Raises:
@@ -326,8 +313,7 @@ def run_controller_task(
         connection = DriverConnection(control, SystemClock())
         connection.connect()  # unpickling may import and compile for a minute
         controller_setup: ControllerSetup = pickle.loads(setup.job)
-
-        return split_message(ControllerTaskRun(controller_setup, connection).run())
+        return split_message(ControllerTaskRun(controller_setup, connection, media).run())
 
 
 def await_probe(token: bytes, endpoint: Endpoint) -> None:

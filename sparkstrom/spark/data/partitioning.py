@@ -47,11 +47,8 @@ if TYPE_CHECKING:
 
 ARROW_BATCH_ROWS_KEY = "spark.sql.execution.arrow.maxRecordsPerBatch"
 _CONF_LOCK = threading.Lock()  # held while a session's configuration is changed temporarily
-NARROW_ROWS, ARRAY_ROWS, IMAGE_ROWS = (
-    10_000,
-    1_000,
-    32,
-)  # maximum rows of an Arrow message, by the kind of the widest column
+# Maximum rows of an Arrow message, by the kind of the widest column.
+NARROW_ROWS, ARRAY_ROWS, IMAGE_ROWS = 10_000, 1_000, 32
 
 
 class RowSource(NamedTuple):

@@ -62,6 +62,7 @@ from sparkstrom.spark.executor_slots import (
     driver_host,
     get_slots,
 )
+from sparkstrom.spark.jobs import SparkJob
 from sparkstrom.transport.aeron.channel_settings import choose_mtu
 from sparkstrom.transport.udp_probe import TOKEN_BYTES, ProbeGroup, UdpProbe
 from sparkstrom.worker.network_setup import DISCARD_PORT, choose_driver_address
@@ -118,11 +119,9 @@ class DoctorSession:
             raise SetupError(f"Spark does not start: {find_cause(str(error))}") from error
 
     def __enter__(self) -> DoctorSession:
-        """Return the session."""
         return self
 
     def __exit__(self, *exc: object) -> None:
-        """Stop Spark."""
         with contextlib.suppress(Exception):  # py4j's, if it has already stopped
             self.context.stop()
 
@@ -143,7 +142,8 @@ class DoctorSession:
         """
         end_s = time.monotonic() + seconds
         changed_s, last_count = time.monotonic(), 0
-        wanted = 1
+        wanted, master = 1, self.context.master
+        is_known = master.startswith("local") or count_requested_executors(self.conf, master) > 0
         while time.monotonic() < end_s:
             count = self.count_executors()
             if count != last_count:
@@ -152,7 +152,6 @@ class DoctorSession:
                 wanted = get_slots(self.context).executors
             except SetupError:  # none has registered, and no setting says how many to expect
                 wanted = max(wanted, count)
-            is_known = self.context.master.startswith("local") or self._has_executor_count()
             if count >= wanted and (
                 is_known or time.monotonic() - changed_s > REGISTRATION_QUIET_S
             ):
@@ -162,40 +161,27 @@ class DoctorSession:
             return wanted, None
         return wanted, TaskSlots(last_count, get_slots(self.context).per_executor)
 
-    def _has_executor_count(self) -> bool:
-        """Return whether the configuration sets the number of executors."""
-        return count_requested_executors(self.conf, self.context.master) > 0
-
     def run_barrier_job(self, slots: int, task: Callable[..., Any], seconds: float) -> list[Any]:
         """Run ``task`` in ``slots`` simultaneous Spark tasks; return everything that they yield.
 
         Raise SetupError if the job fails (with Spark's message) or takes longer than ``seconds``.
         """
+
+        def run_stage() -> list[Any]:
+            """Run the barrier stage and return its results."""
+            rdd = self.context.parallelize(range(slots), slots).barrier()
+            return list(rdd.mapPartitions(task).collect())
+
         group = f"sparkstrom-doctor-{time.monotonic_ns()}"
-        results: list[Any] = []
-        errors: list[Exception] = []
-
-        def submit() -> None:
-            """Run the barrier stage in this thread; store its results or its error."""
-            try:
-                self.context.setJobGroup(group, "sparkstrom doctor", interruptOnCancel=True)
-                rdd = self.context.parallelize(range(slots), slots).barrier()
-                results.extend(rdd.mapPartitions(task).collect())
-            except Exception as error:  # raised by the main thread
-                errors.append(error)
-
-        from pyspark import InheritableThread
-
-        thread = InheritableThread(target=submit, daemon=True)
-        thread.start()
-        thread.join(seconds)
-        if thread.is_alive():
-            self.context.cancelJobGroup(group)
-            thread.join(POLL_S)
+        job = SparkJob(self.context, group, run_stage, description="sparkstrom doctor")
+        job.start()
+        if not job.wait(seconds):
+            job.cancel()
+            job.wait(POLL_S)
             raise SetupError(f"a job of {slots} short tasks was not done after {seconds:.0f} s")
-        if errors:
-            raise SetupError(find_cause(str(errors[0])))
-        return results
+        if job.error is not None:
+            raise SetupError(find_cause(str(job.error)))
+        return job.reports
 
 
 def run_in_background(work: Callable[[], Result]) -> tuple[threading.Thread, list[Result]]:

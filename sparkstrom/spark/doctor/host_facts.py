@@ -49,7 +49,6 @@ class DiskSpace:
     """The space in the file system that contains a directory."""
 
     path: str  # the directory
-    total_bytes: int  # capacity of the file system
     free_bytes: int  # space available to this user
     error: str = ""  # why the directory is not writable, or ""
 
@@ -174,8 +173,7 @@ def measure_space(path: Path) -> DiskSpace:
     except OSError as raised:
         error = raised.strerror or str(raised)
     existing = next(place for place in (path, *path.parents) if place.exists())
-    usage = shutil.disk_usage(existing)
-    return DiskSpace(str(path), usage.total, usage.free, error)
+    return DiskSpace(str(path), shutil.disk_usage(existing).free, error)
 
 
 def find_kernel_cache(scratch: Path) -> tuple[Path, bool]:

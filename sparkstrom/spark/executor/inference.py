@@ -53,7 +53,6 @@ from sparkstrom.fit.evaluation import (
 )
 from sparkstrom.models.base import (
     Batch,
-    Buffered,
     Columns,
     Flat,
     FlatModel,
@@ -62,7 +61,9 @@ from sparkstrom.models.base import (
     RequiresLoss,
     Shape,
     arrays_of,
+    get_buffers,
     is_self_contained,
+    load_buffers,
 )
 from sparkstrom.models.output_interpretation import (
     BLOCK_ROWS,
@@ -72,16 +73,9 @@ from sparkstrom.models.output_interpretation import (
 )
 from sparkstrom.spark.data.column_selection import resolve_columns
 from sparkstrom.spark.data.partitioning import RowSource
-from sparkstrom.spark.executor.entry_points import (
-    forget_spark_archive_importers,
-    pickle_by_value,
-)
+from sparkstrom.spark.executor.entry_points import forget_spark_archive_importers, pickle_by_value
 from sparkstrom.spark.jobs import translate_job_errors
-from sparkstrom.worker.task_environment import (
-    free_models,
-    freeze_garbage_collector,
-    refer_weakly,
-)
+from sparkstrom.worker.task_environment import free_models, freeze_garbage_collector, refer_weakly
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -111,7 +105,7 @@ class TrainedModel:
         ``name`` distinguishes models that have the same description but different code. Without
         a name, a model whose description does not determine its code gets a random digest.
         """
-        buffers = model.buffers_bytes() if isinstance(model, Buffered) else b""
+        buffers = get_buffers(model)
         description = model.describe()
         words = json.dumps(description, sort_keys=True, default=repr).encode()
         name = name or ("" if is_self_contained(description) else secrets.token_hex())
@@ -133,8 +127,7 @@ class TrainedModel:
     def open(self) -> FlatModel:
         """Return the model, bound to a copy of its parameters."""
         self.model.bind(self.parameters.copy())
-        if isinstance(self.model, Buffered) and self.buffers:
-            self.model.load_buffers_bytes(self.buffers)
+        load_buffers(self.model, self.buffers)
         return self.model
 
 
@@ -169,7 +162,6 @@ class OutputConcatenator:
     """
 
     def __init__(self, model: FlatModel) -> None:
-        """Store ``model``, whose outputs may be several arrays."""
         self._model = model
         self.shapes: dict[str | int, Shape] = {}
 

@@ -238,21 +238,16 @@ class SparkstromModel(Model, OutputParams, MLWritable, MLReadable["SparkstromMod
         *,
         several: bool = False,
     ) -> None:
-        """Store a trained model.
+        """Store a trained model, with the summary of its fit; a loaded model has none.
 
-        Args:
-            trained: The model and its parameters.
-            summary: The summary of the model's fit; None for a loaded model.
-            epochs_trained: The number of epochs trained.
-            several: Whether a row's prediction is an array of values.
+        ``several``: whether a row's prediction is an array of values.
         """
         super().__init__()
         self.trained, self.summary, self.epochs_trained = trained, summary, epochs_trained
-        self.several = several  # a row's prediction is an array of values
+        self.several = several
         self._shipped: Any = None
 
     def __repr__(self) -> str:
-        """Return the class, the model and the number of epochs trained."""
         return f"{type(self).__name__}({self.model!r}, {self.epochs_trained} epochs trained)"
 
     @property
@@ -339,10 +334,8 @@ def predicts_labels(model: FlatModel, *, several: bool) -> bool:
 def make_converter(model: FlatModel, prediction: Any, *, several: bool) -> OutputConverter:
     """Return the function that converts the model's outputs for its columns.
 
-    Args:
-        model: The model.
-        prediction: The value of the Param ``predictionCol``.
-        several: Whether a row's prediction is an array of values.
+    ``prediction`` is the value of the Param ``predictionCol``; ``several``: whether a row's
+    prediction is an array of values.
     """
     kind = get_output_kind(model)
     if isinstance(prediction, tuple | dict):

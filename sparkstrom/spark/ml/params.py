@@ -65,7 +65,6 @@ class GridValue(Transformer, MLWritable, MLReadable["GridValue"]):
         self.name, self.value = name, value
 
     def __getattr__(self, name: str) -> Any:
-        """Return the attribute of the wrapped value."""
         if name.startswith("_") or "value" not in self.__dict__:
             raise AttributeError(name)
         return getattr(self.value, name)
@@ -79,7 +78,6 @@ class GridValue(Transformer, MLWritable, MLReadable["GridValue"]):
         return hash(self.name)
 
     def __repr__(self) -> str:
-        """Return the representation of the wrapped value."""
         return repr(self.value)
 
     def _transform(self, dataset: DataFrame) -> DataFrame:
@@ -101,13 +99,17 @@ def unwrap(value: Any) -> Any:
     return value.value if isinstance(value, GridValue) else value
 
 
-class GridValueWriter(MLWriter):
-    """Writes a GridValue as the files of an estimator on which only its Param is set."""
+class InstanceWriter(MLWriter):
+    """Base class of writers of one instance; subclasses implement ``saveImpl``."""
 
-    def __init__(self, instance: GridValue) -> None:
+    def __init__(self, instance: Any) -> None:
         """Prepare to write ``instance``."""
         super().__init__()
         self._instance = instance
+
+
+class GridValueWriter(InstanceWriter):
+    """Writes a GridValue as the files of an estimator on which only its Param is set."""
 
     def saveImpl(self, path: str) -> None:
         """Write the value to ``path``. Raise UsageError for an option that cannot be written."""
@@ -127,11 +129,6 @@ class GridValueReader(MLReader[GridValue]):
             raise UsageError(f"{path} names no Param of an estimator: {name!r}; save it again")
         value = held.get_or_none(name)
         return GridValue(name, () if value is None else value)  # listeners are in no file
-
-
-def _create_converter(name: str, declared: Metadata) -> Callable[[Any], Any]:
-    """Return a converter that checks a Param's value as an option with this declaration."""
-    return lambda value: declared[KEY].read(name, value)
 
 
 SEED_OPTION = whole(-(2**63))  # Spark ML's default is a hash, which may be negative
@@ -208,32 +205,32 @@ def convert_early_stopping(value: Any) -> Any:
     return None if value is None else GridValue("earlyStopping", value)
 
 
-def _create_column_param(name: str, doc: str) -> Param[str]:
+def _declare_param(name: str, doc: str, checked: Metadata | Callable[[Any], Any]) -> Param[Any]:
+    """Return a Param. ``checked``: an option's declaration, which checks values, or a converter."""
+    if callable(checked):
+        return Param(Params._dummy(), name, doc, checked)
+    return Param(Params._dummy(), name, doc, lambda value: checked[KEY].read(name, value))
+
+
+def _declare_column(name: str, doc: str) -> Param[str]:
     """Return a Param for the name of one column; "" means none."""
-    declared = text("must be a column's name", words=("",))
-    return Param(Params._dummy(), name, doc, _create_converter(name, declared))
+    return _declare_param(name, doc, text("must be a column's name", words=("",)))
 
 
 class OutputParams(HasFeaturesCol, HasPredictionCol, HasProbabilityCol, HasRawPredictionCol):
     """The Params for the columns that a model reads and adds. An empty name adds no column."""
 
-    featuresCol: Param[Any] = Param(
-        Params._dummy(),
-        "featuresCol",
-        "what the model reads: columns as fit takes them",
-        convert_columns,
+    featuresCol: Param[Any] = _declare_param(
+        "featuresCol", "what the model reads: columns as fit takes them", convert_columns
     )
-    predictionCol: Param[Any] = Param(
-        Params._dummy(),
-        "predictionCol",
-        "prediction column; of several outputs, several",
-        convert_output_columns,
+    predictionCol: Param[Any] = _declare_param(
+        "predictionCol", "prediction column; of several outputs, several", convert_output_columns
     )
 
-    probabilityCol: Param[str] = _create_column_param(
+    probabilityCol: Param[str] = _declare_column(
         "probabilityCol", "column of a probability per class"
     )
-    rawPredictionCol: Param[str] = _create_column_param(
+    rawPredictionCol: Param[str] = _declare_column(
         "rawPredictionCol", "column that ranks rows by class"
     )
 
@@ -276,61 +273,34 @@ class OutputParams(HasFeaturesCol, HasPredictionCol, HasProbabilityCol, HasRawPr
 class EstimatorParams(OutputParams, HasLabelCol, HasWeightCol, HasValidationIndicatorCol, HasSeed):
     """The Params of the estimator: the columns to read, the model and the training options."""
 
-    labelCol: Param[Any] = Param(
-        Params._dummy(),
-        "labelCol",
-        "what is learnt: columns as fit takes them",
-        convert_label_columns,
+    labelCol: Param[Any] = _declare_param(
+        "labelCol", "what is learnt: columns as fit takes them", convert_label_columns
     )
-    weightCol: Param[str] = _create_column_param("weightCol", "column of how much each row counts")
-    validationIndicatorCol: Param[str] = _create_column_param(
+    weightCol: Param[str] = _declare_column("weightCol", "column of how much each row counts")
+    validationIndicatorCol: Param[str] = _declare_column(
         "validationIndicatorCol", "boolean column: true for rows to hold out"
     )
-    seed: Param[int] = Param(
-        Params._dummy(),
-        "seed",
-        "random seed of the order of rows",
-        _create_converter("seed", SEED_OPTION),
+    seed: Param[int] = _declare_param("seed", "random seed of the order of rows", SEED_OPTION)
+    model: Param[Any] = _declare_param(
+        "model", "what is trained: a model of sparkstrom.models", convert_model
     )
-    model: Param[Any] = Param(
-        Params._dummy(), "model", "what is trained: a model of sparkstrom.models", convert_model
+    epochs: Param[int] = _declare_param("epochs", "epochs to train, at least 1", EPOCHS)
+    batchSize: Param[int] = _declare_param(
+        "batchSize", "rows of a minibatch on one worker", BATCH_SIZE
     )
-    epochs: Param[int] = Param(
-        Params._dummy(),
-        "epochs",
-        "epochs to train, at least 1",
-        _create_converter("epochs", EPOCHS),
+    master: Param[Any] = _declare_param(
+        "master", "how workers train and share: SharedTrainingMaster", convert_master
     )
-    batchSize: Param[int] = Param(
-        Params._dummy(),
-        "batchSize",
-        "rows of a minibatch on one worker",
-        _create_converter("batchSize", BATCH_SIZE),
+    earlyStopping: Param[Any] = _declare_param(
+        "earlyStopping", "when held-out rows end it: EarlyStopping", convert_early_stopping
     )
-    master: Param[Any] = Param(
-        Params._dummy(),
-        "master",
-        "how workers train and share: SharedTrainingMaster",
-        convert_master,
+    listeners: Param[Any] = _declare_param(
+        "listeners", "listeners of each fit; not saved", convert_listeners
     )
-    earlyStopping: Param[Any] = Param(
-        Params._dummy(),
-        "earlyStopping",
-        "when held-out rows end it: EarlyStopping",
-        convert_early_stopping,
+    validationFraction: Param[float] = _declare_param(
+        "validationFraction", "share of rows held out", number(least=0, below=1)
     )
-    listeners: Param[Any] = Param(
-        Params._dummy(), "listeners", "listeners of each fit; not saved", convert_listeners
-    )
-    validationFraction: Param[float] = Param(
-        Params._dummy(),
-        "validationFraction",
-        "share of rows held out",
-        _create_converter("validationFraction", number(least=0, below=1)),
-    )
-    verbose: Param[bool] = Param(
-        Params._dummy(), "verbose", "draw a line of progress", _create_converter("verbose", flag())
-    )
+    verbose: Param[bool] = _declare_param("verbose", "draw a line of progress", flag())
 
     def copy(self, extra: dict[Param[Any], Any] | None = None) -> Self:
         """Return a copy with the Params in ``extra`` set.

@@ -14,11 +14,12 @@ import contextlib
 import json
 import pickle
 import tempfile
+from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from pyspark.ml.util import DefaultParamsReader, DefaultParamsWriter, MLReader, MLWriter
+from pyspark.ml.util import DefaultParamsReader, DefaultParamsWriter, MLReader
 
 from sparkstrom.base.errors import UsageError, WireError, first_line
 from sparkstrom.checkpoint.saved_model import load_model, save_model
@@ -37,19 +38,13 @@ from sparkstrom.models.base import (
 from sparkstrom.options.resolution import from_json, to_json
 from sparkstrom.spark.executor.entry_points import pickle_by_value
 from sparkstrom.spark.executor.inference import TrainedModel
-from sparkstrom.spark.ml.params import MULTI_COLUMN_PARAMS, is_json_value
+from sparkstrom.spark.ml.params import MULTI_COLUMN_PARAMS, InstanceWriter, is_json_value
 
 MODEL_FOLDER, MODEL_FILE = "model", "model.npz"
 CODE_FILE, STATE_FILE = f"{MODEL_FILE}.pickle", f"{MODEL_FILE}.optimizer"
-METADATA_KEY, COLUMNS_KEY = (
-    "sparkstrom",
-    "columns",
-)  # sparkstrom's key in the metadata; below it, column names that are not a single string
-OBJECT_PARAMS = (
-    "model",
-    "master",
-    "earlyStopping",
-)  # Params whose values need conversion to JSON
+# Sparkstrom's key in the metadata; below it, column names that are not a single string.
+METADATA_KEY, COLUMNS_KEY = "sparkstrom", "columns"
+OBJECT_PARAMS = ("model", "master", "earlyStopping")  # Params whose values are converted to JSON
 DAMAGE_ERRORS = (
     *(ArithmeticError, AssertionError, AttributeError, LookupError),
     *(TypeError, ValueError, RecursionError, WireError),
@@ -70,13 +65,8 @@ def require_spark_context(reader_or_writer: Any) -> Any:
     return reader_or_writer.sc
 
 
-class EstimatorWriter(MLWriter):
-    """Writes an estimator with its untrained model."""
-
-    def __init__(self, instance: Any) -> None:
-        """Prepare to write ``instance``, a SparkstromEstimator."""
-        super().__init__()
-        self._instance = instance
+class EstimatorWriter(InstanceWriter):
+    """Writes a SparkstromEstimator with its untrained model."""
 
     def saveImpl(self, path: str) -> None:
         """Write the estimator's files. Raise UsageError for an option that cannot be written."""
@@ -101,21 +91,29 @@ class EstimatorWriter(MLWriter):
             _write_untrained_model(require_spark_context(self), path, model)
 
 
-class EstimatorReader(MLReader[Any]):
-    """Reads the files that ``EstimatorWriter`` wrote."""
+class StageReader(MLReader[Any]):
+    """Reads an estimator or a trained model. Subclasses implement ``_load``."""
 
     def __init__(self, cls: type[Any]) -> None:
-        """Prepare to read an estimator of class ``cls``."""
+        """Prepare to read an instance of class ``cls``."""
         super().__init__()
         self._cls = cls
 
     def load(self, path: str) -> Any:
-        """Return the estimator saved in ``path``. Raise UsageError if its files are damaged."""
+        """Return what is saved in ``path``. Raise UsageError if files are missing or damaged."""
         with _explain_damage(path):
             return self._load(path)
 
+    @abstractmethod
     def _load(self, path: str) -> Any:
-        """Return the estimator saved in ``path``; ``load`` explains errors in its files."""
+        """Return what is saved in ``path``; ``load`` explains errors in its files."""
+
+
+class EstimatorReader(StageReader):
+    """Reads the files that ``EstimatorWriter`` wrote."""
+
+    def _load(self, path: str) -> Any:
+        """Return the estimator saved in ``path``."""
         metadata = DefaultParamsReader.loadMetadata(path, require_spark_context(self))
         estimator = self._cls()
         estimator._resetUid(metadata["uid"])
@@ -130,13 +128,8 @@ class EstimatorReader(MLReader[Any]):
         return estimator._set(**found, **_restore_columns(columns))
 
 
-class ModelWriter(MLWriter):
-    """Writes a trained model."""
-
-    def __init__(self, instance: Any) -> None:
-        """Prepare to write ``instance``, a SparkstromModel."""
-        super().__init__()
-        self._instance = instance
+class ModelWriter(InstanceWriter):
+    """Writes a SparkstromModel."""
 
     def saveImpl(self, path: str) -> None:
         """Write metadata and model files, on any file system that Hadoop supports."""
@@ -152,13 +145,12 @@ class ModelWriter(MLWriter):
         )
 
 
-class ModelReader(MLReader[Any]):
+class ModelReader(StageReader):
     """Reads the files that ``ModelWriter`` wrote. After ``model(...)``, no saved code is run."""
 
     def __init__(self, cls: type[Any]) -> None:
         """Prepare to read a trained model of class ``cls``."""
-        super().__init__()
-        self._cls = cls
+        super().__init__(cls)
         self._model: FlatModel | None = None
 
     def model(self, model: FlatModel) -> ModelReader:
@@ -166,13 +158,8 @@ class ModelReader(MLReader[Any]):
         self._model = model
         return self
 
-    def load(self, path: str) -> Any:
-        """Return the trained model. Raise UsageError if files are missing or do not match."""
-        with _explain_damage(path):
-            return self._load(path)
-
     def _load(self, path: str) -> Any:
-        """Return the trained model saved in ``path``; ``load`` explains errors in its files."""
+        """Return the trained model saved in ``path``."""
         metadata = DefaultParamsReader.loadMetadata(path, require_spark_context(self))
         model, parameters, epochs = _read_model(require_spark_context(self), path, self._model)
         several = metadata[METADATA_KEY].get("several", False)

@@ -130,10 +130,7 @@ class RddRecords:
     """
 
     def __init__(
-        self,
-        rdd: RDD[bytes],
-        check_aborted: CheckAborted,
-        shuffles: tuple[ByteShuffle, ...] = (),
+        self, rdd: RDD[bytes], check_aborted: CheckAborted, shuffles: tuple[ByteShuffle, ...] = ()
     ) -> None:
         self._rdd, self._check_aborted, self._shuffles = rdd, check_aborted, shuffles
 

@@ -210,13 +210,9 @@ RETRIED = "Spark began its task again ({} times)"
 def inspect_rows(
     packed: PackedJob, blocks: BlockReader, index: int, items: Iterable[Any]
 ) -> Iterator[PartitionFacts | UsageError | SetupError]:
-    """Yield facts about a partition's rows, or the error if they do not suit the model.
+    """Yield facts about partition ``index``, or the error if its rows do not suit the model.
 
-    Args:
-        packed: The pickled job.
-        blocks: Reads rows from ``items``.
-        index: The partition.
-        items: The partition's elements, as Spark passes them to the task.
+    ``blocks`` reads rows from ``items``, the partition's elements as Spark passes them to the task.
     """
     job, place = packed.unpack(), get_task_context()
     try:
@@ -224,15 +220,7 @@ def inspect_rows(
     except (UsageError, SetupError) as error:
         yield error
         return
-    yield PartitionFacts(
-        index,
-        batches.rows,
-        batches.held_out.rows,
-        batches.checksum,
-        batches.batches_per_epoch,
-        batches.spilled_bytes,
-        place.host,
-    )
+    yield PartitionFacts.from_batches(index, batches, place.host)
     batches.close()
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from sparkstrom.fit import listeners
-from sparkstrom.fit.listeners import ResidualLogger
+from sparkstrom.fit.listeners import ResidualLogListener
 from sparkstrom.observe.telemetry import (
     ResidualFigures,
     TrainingCounters,
@@ -45,23 +45,25 @@ def test_the_log_says_them_now_and_then(
         3: WorkerCounters(TrainingCounters(steps=1)),
         4: WorkerCounters(),
     }
-    log = ResidualLogger()
+    log = ResidualLogListener()
     with caplog.at_level(logging.INFO, "sparkstrom.encoding"):
         for _ in range(3):
-            log.show(counters)
+            log.log_statistics(counters)
         assert [record.getMessage() for record in caplog.records] == [
             f"node {node}, absolute residual: tau {tau}, at_least_tau 2, mean 0.1, max 0.25,"
             " p50 0.2, p95 0.21, p99 0.22, p99.9 0.23, p99.99 0.24"
             for node, tau in ((1, 0.125), (2, 0.5))
         ]
-        log.show(counters, force=True)
+        log.log_statistics(counters, force=True)
         now_s += listeners.RESIDUAL_LOG_EVERY_S
-        log.show(counters)
+        log.log_statistics(counters)
     assert len(caplog.records) == 6
     assert {record.name for record in caplog.records} == {"sparkstrom.encoding"}
 
 
 def test_without_figures_nothing_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "sparkstrom.encoding"):
-        ResidualLogger().show({1: WorkerCounters(TrainingCounters(steps=1))}, force=True)
+        ResidualLogListener().log_statistics(
+            {1: WorkerCounters(TrainingCounters(steps=1))}, force=True
+        )
     assert caplog.records == []

@@ -51,7 +51,7 @@ def test_one_worker_learns_what_one_process_learns_bit_by_bit(model: FlatModel) 
     fit = simulator(made, 1)
     simulated = fit.run()
     alone = train_synchronously(made, partitions(made, 1), conditions())
-    local = fit.workers[0].replica.local
+    local = fit.workers[0].replica.theta.local
     assert local is not None
     assert alone.parameters is not None
     assert local.tobytes() == alone.parameters.tobytes()

@@ -22,11 +22,10 @@ from sparkstrom.local.data import partition_rows, read_data_blocks
 from sparkstrom.local.fit_runner import LocalFitContext, PartitionedRows
 from sparkstrom.local.worker_main import run_task
 from sparkstrom.local.worker_pool import WorkerAnswer, WorkerTask
-from sparkstrom.local.wrapper_options import RoundOptions
 from sparkstrom.observe.epoch_history import Epoch, EpochHistory
 from sparkstrom.planning.memory import PieceSizes
 from sparkstrom.protocol.common.fit_spec import FitSpec
-from sparkstrom.rounds.averaging import RoundState
+from sparkstrom.rounds.averaging import RoundOptions, RoundState
 from sparkstrom.rounds.backend import EpochPlan, PartitionFacts, RoundOrder, RoundsBackend
 from sparkstrom.rounds.control import RoundsControl
 from sparkstrom.rounds.run import RoundsLoop

@@ -37,7 +37,7 @@ def in_order(mesh: Mesh, *workers: dict[str, Any]) -> None:
     """Each joins once the one before is a member, so that its place is known."""
     for partition, options in enumerate(workers):
         mesh.add_worker(partition, **options)
-        wait_until(lambda: len(mesh.nodes) == mesh.master.workers)
+        wait_until(lambda: len(mesh.nodes) == mesh.master.progress.workers)
 
 
 def begin_with_those_present(mesh: Mesh) -> None:

@@ -81,8 +81,8 @@ def test_a_local_model_goes_on_from_its_own_steps(make: Callable[..., Replica]) 
     replica = make("local")
     replica.step(BATCH)
     replica.step(BATCH)
-    assert replica.local is not None
-    np.testing.assert_array_equal(seen(replica.local), all_at(TAU))
+    assert replica.theta.local is not None
+    np.testing.assert_array_equal(seen(replica.theta.local), all_at(TAU))
 
 
 def test_the_replica_rule_takes_every_gradient_at_theta(make: Callable[..., Replica]) -> None:
@@ -90,7 +90,7 @@ def test_the_replica_rule_takes_every_gradient_at_theta(make: Callable[..., Repl
     for _ in range(2):
         replica.step(BATCH)
         replica.accumulate_delta()
-    assert replica.local is None
+    assert replica.theta.local is None
     np.testing.assert_array_equal(replica.model.params, all_at(TAU / 2))  # type: ignore[attr-defined]
     np.testing.assert_array_equal(replica.residual(), all_at(TAU))
 

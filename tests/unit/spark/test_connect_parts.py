@@ -20,6 +20,7 @@ from sparkstrom.base.identity import Endpoint
 from sparkstrom.data.column_selection import ColumnSpec
 from sparkstrom.data.row_blocks import read_row_blocks
 from sparkstrom.options.gradient_sharing import SharedTrainingMaster
+from sparkstrom.options.network import VoidConfiguration
 from sparkstrom.spark.connect import jobs as binary_rows
 from sparkstrom.spark.connect import jobs as uploads
 from sparkstrom.spark.connect import partitioning as connect_spread
@@ -205,17 +206,14 @@ def test_a_task_that_asks_hears_the_controller_before_it_has_a_media_driver(
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as free:
         free.bind(("127.0.0.1", 0))
         endpoint = Endpoint("127.0.0.1", free.getsockname()[1])
-    ask = partial(
-        probe_controller, ReachabilityProbe(endpoint, b"sixteen bytes ..", None, None, 10.0)
-    )
-    here = threading.Thread(target=await_probe, args=(b"sixteen bytes ..", endpoint))
+    token, void = b"sixteen bytes ..", VoidConfiguration()
+    ask = partial(probe_controller, ReachabilityProbe(endpoint, token, void, 10.0))
+    here = threading.Thread(target=await_probe, args=(token, endpoint))
     here.start()
     (heard,) = ask([])
     assert heard.heard
     here.join()
-    (later,) = probe_controller(
-        ReachabilityProbe(endpoint, b"sixteen bytes ..", None, None, 0.3), []
-    )
+    (later,) = probe_controller(ReachabilityProbe(endpoint, token, void, 0.3), [])
     assert not later.heard  # it goes on, and has its media driver there
     await_probe(b"", endpoint)  # of a driver program that knows without asking
 

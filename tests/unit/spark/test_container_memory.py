@@ -13,9 +13,9 @@ from sparkstrom.options.parameter_averaging import ParameterAveragingTrainingMas
 from sparkstrom.planning.memory import (
     MIB,
     ContainerLayout,
-    ContainerMemory,
     ModelFootprint,
     check_overhead,
+    explain_memory_kill,
     gradient_sharing_memory,
     parse_memory_kill,
     rounds_memory,
@@ -48,7 +48,7 @@ def explained(error: str, overhead: int, **more: str) -> str:
     """With so many MiB of overhead; ``more`` of spark.executor's keys."""
     keys = {f"spark.executor.{key.replace('_', '.')}": value for key, value in more.items()}
     conf = CONF | {"spark.executor.memoryOverhead": f"{overhead}m"} | keys
-    return ContainerMemory(conf, NEED).explain(error)
+    return explain_memory_kill(conf, NEED, error)
 
 
 def advised(text: str) -> int:
@@ -117,7 +117,7 @@ def test_yarns_sizes_have_fractions() -> None:
 def test_rounds_have_no_aeron_and_no_log() -> None:
     master = ParameterAveragingTrainingMaster(batch_memory_bytes=66 * MIB)
     need = rounds_memory(CONF, 4, ModelFootprint(1000, library="dense"), master)
-    killed = ContainerMemory(CONF, need).explain(yarn("901.2 MB", "900 MB"))
+    killed = explain_memory_kill(CONF, need, yarn("901.2 MB", "900 MB"))
     [warned] = check_overhead(CONF, need)
     for text in (killed, warned):
         assert "2 workers of 1,000 parameters need up to" in text

@@ -46,7 +46,7 @@ def test_it_says_so_and_ends(
     monkeypatch.setattr(controller_entry, "is_retry", lambda: again)
     way = ControllerRoute(1, Endpoint("127.0.0.1", 9), VoidConfiguration(), 1, 0)
     unopened = LazyPickle(b"no pickle at all", way)
-    assert join_message(run_controller_task((NOWHERE, MEDIA), wanted, unopened, 0, [])) == answer
+    assert join_message(run_controller_task((NOWHERE, MEDIA), wanted, unopened, [])) == answer
 
 
 def test_a_result_is_cut_into_parts_that_spark_carries() -> None:

@@ -46,7 +46,7 @@ from sparkstrom.transport.udp_probe import PeerResult
 
 OK, WARNING, FAILURE = Level.OK, Level.WARNING, Level.FAILURE
 LARGE = 4 << 20
-ROOM = DiskSpace("/there", 100 << 30, 50 << 30)
+ROOM = DiskSpace("/there", 50 << 30)
 SIZES = choose_buffer_sizes(8, TERM_LENGTHS[0], (LARGE, LARGE))
 SMALL = choose_buffer_sizes(8, TERM_LENGTHS[0], (212_992, 212_992))
 FACTS = HostFacts(
@@ -98,21 +98,21 @@ def test_a_good_machine_has_nothing_to_set() -> None:
         ),
         (
             "shared memory",
-            {"shared_memory": DiskSpace("/dev/shm", 64 * MIB, 64 * MIB)},
+            {"shared_memory": DiskSpace("/dev/shm", 64 * MIB)},
             WARNING,
             ["64 MiB free", "want 67 MiB", "shorter logs", "size=135m", "--shm-size=135m"],
         ),
         (
             "shared memory",
-            {"shared_memory": DiskSpace("/dev/shm", MIB, MIB)},
+            {"shared_memory": DiskSpace("/dev/shm", MIB)},
             WARNING,
             ["logs go to /scratch"],
         ),
         (
             "shared memory",
             {
-                "shared_memory": DiskSpace("/dev/shm", MIB, MIB),
-                "scratch": DiskSpace("/s", MIB, MIB),
+                "shared_memory": DiskSpace("/dev/shm", MIB),
+                "scratch": DiskSpace("/s", MIB),
             },
             FAILURE,
             ["/s has no room either"],
@@ -135,7 +135,7 @@ def test_a_good_machine_has_nothing_to_set() -> None:
             WARNING,
             ["/there cannot be written", "NUMBA_CACHE_DIR="],
         ),
-        ("kernel cache", {"kernels": DiskSpace("/k", MIB, MIB)}, WARNING, ["kernels take 8 MiB"]),
+        ("kernel cache", {"kernels": DiskSpace("/k", MIB)}, WARNING, ["kernels take 8 MiB"]),
         ("kernel cache", {"has_compiled_kernels": False}, OK, ["the first fit compiles"]),
         (
             "scratch",
@@ -143,7 +143,7 @@ def test_a_good_machine_has_nothing_to_set() -> None:
             FAILURE,
             ["Permission denied", "spark.local.dir"],
         ),
-        ("scratch", {"scratch": DiskSpace("/s", MIB, MIB)}, WARNING, ["1 MiB free"]),
+        ("scratch", {"scratch": DiskSpace("/s", MIB)}, WARNING, ["1 MiB free"]),
         (
             "gpu",
             {"gpu": GpuFacts(0, 1, "backend='cuda': no compiler. Install the CUDA toolkit")},
@@ -168,7 +168,7 @@ def test_a_machine(check: str, changed: dict[str, Any], level: Level, words: lis
 
 
 def test_media_drivers_of_one_host_share_its_memory() -> None:
-    facts = replace(FACTS, shared_memory=DiskSpace("/dev/shm", 100 * MIB, 100 * MIB))
+    facts = replace(FACTS, shared_memory=DiskSpace("/dev/shm", 100 * MIB))
     assert found_in("shared memory", facts)[0].level is OK
     assert found_in("shared memory", facts, HostExpectations(8, drivers=2))[0].level is WARNING
 

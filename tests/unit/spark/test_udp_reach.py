@@ -10,6 +10,7 @@ import pytest
 
 from sparkstrom.base.errors import SetupError
 from sparkstrom.base.identity import Endpoint
+from sparkstrom.options.network import VoidConfiguration
 from sparkstrom.spark.controller import reachability as udp_reach
 from sparkstrom.spark.controller.reachability import (
     ReachabilityProbe,
@@ -27,7 +28,7 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def heard(endpoint: Endpoint, token: bytes) -> bool:
-    (answer,) = probe_controller(ReachabilityProbe(endpoint, token, None, None), [])
+    (answer,) = probe_controller(ReachabilityProbe(endpoint, token, VoidConfiguration()), [])
     assert answer.host == socket.gethostname()
     return answer.heard
 
