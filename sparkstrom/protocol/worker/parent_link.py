@@ -180,12 +180,8 @@ class ParentLink:
         report_flag: DirtyFlag,
         now_s: float,
     ) -> None:
-        self._limits, self._membership, self._own, self._report_flag = (
-            limits,
-            membership,
-            in_flight,
-            report_flag,
-        )
+        self._limits, self._membership = limits, membership
+        self._own, self._report_flag = in_flight, report_flag
         self.stage = CLOSED
         self.parent: NodeId | None = None  # None: no edge is open
         self.edge = EdgeNo(0)  # number of the newest edge; only rises
@@ -318,7 +314,8 @@ class ParentLink:
             self.waiting.popleft()
             self.window.on_sent(size, now_s)
             if child is not None:
-                child.bytes_forwarded, child.state_due = child.bytes_forwarded + size, True
+                child.bytes_forwarded += size
+                child.state_due = True
             out.append(self.send(update))
         return out
 
@@ -328,9 +325,7 @@ class ParentLink:
         if not updates:
             return []
         others = [(update, child) for update, child in self.waiting if child is not None]
-        self.waiting.clear()
-        self.waiting.extend(others)
-        self.waiting.extend((update, None) for update in updates)
+        self.waiting = deque([*others, *((update, None) for update in updates)])
         return self.send_queued(now_s)
 
     def resend_on_new_edge(self, now_s: float) -> list[Effect]:
@@ -340,10 +335,8 @@ class ParentLink:
         """
         for update, child in self.waiting:
             if child is not None:
-                child.bytes_forwarded, child.state_due = (
-                    child.bytes_forwarded + message_weight(update, 0),
-                    True,
-                )
+                child.bytes_forwarded += message_weight(update, 0)
+                child.state_due = True
         self.waiting.clear()
         return self.resend_own(now_s, force=True)
 
