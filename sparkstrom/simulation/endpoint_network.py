@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
-from typing import Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from sparkstrom.base.errors import UsageError
 from sparkstrom.base.identity import MASTER, EdgeNo, Endpoint, NodeId
@@ -49,8 +49,11 @@ from sparkstrom.simulation.network import (
 )
 from sparkstrom.simulation.process import SimProcess
 from sparkstrom.simulation.run_options import Faults, RunSize, TransportMode
-from sparkstrom.simulation.timeline import Timeline, WorldView
+from sparkstrom.simulation.timeline import Timeline
 from sparkstrom.transport.base import OfferResult, ReceivedFrame, SentBytes, stream_kind_error
+
+if TYPE_CHECKING:
+    from sparkstrom.simulation.world import World
 
 CONTROL_FRAME_BYTES_MAX = 16_384
 RECEIVER_BYTES_MAX = 32_768  # like a term buffer, scaled to the frame sizes; sometimes it is full
@@ -105,9 +108,8 @@ class VirtualSender(Generic[OwnerT]):
     ) -> None:
         self._carrier, self.owner, self.place = carrier, owner, place
         self._frame_bytes_max = frame_bytes_max
-        self.edge: tuple[int, OwnerT, bool] | None = (
-            None  # edge, owner, data; None: direct messages
-        )
+        # Edge, owner, data; None: direct messages.
+        self.edge: tuple[int, OwnerT, bool] | None = None
         self.newest_s = 0.0  # arrival time of the last frame that keeps the order
         self.blocked_until_s = 0.0  # arrived frames are withheld from the receiver until then
         self.is_closed = False
@@ -469,9 +471,8 @@ class EndpointNetwork(Network):
         for _ in range(copies):
             if self._random() < self._faults.late:
                 self._time.faults["late"] += 1
-                at_s = max(
-                    start_s + self._draw_delay_s(), sender.newest_s
-                )  # overtakes no earlier frame
+                # It overtakes no earlier frame.
+                at_s = max(start_s + self._draw_delay_s(), sender.newest_s)
                 at_s += self._random() * LATE_S_MAX
                 self._time.at(at_s, self._arrive_frames, sender, receiver, [frame])
             else:
@@ -560,7 +561,7 @@ class EndpointNetwork(Network):
         slot = None if sender is None else slots.get(sender)
         self._delivery.check_received(owner, sender, slot, message)
 
-    def check_running(self, world: WorldView) -> None:
+    def check_running(self, world: World) -> None:
         """Check that no endpoint has too many waiting frames."""
         self._delivery.check_bounds(world, self._endpoints)
 
@@ -572,9 +573,8 @@ class EndpointNetwork(Network):
 def _readdress_frame(frame: bytes, other: bytes) -> bytes:
     """Return ``frame`` with the receiver and edge of frame ``other``; they are not encrypted."""
     fields = list(HEADER.unpack_from(frame))
-    fields[RECEIVER_FIELD : EDGE_FIELD + 1] = HEADER.unpack_from(other)[
-        RECEIVER_FIELD : EDGE_FIELD + 1
-    ]
+    address = slice(RECEIVER_FIELD, EDGE_FIELD + 1)
+    fields[address] = HEADER.unpack_from(other)[address]
     return HEADER.pack(*fields) + frame[HEADER.size :]
 
 
@@ -613,7 +613,7 @@ class BandwidthNetwork(Network):
         self._scheduled_polls: set[SimProcess | None] = set()  # processes with a scheduled poll
         self._slow_pollers: dict[SimProcess, float] = {}
 
-    def check_running(self, world: WorldView) -> None:
+    def check_running(self, world: World) -> None:
         """Check the traffic over links."""
         self.traffic.check_running(world, self.links.hosts.values())
 

@@ -13,6 +13,7 @@ import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import TYPE_CHECKING
 
 from sparkstrom.base.identity import MASTER, EdgeNo, NodeId
 from sparkstrom.codec.messages import (
@@ -28,7 +29,10 @@ from sparkstrom.codec.wire import decode_untrusted, encode, is_data
 from sparkstrom.protocol.common import events_and_effects as ev
 from sparkstrom.simulation.process import EdgeEnd, Outage, SentTraffic, SimProcess
 from sparkstrom.simulation.run_options import Faults
-from sparkstrom.simulation.timeline import Timeline, WorldView
+from sparkstrom.simulation.timeline import Timeline
+
+if TYPE_CHECKING:
+    from sparkstrom.simulation.world import World
 
 DELAY_S_MIN = 0.0005
 LATE_S_MAX = 0.5
@@ -37,9 +41,8 @@ CONTROL_BYTES = 100  # size of a message without payload, about
 LIVENESS_S = 1.0  # liveness timeout of streams: half a lease, like Aeron's 5 s of 10 s
 REPEATED_MESSAGES = (Attach, AttachReply, Heartbeat, State)  # on edges; resent until answered
 
-ArrivalHandler = Callable[
-    [SimProcess | None, NodeId | None, int, Message], None
-]  # target, sender, edge, message
+# Target, sender, edge, message.
+ArrivalHandler = Callable[[SimProcess | None, NodeId | None, int, Message], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,8 +119,11 @@ class Network:
 
     def lose_media_driver(self, owner: SimProcess | None) -> None:
         """Break and close all edges of an owner whose media driver has died."""
-        self.break_edges(owner)
-        (self._master_slots if owner is None else owner.slots).clear()
+        slots = self._master_slots if owner is None else owner.slots
+        for slot in slots.values():
+            self._break(slot.edge, owner)
+            self._break(slot.edge, slot.target)
+        slots.clear()
 
     @property
     def master_edges(self) -> dict[NodeId, EdgeNo]:
@@ -137,17 +143,11 @@ class Network:
         if slot is not None:
             self._broken.add((slot.edge, process if up else slot.target, data))
 
-    def break_edges(self, owner: SimProcess | None) -> None:
-        """Break all streams from and to ``owner`` (None: the master)."""
-        for slot in (self._master_slots if owner is None else owner.slots).values():
-            self._break(slot.edge, owner)
-            self._break(slot.edge, slot.target)
-
     def _break(self, edge: EdgeNo, sender: SimProcess | None) -> None:
         """Break both streams of an edge from ``sender``."""
         self._broken |= {(edge, sender, False), (edge, sender, True)}
 
-    def check_running(self, world: WorldView) -> None:
+    def check_running(self, world: World) -> None:
         """Check invariants of the network during the run; this network has none."""
 
     def at_end(self) -> None:
