@@ -9,7 +9,7 @@ from collections.abc import Callable
 from xml.etree.ElementTree import Element
 
 from sparkstrom.base.version import __version__
-from sparkstrom.observe.reporting.report_page import CONTENT_SECURITY_POLICY, STYLE
+from sparkstrom.observe.reporting.report_page import render_document
 from sparkstrom.observe.reporting.summary_rendering import (
     bullet_list,
     make_element,
@@ -42,17 +42,7 @@ def render_page(rehearsal: Rehearsal) -> str:
         body.append(make_element("h2", "Curves"))
         body.append(make_element("div", *plots, class_="plots"))
     body.append(make_element("p", f"Written by sparkstrom {__version__}.", class_="muted"))
-    head = make_element(
-        "head",
-        make_element("meta", charset="utf-8"),
-        make_element("meta", http_equiv="Content-Security-Policy", content=CONTENT_SECURITY_POLICY),
-        make_element("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        make_element("meta", name="color-scheme", content="light dark"),
-        make_element("link", rel="icon", href="data:,"),
-        make_element("title", f"sparkstrom: {TITLE.lower()}"),
-        make_element("style", STYLE),
-    )
-    return "<!DOCTYPE html>\n" + to_html(make_element("html", head, body, lang="en")) + "\n"
+    return render_document(TITLE.lower(), body)
 
 
 def render_summary(rehearsal: Rehearsal) -> str:
