@@ -100,6 +100,10 @@ class Network:
         """Return the process whose addresses have this host."""
         return self._processes[host]
 
+    def _slots_of(self, owner: SimProcess | None) -> dict[NodeId, EdgeEnd]:
+        """Return the open edges of ``owner`` (None: the master), by neighbour."""
+        return self._master_slots if owner is None else owner.slots
+
     def open_streams(self, process: SimProcess) -> Address:
         """Open new streams of a process and return their address; the old ones are closed."""
         process.port += 1
@@ -107,19 +111,17 @@ class Network:
 
     def open_edge(self, owner: SimProcess | None, effect: ev.OpenEdge) -> None:
         """Open an edge from ``owner`` (None: the master) to a neighbour."""
-        slots = self._master_slots if owner is None else owner.slots
         host = effect.peer.host
         target = None if host == MASTER_HOST else self._processes[host]
-        slots[effect.node] = EdgeEnd(effect.edge, target, self._time.now_s)
+        self._slots_of(owner)[effect.node] = EdgeEnd(effect.edge, target, self._time.now_s)
 
     def close_edge(self, owner: SimProcess | None, node: NodeId) -> None:
         """Close the owner's edge to a neighbour."""
-        slots = self._master_slots if owner is None else owner.slots
-        slots.pop(node, None)
+        self._slots_of(owner).pop(node, None)
 
     def lose_media_driver(self, owner: SimProcess | None) -> None:
         """Break and close all edges of an owner whose media driver has died."""
-        slots = self._master_slots if owner is None else owner.slots
+        slots = self._slots_of(owner)
         for slot in slots.values():
             self._break(slot.edge, owner)
             self._break(slot.edge, slot.target)
@@ -155,7 +157,7 @@ class Network:
 
     def send(self, owner: SimProcess | None, to: NodeId, message: Message) -> None:
         """Send a message to a neighbour; drop it if no intact edge exists."""
-        slot = (self._master_slots if owner is None else owner.slots).get(to)
+        slot = self._slots_of(owner).get(to)
         if slot is None:
             return
         if self._broken and (slot.edge, owner, is_data(message)) in self._broken:

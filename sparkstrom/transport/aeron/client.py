@@ -451,6 +451,9 @@ class AeronTransport:
     def __init__(self, handle: MediaDriverHandle, name: str = "sparkstrom") -> None:
         """Connect to the media driver as client ``name``; raise DriverLost if it has died."""
         self._handle = handle
+        self.endpoint = handle.endpoint  # that of the media driver
+        self.max_frame_bytes = handle.sizes.data_frame_bytes_max
+        self.max_control_frame_bytes = handle.sizes.control_frame_bytes_max
         self._aeron: AeronLibrary = load_library()
         # Written by Aeron's own thread, so they must outlive the client.
         self._errors = np.zeros(2, np.int64)  # count, last code
@@ -472,9 +475,7 @@ class AeronTransport:
         self._checked_s = 0.0
         try:
             self._bell = self._create_bell()
-            self._inbox = SubscriptionPoller(
-                self._aeron, handle.sizes.data_frame_bytes_max, self._bell
-            )
+            self._inbox = SubscriptionPoller(self._aeron, self.max_frame_bytes, self._bell)
             self._connect(name)
         except BaseException:
             self.close()
@@ -520,21 +521,6 @@ class AeronTransport:
         self._exit_stack.callback(lib.aeron_close, out[0])
         self._client = out[0]
         checked(lib.aeron_start(out[0]), "starting the Aeron client")
-
-    @property
-    def endpoint(self) -> Endpoint:
-        """The address and port that peers send to, which are those of the media driver."""
-        return self._handle.endpoint
-
-    @property
-    def max_frame_bytes(self) -> int:
-        """Length of the longest frame that a data sender accepts."""
-        return self._handle.sizes.data_frame_bytes_max
-
-    @property
-    def max_control_frame_bytes(self) -> int:
-        """Length of the longest frame that a control sender accepts; its log is smaller."""
-        return self._handle.sizes.control_frame_bytes_max
 
     def open_sender(
         self, endpoint: Endpoint, stream: int, *, control: bool, local: bool = False
