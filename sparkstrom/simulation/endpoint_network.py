@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from sparkstrom.base.errors import UsageError
 from sparkstrom.base.identity import MASTER, EdgeNo, Endpoint, NodeId
@@ -49,11 +49,8 @@ from sparkstrom.simulation.network import (
 )
 from sparkstrom.simulation.process import SimProcess
 from sparkstrom.simulation.run_options import Faults, RunSize, TransportMode
-from sparkstrom.simulation.timeline import Timeline
+from sparkstrom.simulation.timeline import Timeline, WorldView
 from sparkstrom.transport.base import OfferResult, ReceivedFrame, SentBytes, stream_kind_error
-
-if TYPE_CHECKING:
-    from sparkstrom.simulation.world import World
 
 CONTROL_FRAME_BYTES_MAX = 16_384
 RECEIVER_BYTES_MAX = 32_768  # like a term buffer, scaled to the frame sizes; sometimes it is full
@@ -547,7 +544,7 @@ class EndpointNetwork(Network):
         slot = None if sender is None else self._slots_of(owner).get(sender)
         self._delivery.check_received(owner, sender, slot, message)
 
-    def check_running(self, world: World) -> None:
+    def check_running(self, world: WorldView) -> None:
         """Check that no endpoint has too many waiting frames."""
         self._delivery.check_bounds(world, self._endpoints)
 
@@ -599,7 +596,7 @@ class BandwidthNetwork(Network):
         self._scheduled_polls: set[SimProcess | None] = set()  # processes with a scheduled poll
         self._slow_pollers: dict[SimProcess, float] = {}
 
-    def check_running(self, world: World) -> None:
+    def check_running(self, world: WorldView) -> None:
         """Check the traffic over links."""
         self.traffic.check_running(world, self.links.hosts.values())
 

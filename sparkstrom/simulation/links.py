@@ -19,7 +19,6 @@ from __future__ import annotations
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from sparkstrom.base.identity import MASTER, NodeId
 from sparkstrom.codec.messages import (
@@ -44,12 +43,9 @@ from sparkstrom.runtime.message_endpoint import (
     Outbox,
 )
 from sparkstrom.simulation.process import EdgeEnd, SimProcess
-from sparkstrom.simulation.timeline import Timeline
+from sparkstrom.simulation.timeline import Timeline, WorldView
 from sparkstrom.transport.aeron.channel_settings import TERM_LENGTHS, WINDOW_BYTES_MAX
 from sparkstrom.transport.base import OfferResult
-
-if TYPE_CHECKING:
-    from sparkstrom.simulation.world import World
 
 DATA_TERM, CONTROL_TERM = TERM_LENGTHS[0]
 DATA_PIECE_BYTES = DATA_TERM // 16 - OVERHEAD_BYTES
@@ -421,7 +417,7 @@ class TrafficChecker:
                 full = f"{waiting[host]:,} bytes wait on {host.name}, at {host.rate:,.0f} a second"
                 self._violation(f"F3: {full}; at most {limit:,.0f} may")
 
-    def check_running(self, world: World, hosts: Iterable[LinkHost]) -> None:
+    def check_running(self, world: WorldView, hosts: Iterable[LinkHost]) -> None:
         """Check F2 to F4: queues, and the pace of commits while all living workers train."""
         size, master, now_s = world.size, world.master, world.time.now_s
         self.check_queues(hosts)
@@ -544,7 +540,9 @@ class DeliveryChecker:
             self.violation(f"I7: {_owner_name(owner)} received {what}, not sent to it, or twice")
         self._direct_messages[key] -= 1
 
-    def check_bounds(self, world: World, ends: Mapping[SimProcess | None, MessageEndpoint]) -> None:
+    def check_bounds(
+        self, world: WorldView, ends: Mapping[SimProcess | None, MessageEndpoint]
+    ) -> None:
         """Check I4: the frames that wait at an endpoint are at most what send windows allow."""
         size = world.size
         weight = (

@@ -13,7 +13,6 @@ import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
 
 from sparkstrom.base.identity import MASTER, EdgeNo, NodeId
 from sparkstrom.codec.messages import (
@@ -29,10 +28,7 @@ from sparkstrom.codec.wire import decode_untrusted, encode, is_data
 from sparkstrom.protocol.common import events_and_effects as ev
 from sparkstrom.simulation.process import EdgeEnd, Outage, SentTraffic, SimProcess
 from sparkstrom.simulation.run_options import Faults
-from sparkstrom.simulation.timeline import Timeline
-
-if TYPE_CHECKING:
-    from sparkstrom.simulation.world import World
+from sparkstrom.simulation.timeline import Timeline, WorldView
 
 DELAY_S_MIN = 0.0005
 LATE_S_MAX = 0.5
@@ -149,7 +145,7 @@ class Network:
         """Break both streams of an edge from ``sender``."""
         self._broken |= {(edge, sender, False), (edge, sender, True)}
 
-    def check_running(self, world: World) -> None:
+    def check_running(self, world: WorldView) -> None:
         """Check invariants of the network during the run; this network has none."""
 
     def at_end(self) -> None:

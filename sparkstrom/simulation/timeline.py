@@ -2,7 +2,8 @@
 
 A run repeats exactly and takes only as long as its calls need. Calls of the present time slot are
 in a heap. Later ones are kept unordered per slot, so the cost of an event does not grow with the
-number of waiting ones.
+number of waiting ones. ``WorldView`` is the interface through which faults and checkers read a
+running simulation.
 """
 
 from __future__ import annotations
@@ -12,7 +13,13 @@ import itertools
 import random
 from collections import Counter
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
+
+from sparkstrom.codec.messages import Phase
+from sparkstrom.protocol.master.master import Master
+from sparkstrom.simulation.invariants import TopologyChecker
+from sparkstrom.simulation.process import SimProcess
+from sparkstrom.simulation.run_options import RunSize
 
 SIMULTANEOUS_EVENTS_MAX = 20_000  # more calls at one virtual time are an endless loop
 SLOTS_PER_S = 64  # time slots of the queue
@@ -83,3 +90,20 @@ class Timeline:
         self._due = self._later.pop(self._slot)
         heapq.heapify(self._due)
         return True
+
+
+class WorldView(Protocol):
+    """The parts of a running world that fault injection and checkers may read."""
+
+    size: RunSize
+    time: Timeline
+    master: Master
+    shape: TopologyChecker  # checks the tree; faults excuse missing progress in it
+
+    @property
+    def phase(self) -> Phase:
+        """The phase of the fit."""
+
+    @property
+    def alive(self) -> list[SimProcess]:
+        """The processes that have neither ended nor been killed."""
