@@ -37,6 +37,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -276,7 +277,15 @@ def leveled(codes: I32, n_params: int, encode: Work, decode: Work) -> Iterator[t
 
     yield "levels_encode_x_gaps", compare(encode_levels, encode, lambda: None)["ratio"]
     yield "levels_decode_x_gaps", compare(decode_levels, decode, lambda: None)["ratio"]
-    yield "levels_x_entropy", 8 * payload.size / levels.entropy_bits(codes, of, n_params)
+    yield "levels_x_entropy", 8 * payload.size / entropy_bits(codes, of, n_params)
+
+
+def entropy_bits(codes: np.ndarray, levels: np.ndarray, n_params: int) -> float:
+    """Return the entropy, in bits, of randomly spread hits with their signs and levels."""
+    p = codes.size / n_params
+    bits = -n_params * (p * math.log2(p) + (1 - p) * math.log2(1 - p)) + codes.size
+    counts = np.bincount(levels)
+    return bits + float(sum(c * math.log2(codes.size / c) for c in counts.tolist() if c))
 
 
 def bitmap_figures(n_params: int) -> dict[str, float]:

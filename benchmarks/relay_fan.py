@@ -24,6 +24,7 @@ from statistics import median
 
 import numpy as np
 
+from benchmarks.memory_transport import MemoryNetwork, MemoryTransport
 from sparkstrom.base.identity import MASTER
 from sparkstrom.codec.messages import (
     Address,
@@ -46,7 +47,6 @@ from sparkstrom.protocol.common import events_and_effects as ev
 from sparkstrom.protocol.worker.node import Identity, Node, NodeLimits
 from sparkstrom.runtime.message_endpoint import EncodingCache, MergeCache, MessageEndpoint
 from sparkstrom.runtime.theta import Theta
-from sparkstrom.transport.base import MemoryNetwork, MemoryTransport
 
 PAIRS, ROUNDS = 15, 20
 N_PARAMS, K, TAU = 1_000_000, 20, 2**-10

@@ -234,15 +234,10 @@ class Reassembler:
 
     def __init__(self, message_bytes_max: int, after: int = -1) -> None:
         self._message_bytes_max = message_bytes_max
-        self._counter = after
+        self.counter = after  # the highest one that was accepted
         self._next: tuple[int, int, int, int] | None = None  # kind, counter, piece, pieces
         self._parts: list[bytes] = []
         self._bytes = 0
-
-    @property
-    def counter(self) -> int:
-        """Return the highest counter that was accepted."""
-        return self._counter
 
     @property
     def arriving_bytes(self) -> int:
@@ -256,10 +251,10 @@ class Reassembler:
         the first piece of another message. Raise FrameError for a replay (a counter not above the
         last one) or a message that is too long.
         """
-        if header.counter <= self._counter:
-            detail = f"counter {header.counter} again, it was {self._counter} already"
+        if header.counter <= self.counter:
+            detail = f"counter {header.counter} again, it was {self.counter} already"
             raise FrameError(Rejection.AGAIN, detail)
-        self._counter = header.counter
+        self.counter = header.counter
         expected = (header.kind, header.counter, header.piece, header.pieces)
         if header.piece == 0:
             self._parts, self._bytes = [], 0

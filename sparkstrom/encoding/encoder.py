@@ -200,7 +200,7 @@ class FormWriters:
         """Create the writers. ``levels_max`` is the number of step sizes; 1: steps of tau only."""
         self._n_params = space.n_params
         self._has_bitmaps = has_bitmaps(space.layers, levels_max)
-        self._bitmap = BitmapWriter(residual, space)
+        self.bitmap = BitmapWriter(residual, space)  # its state is kept for the next fit
         self._equal_steps: FormWriter = GapsWriter(residual, space)
         self._sparse: FormWriter = self._equal_steps
         if levels_max > 1:
@@ -215,16 +215,8 @@ class FormWriters:
         if has_equal_steps:
             return self._equal_steps
         if self._has_bitmaps and prefers_bitmap(hits, self._n_params):
-            return self._bitmap
+            return self.bitmap
         return self._sparse
-
-    def state(self) -> EncoderState:
-        """Return the state to keep for the next fit, whether or not this fit uses bitmaps."""
-        return self._bitmap.state()
-
-    def load_state(self, state: EncoderState) -> None:
-        """Restore a state that ``state()`` returned."""
-        self._bitmap.load_state(state)
 
 
 INFINITY_BITS = 0x7F800000  # |x| whose float32 bits are at or above this is NaN or infinite
@@ -453,14 +445,14 @@ class Encoder:
         With ``train_on="local"`` this excludes the residual ``local - theta``, which the caller
         stores.
         """
-        return self._policy.state() | self._forms.state() | self._residual.state()
+        return self._policy.state() | self._forms.bitmap.state() | self._residual.state()
 
     def load_state(self, state: EncoderState) -> None:
         """Restore a state that ``state()`` returned, for a model of the same layout.
 
         The saved residual, if any, is added to this encoder's residual.
         """
-        for stage in (self._policy, self._forms, self._residual):
+        for stage in (self._policy, self._forms.bitmap, self._residual):
             stage.load_state(state)
 
     def _tau_reached_by(

@@ -154,41 +154,30 @@ class LayeredKernels:
         self, local: F32, theta: F32, tau: float, limit: int, seed: int, codes: I32
     ) -> int:
         """Write codes of selected hits in local - theta, layer by layer; return their number."""
-        return self._choose(
-            lambda own, *rest: self._kernels.choose_local(
-                self._memory.part(local, own), self._memory.part(theta, own), *rest
-            ),
-            tau,
-            limit,
-            seed,
-            codes,
-        )
+        return self._choose(self._kernels.choose_local, (local, theta), tau, limit, seed, codes)
 
     def choose_replica(self, residual: F32, tau: float, limit: int, seed: int, codes: I32) -> int:
         """Write codes of selected hits in the residual, layer by layer; return their number."""
-        return self._choose(
-            lambda own, *rest: self._kernels.choose_replica(
-                self._memory.part(residual, own), *rest
-            ),
-            tau,
-            limit,
-            seed,
-            codes,
-        )
+        return self._choose(self._kernels.choose_replica, (residual,), tau, limit, seed, codes)
 
     def _choose(
         self,
-        choose: Callable[[slice, float, int, int, I32], int],
+        kernel: Callable[..., int],
+        arrays: tuple[F32, ...],
         tau: float,
         limit: int,
         seed: int,
         codes: I32,
     ) -> int:
-        """Choose hits layer by layer, write codes with model-wide indices; return their number."""
+        """Run a choosing kernel layer by layer; write codes with model-wide indices.
+
+        ``arrays`` are the kernel's first arguments, f32[n_params]. Return the number of hits.
+        """
         hits, part = 0, self._memory.part
         for start, stop, multiplier in self._layers.ranges():
+            layer = [part(array, slice(start, stop)) for array in arrays]
             rest = part(codes, slice(hits, None))
-            found = choose(slice(start, stop), tau * multiplier, limit, seed + start, rest)
+            found = kernel(*layer, tau * multiplier, limit, seed + start, rest)
             self._kernels.shift_codes(part(rest, slice(found)), start)
             hits += found
         return hits

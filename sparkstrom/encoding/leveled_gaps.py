@@ -18,8 +18,6 @@ gap, lowest first. The decoder does not trust its input, as in ``gaps``.
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 
 from sparkstrom.encoding import gaps
@@ -75,14 +73,6 @@ def read(payload: U8, n_params: int, quanta: int, indices: I32, amounts: I32) ->
         return reason
     np.left_shift(amounts, levels, out=amounts)
     return ""
-
-
-def entropy_bits(codes: I32, levels: U8, n_params: int) -> float:
-    """Return the entropy, in bits, of randomly spread hits with their signs and levels."""
-    p = codes.size / n_params
-    bits = -n_params * (p * math.log2(p) + (1 - p) * math.log2(1 - p)) + codes.size
-    counts = np.bincount(levels)
-    return bits + float(sum(c * math.log2(codes.size / c) for c in counts.tolist() if c))
 
 
 @kernel("i8(u1[::1], i8, i8)")

@@ -93,11 +93,6 @@ class WarmUp:
         return float(self.sent_fraction_first * ratio ** ((publication - 1) / self.publications))
 
 
-def is_shake_up(publication: int, frequency: int) -> bool:
-    """Return whether this publication is a shake-up; every ``frequency``-th one is (0: none)."""
-    return frequency > 0 and publication > 0 and publication % frequency == 0
-
-
 # tau is chosen by nested stages:
 #
 #     ShakeUpTau( WarmUpTau( ClampedTau( FeedbackTau | SampledTau )))
@@ -164,13 +159,6 @@ class TauSource(TauStage, Protocol):
 
     def load_state(self, state: EncoderState, /) -> None:
         """Restore the state that ``state`` returned."""
-
-
-def tau_source(algorithm: ThresholdAlgorithm, n_params: int) -> TauSource:
-    """Return the innermost stage: SampledTau for a FractionAlgorithm, else FeedbackTau."""
-    if isinstance(algorithm, FractionAlgorithm):
-        return SampledTau(algorithm, n_params)
-    return FeedbackTau(algorithm)
 
 
 class FeedbackTau:
@@ -328,7 +316,7 @@ class ShakeUpTau:
     """
 
     inner: TauStage  # the stage whose tau is reduced
-    frequency: int  # publications from one shake-up to the next
+    frequency: int  # publications from one shake-up to the next, at least 1
     after: int = 0  # number of first publications without shake-ups
 
     def next_tau(self, state: ThresholdState, upcoming: NextPublication) -> PublicationTarget:
@@ -342,7 +330,7 @@ class ShakeUpTau:
 
     def _is_shake_up(self, number: int) -> bool:
         """Return whether publication ``number`` is a shake-up."""
-        return number > self.after and is_shake_up(number, self.frequency)
+        return number > self.after and number % self.frequency == 0
 
 
 class TauChooser:
@@ -416,7 +404,9 @@ def create_tau_chooser(
     ``limits`` are the smallest and largest tau (parameter units), and ``n_params`` is the model's
     number of parameters. With ``shake_frequency`` 0 there are no shake-ups.
     """
-    source = tau_source(threshold, n_params)
+    source: TauSource = FeedbackTau(threshold)
+    if isinstance(threshold, FractionAlgorithm):
+        source = SampledTau(threshold, n_params)
     stage: TauStage = ClampedTau(source, *limits)
     if warm_up is not None:
         stage = WarmUpTau(stage, warm_up)

@@ -66,42 +66,37 @@ class UpdateSum:
         """Create an empty sum, which is sparse at first."""
         self.n_params, self.overflows = n_params, 0
         self._hits: Hits = (np.empty(0, np.int32), np.empty(0, np.int32))
-        self._array: I32 | None = None  # i32[n_params] if the sum is dense; None if sparse
+        self.array: I32 | None = None  # i32[n_params] if the sum is dense; None if sparse
 
     @classmethod
     def of_array(cls, array: I32) -> UpdateSum:
         """Create a dense sum that uses ``array``, i32[n_params], without a copy."""
         total = cls(array.size)
-        total._array = array
+        total.array = array
         return total
-
-    @property
-    def array(self) -> I32 | None:
-        """The sum as i32[n_params] if it is stored densely; None if it is sparse."""
-        return self._array
 
     @property
     def hits(self) -> Hits:
         """The non-zero entries, as (ascending indices, quanta)."""
-        if self._array is None:
+        if self.array is None:
             return self._hits
-        where = np.flatnonzero(self._array).astype(np.int32)
-        return where, self._array[where]
+        where = np.flatnonzero(self.array).astype(np.int32)
+        return where, self.array[where]
 
     def dense(self) -> I32:
         """Return a copy of the sum as i32[n_params]."""
-        if self._array is not None:
-            return self._array.copy()
+        if self.array is not None:
+            return self.array.copy()
         array = np.zeros(self.n_params, np.int32)
         array[self._hits[0]] = self._hits[1]
         return array
 
     def add(self, hits: Hits) -> None:
         """Add an update's entries, (indices, quanta). Sums beyond int32 wrap around."""
-        if self._array is None and (self._hits[0].size + hits[0].size) * SPARSE_MAX > self.n_params:
-            self._array = self.dense()
-        if self._array is not None:
-            self.overflows += host().kernels.sum_hits(self._array, *hits)[0]
+        if self.array is None and (self._hits[0].size + hits[0].size) * SPARSE_MAX > self.n_params:
+            self.array = self.dense()
+        if self.array is not None:
+            self.overflows += host().kernels.sum_hits(self.array, *hits)[0]
             return
         room = self._hits[0].size + hits[0].size
         indices, quanta = np.empty(room, np.int32), np.empty(room, np.int32)
@@ -112,17 +107,16 @@ class UpdateSum:
     def add_total(self, other: UpdateSum) -> None:
         """Add another sum over the same parameters."""
         self.overflows += other.overflows
-        if other._array is None:
+        if other.array is None:
             self.add(other._hits)
-        elif self._array is None:
-            mine, self._array = self._hits, other._array.copy()
-            self.overflows += host().kernels.sum_hits(self._array, *mine)[0]
+        elif self.array is None:
+            mine, self.array = self._hits, other.array.copy()
+            self.overflows += host().kernels.sum_hits(self.array, *mine)[0]
         else:
-            before = self._array.copy()
-            self._array += other._array
-            wrapped = (before ^ self._array) & (
-                other._array ^ self._array
-            )  # the result has neither operand's sign
+            before = self.array.copy()
+            self.array += other.array
+            # Where the sum wrapped around, it has neither operand's sign.
+            wrapped = (before ^ self.array) & (other.array ^ self.array)
             self.overflows += int(np.count_nonzero(wrapped < 0))
 
 

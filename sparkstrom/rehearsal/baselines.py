@@ -11,10 +11,8 @@ from __future__ import annotations
 
 import math
 import pickle
-import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 
@@ -41,10 +39,10 @@ from sparkstrom.rehearsal.fit import (
     Measure,
     OnProgress,
     SimulatedFit,
-    ignore_progress,
+    make_environment,
 )
 from sparkstrom.runtime.optimizer_states import decode_optimizer_state
-from sparkstrom.worker.task_environment import TaskEnvironment, place_model
+from sparkstrom.worker.task_environment import place_model
 
 DENSITY = 1e-3  # without effect on the all-reduce, which is dense
 
@@ -54,7 +52,7 @@ def train_synchronously(
     ranks: Sequence[Batches],
     conditions: Conditions,
     measure: Measure | None = None,
-    on_progress: OnProgress = ignore_progress,
+    on_progress: OnProgress = lambda fraction: None,
 ) -> SimulatedFit:
     """Train synchronously, and return the result; one rank is the baseline of one process.
 
@@ -148,8 +146,7 @@ def ring_inputs(recipe: FitRecipe, workers: int, conditions: Conditions) -> Scal
 def _open_model(recipe: FitRecipe) -> tuple[FlatModel, np.ndarray]:
     """Return a new copy of the model, and the fit's initial parameters, to which it is bound."""
     model: FlatModel = pickle.loads(recipe.packed)
-    environment = TaskEnvironment(0, 0, "host", "executor", Path(tempfile.gettempdir()))
-    place_model(replace(recipe.job(1), model=model), environment)
+    place_model(replace(recipe.job(1), model=model), make_environment())
     parameters = round_to_grid(recipe.parameters, recipe.k)
     model.bind(parameters)
     load_buffers(model, get_buffers(recipe.model))

@@ -6,10 +6,8 @@ are measured on held-out rows, or on training rows if the fit holds out none.
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 from sparkstrom.base.errors import UsageError
 from sparkstrom.data.row_blocks import Block, check_block, distribute_rows
@@ -18,8 +16,8 @@ from sparkstrom.data.row_store import Batches
 from sparkstrom.models.base import Batch
 from sparkstrom.models.output_interpretation import select_rows
 from sparkstrom.protocol.master.phases import NO_ROWS
-from sparkstrom.rehearsal.fit import FitRecipe
-from sparkstrom.worker.task_environment import TaskEnvironment, load_batches
+from sparkstrom.rehearsal.fit import FitRecipe, make_environment
+from sparkstrom.worker.task_environment import load_batches
 
 EVALUATION_ROWS_MAX = 4_000  # a point of a curve should cost less than the training in between
 
@@ -48,7 +46,7 @@ class SampledData:
                 dealt[worker].append(share.block)
         job = self.recipe.job(workers)
         return [
-            load_batches(job, _environment(partition), iter(blocks))
+            load_batches(job, make_environment(partition), iter(blocks))
             for partition, blocks in enumerate(dealt)
         ]
 
@@ -94,8 +92,3 @@ def _select_blocks(source: int, blocks: Iterable[object]) -> Iterator[Block]:
     already in blocks.
     """
     return (block for block in blocks if isinstance(block, Block))
-
-
-def _environment(partition: int) -> TaskEnvironment:
-    """Return the environment of a worker's task."""
-    return TaskEnvironment(partition, 0, "host", "executor", Path(tempfile.gettempdir()))

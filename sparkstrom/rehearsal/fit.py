@@ -15,13 +15,14 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from sparkstrom.base.errors import SparkstromError, TrainingError
 from sparkstrom.base.identity import MASTER, Endpoint, NodeId
 from sparkstrom.base.version import __version__
-from sparkstrom.codec.messages import BUFFERS, Address, Phase
+from sparkstrom.codec.messages import BUFFERS, Phase
 from sparkstrom.data.row_store import Batches
 from sparkstrom.fit.master_setup import make_master_limits, make_master_plan
 from sparkstrom.models.base import Buffered, Flat, FlatModel
@@ -31,7 +32,7 @@ from sparkstrom.protocol.common.fit_spec import FitSpec
 from sparkstrom.protocol.master.master import Master
 from sparkstrom.rehearsal.conditions import Conditions
 from sparkstrom.rehearsal.links import Edge, VirtualNetwork
-from sparkstrom.rehearsal.worker import MASTER_ADDRESS, RehearsedWorker, next_tick_in_s
+from sparkstrom.rehearsal.worker import MASTER_ADDRESS, DutyCycle, RehearsedWorker
 from sparkstrom.runtime.master_control import error_from_abort
 from sparkstrom.runtime.message_endpoint import MergeCache
 from sparkstrom.runtime.overshoot import OvershootControl
@@ -74,8 +75,9 @@ def use_threads(count: int) -> Iterator[None]:
             torch.set_num_threads(before)
 
 
-def ignore_progress(fraction: float) -> None:
-    """Do nothing with the progress of a run."""
+def make_environment(partition: int = 0, attempt: int = 0, host: str = "host") -> TaskEnvironment:
+    """Return the environment of a simulated worker's task."""
+    return TaskEnvironment(partition, attempt, host, "executor", Path(tempfile.gettempdir()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,13 +191,13 @@ class FitSimulator:
         conditions: Conditions,
         measure: Measure | None = None,
         points: int = POINTS,
-        on_progress: OnProgress = ignore_progress,
+        on_progress: OnProgress = lambda fraction: None,
     ) -> None:
         workers = len(partitions)
         self._recipe, self._partitions = recipe, partitions
         self._conditions = conditions.for_workers(workers)
         self._measure, self._points, self._on_progress = measure, points, on_progress
-        self._job = job = recipe.job(workers)
+        self.job = job = recipe.job(workers)  # the description that each worker receives
         self._time = time = Timeline(conditions.seed)
         self._network = VirtualNetwork(time, conditions.link_bits_s, conditions.latency_s)
         self.theta = recipe.theta()
@@ -205,7 +207,7 @@ class FitSimulator:
         tick_s = min(max(TICK_S_MIN, conditions.times.step_s / 2), TICK_S_MAX)
         self._tick_interval_s = min(tick_s, job.master.void.lease_s / 8)
         self._master = MasterEndpoint(self, self._network, time, self._tick_interval_s)
-        self._workers: list[RehearsedWorker] = []
+        self.workers: list[RehearsedWorker] = []  # all attempts, in the order of their starts
         self._total = sum(each.batches_per_epoch for each in partitions) * recipe.epochs
         self._committed = 0
         self._rows_per_batch = sum(each.rows for each in partitions) / max(
@@ -215,16 +217,6 @@ class FitSimulator:
             self._total * (i + 1) // (self._conditions.kills + 1)
             for i in range(self._conditions.kills)
         ]
-
-    @property
-    def job(self) -> TrainingJob:
-        """The description of the fit that each worker receives."""
-        return self._job
-
-    @property
-    def workers(self) -> list[RehearsedWorker]:
-        """All attempts so far, in the order of their starts."""
-        return self._workers
 
     def run(self) -> SimulatedFit:
         """Simulate the fit to its end.
@@ -248,15 +240,9 @@ class FitSimulator:
     def _start(self, partition: int) -> None:
         """Start an attempt at a partition, each on a host of its own."""
         worker = RehearsedWorker(
-            self._job,
+            self.job,
             self._recipe.packed,
-            TaskEnvironment(
-                partition,
-                next(self._attempts),
-                f"worker {partition}",
-                "executor",
-                Path(tempfile.gettempdir()),
-            ),
+            make_environment(partition, next(self._attempts), f"worker {partition}"),
             self._partitions[partition],
             network=self._network,
             time=self._time,
@@ -264,7 +250,7 @@ class FitSimulator:
             observer=self,
             tick_s=self._tick_interval_s,
         )
-        self._workers.append(worker)
+        self.workers.append(worker)
         worker.start()
 
     def on_step(self, rows: int, loss: float) -> None:
@@ -273,7 +259,7 @@ class FitSimulator:
 
     def on_end(self, worker: RehearsedWorker) -> None:
         """End the run if this was the last living worker."""
-        self._time.over = not any(each.alive for each in self._workers)
+        self._time.over = not any(each.alive for each in self.workers)
 
     def on_commit(self, committed: int) -> None:
         """Report progress; record a point or kill a worker if due at ``committed`` minibatches."""
@@ -289,11 +275,11 @@ class FitSimulator:
 
     def _kill(self) -> None:
         """Kill a worker that trains; Spark starts its task again later."""
-        alive = [each for each in self._workers if each.alive]
+        alive = [each for each in self.workers if each.alive]
         if self._master.phase is not Phase.RUNNING or len(alive) < 2:
             return
         victim = self._time.rng.choice(alive)
-        victim.kill()
+        victim.end()
         self.simulated.deaths += 1
         self._time.after(self._conditions.restart_s, self._start_again, victim.partition)
 
@@ -310,12 +296,12 @@ class FitSimulator:
         seconds = self._time.now_s - began_s if self._committed else 0.0
         examples = round(self._committed * self._rows_per_batch)
         measures = self._measure(self.theta.to_host(), self._present_buffers())
-        sent = sum(each.replica.encoder.counters.payload_bytes for each in self._workers)
+        sent = sum(each.replica.encoder.counters.payload_bytes for each in self.workers)
         self.simulated.points.append(CurvePoint(seconds, examples, measures, sent))
 
     def _present_buffers(self) -> bytes:
         """Return the average of the live workers' buffers, or the controller's if none lives."""
-        models = [each.replica.model for each in self._workers if each.alive]
+        models = [each.replica.model for each in self.workers if each.alive]
         reports = [model.buffers_bytes() for model in models if isinstance(model, Buffered)]
         model = self._recipe.model
         if reports and reports[0] and isinstance(model, Buffered):
@@ -325,7 +311,7 @@ class FitSimulator:
     def _complete_result(self) -> None:
         """Complete the result at the end of the run."""
         simulated, master = self.simulated, self._master
-        counters = [each.replica.encoder.counters for each in self._workers]
+        counters = [each.replica.encoder.counters for each in self.workers]
         simulated.seconds = master.training_seconds()
         simulated.minibatches = self._committed
         simulated.examples = round(self._committed * self._rows_per_batch)
@@ -359,7 +345,7 @@ class MasterEndpoint:
         job, theta = simulator.job, simulator.theta
         self.host, self.edges = network.host(DRIVER_HOST), dict[NodeId, Edge]()
         self._simulator, self._network, self._time = simulator, network, time
-        self._tick_interval_s, self._tick_turn, self._next_tick_s = tick_s, 0, 0.0
+        self._duty_cycle = DutyCycle(time, tick_s, self._run_duty_cycle)
         self._theta, self._sums = theta, MergeCache(theta.merge)
         plan = make_master_plan(job.spec, theta, job.model, job.master, {})
         self.machine = Master(
@@ -396,35 +382,18 @@ class MasterEndpoint:
     def start(self) -> None:
         """Join the network, and schedule the first duty cycle."""
         self._network.add(self)
-        self._schedule_tick(self._tick_interval_s)
+        self._duty_cycle.start()
 
     def handle(self, event: ev.Event) -> None:
         """Pass an event to the protocol's master and perform the effects."""
         ev.perform_all(self.machine.step(event, self._time.now_s), self._perform)
         self._simulator.on_commit(self.machine.partitions.minibatches)
-        due_in_s = self.machine.children.state_due_s - self._time.now_s
-        self._tick_within(next_tick_in_s(event, due_in_s))
+        self._duty_cycle.on_event(event, self.machine.children.state_due_s)
 
-    def _tick_within(self, delay_s: float) -> None:
-        """Run the next duty cycle after ``delay_s`` seconds at the latest."""
-        if self._next_tick_s > self._time.now_s + delay_s:
-            self._schedule_tick(delay_s)
-
-    def _schedule_tick(self, delay_s: float) -> None:
-        """Schedule the next duty cycle in place of any other."""
-        self._tick_turn += 1
-        self._next_tick_s = self._time.now_s + delay_s
-        self._time.at(self._next_tick_s, self._tick, self._tick_turn)
-
-    def _tick(self, turn: int) -> None:
-        """Run a duty cycle."""
-        if turn != self._tick_turn:
-            return
-        self._next_tick_s = self._time.now_s + self._tick_interval_s
+    def _run_duty_cycle(self) -> None:
+        """Run a duty cycle of the master."""
         self.handle(ev.Tick())
         self._sums.clear()
-        if turn == self._tick_turn:
-            self._schedule_tick(self._tick_interval_s)
 
     def _perform(self, effect: ev.Effect) -> None:
         """Perform one effect, as ``runtime.master_thread`` does. Raise the error of an abort."""
@@ -445,7 +414,10 @@ class MasterEndpoint:
             case ev.SendMerged(to=to):
                 self._network.send(self, to, self._sums.merge(effect))
             case ev.SendToProcess(address=address):
-                self._send_direct(address, effect)
+                target = self._network.endpoint(address.host)
+                assert isinstance(target, RehearsedWorker), "the master sends nothing to itself"
+                accepts = partial(target.accepts, effect)
+                self._network.send_direct(self, address, effect.message, accepts)
             case ev.OpenEdge():
                 self._network.open_edge(self, effect)
             case ev.CloseEdge(node=node):
@@ -461,9 +433,3 @@ class MasterEndpoint:
                 pass  # the run ends with the last worker
             case _:
                 raise AssertionError(f"a master cannot want {effect}")
-
-    def _send_direct(self, address: Address, effect: ev.SendToProcess) -> None:
-        """Send a message to the process that has this address."""
-        target = self._network.endpoint(address.host)
-        assert isinstance(target, RehearsedWorker), "the master sends nothing to itself"
-        self._network.send_direct(self, address, effect.message, lambda: target.accepts(effect))

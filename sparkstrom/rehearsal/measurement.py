@@ -10,11 +10,9 @@ from __future__ import annotations
 
 import math
 import pickle
-import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -33,7 +31,6 @@ BUDGET_S = 5.0  # time after which no step beyond STEPS_MIN is measured
 MAD_TO_DEVIATION = 1.4826  # of a normal distribution
 JITTER_MAX = 0.5  # on a busy machine, more says little about a cluster
 DENSITY = 3e-3  # typical share of parameters in an update, for times that are not measured
-HERE = TaskEnvironment(0, 0, "host", "executor", Path(tempfile.gettempdir()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,9 +66,7 @@ def count_rows_to_measure(recipe: FitRecipe) -> int:
     return math.ceil(STEPS_MAX * recipe.master.batch_size_per_worker / (1 - recipe.fraction))
 
 
-def measure_times(
-    recipe: FitRecipe, batches: Batches, environment: TaskEnvironment = HERE
-) -> StepTimes:
+def measure_times(recipe: FitRecipe, batches: Batches, environment: TaskEnvironment) -> StepTimes:
     """Take some training steps; return the median times of all operations, to two digits.
 
     The rounding keeps two rehearsals on a quiet machine equal; to repeat one exactly, give its

@@ -34,9 +34,8 @@ from sparkstrom.options.common import (
 from sparkstrom.options.gradient_sharing import SCALINGS, SharedTrainingMaster
 from sparkstrom.rehearsal.conditions import WORKERS_MAX, Conditions, StepTimes
 from sparkstrom.rehearsal.data import SampledData
-from sparkstrom.rehearsal.fit import FitRecipe, SimulatedFit, use_threads
+from sparkstrom.rehearsal.fit import FitRecipe, SimulatedFit, make_environment, use_threads
 from sparkstrom.rehearsal.measurement import (
-    HERE,
     ClusterMeasurement,
     count_rows_to_measure,
     estimate_times,
@@ -270,7 +269,8 @@ def _find_conditions(
         display.say("measuring a step, and the encoding of its update")
         cpus = min(cpus, count_cores())
         with use_threads(cpus):
-            times = measure_times(recipe, data.partitions(1)[0], replace(HERE, cpus=cpus))
+            environment = replace(make_environment(), cpus=cpus)
+            times = measure_times(recipe, data.partitions(1)[0], environment)
     else:
         times = estimate_times(recipe.model.n_params, request.step_s, 0.0)
     return request.conditions(request.times(times))

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 import pickle
 import random
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Protocol, get_args
 
 from sparkstrom.base.errors import PeerError, SparkstromError, TrainingError, format_reason
 from sparkstrom.base.identity import NodeId
-from sparkstrom.codec.messages import Address, ResidualCheckpoint
+from sparkstrom.codec.messages import Address
 from sparkstrom.data.row_store import Batches
 from sparkstrom.models.base import FlatModel
 from sparkstrom.observe.telemetry import TrainingCounters
@@ -48,14 +49,53 @@ WAKE_S = 2e-4  # until a waiting trainer's thread runs after it was notified
 STEP_SHARE_MIN = 0.1  # a step takes at least this share of its mean time
 
 
-def next_tick_in_s(event: ev.Event, due_in_s: float) -> float:
-    """Return how many seconds after an event the next tick must follow at the latest.
+class DutyCycle:
+    """Schedules the duty cycles of the master or of a node, in each of which it handles a tick.
 
-    ``due_in_s``: seconds until a report or state that is held back is due; infinity without any.
-    Other upkeep follows UPKEEP_INTERVAL_S after each event but a tick; see ``runtime.node_thread``.
+    Args:
+        time: Virtual time.
+        interval_s: From one duty cycle to the next, if none is due earlier.
+        run: Runs one duty cycle.
     """
-    upkeep_in_s = math.inf if isinstance(event, ev.Tick) else UPKEEP_INTERVAL_S
-    return max(CYCLE_S, min(due_in_s, upkeep_in_s))
+
+    def __init__(self, time: Timeline, interval_s: float, run: Callable[[], None]) -> None:
+        self._time, self._interval_s, self._run = time, interval_s, run
+        self._turn, self._next_s = 0, 0.0  # number and time of the next one; others are void
+
+    def start(self) -> None:
+        """Schedule the first duty cycle."""
+        self._schedule(self._interval_s)
+
+    def stop(self) -> None:
+        """Cancel the next duty cycle."""
+        self._turn += 1
+
+    def on_event(self, event: ev.Event, due_s: float) -> None:
+        """Schedule the next duty cycle earlier if an event that was handled now requires that.
+
+        ``due_s``: time at which a report or state that is held back is due; infinity without any.
+        Other upkeep follows UPKEEP_INTERVAL_S after each event but a tick, as in
+        ``runtime.node_thread``.
+        """
+        upkeep_in_s = math.inf if isinstance(event, ev.Tick) else UPKEEP_INTERVAL_S
+        delay_s = max(CYCLE_S, min(due_s - self._time.now_s, upkeep_in_s))
+        if self._next_s > self._time.now_s + delay_s:
+            self._schedule(delay_s)
+
+    def _schedule(self, delay_s: float) -> None:
+        """Schedule the next duty cycle in place of any other."""
+        self._turn += 1
+        self._next_s = self._time.now_s + delay_s
+        self._time.at(self._next_s, self._pass, self._turn)
+
+    def _pass(self, turn: int) -> None:
+        """Run a duty cycle, and schedule the next one unless that has been done."""
+        if turn != self._turn:
+            return
+        self._next_s = self._time.now_s + self._interval_s
+        self._run()
+        if turn == self._turn:
+            self._schedule(self._interval_s)
 
 
 class Observer(Protocol):
@@ -103,7 +143,7 @@ class RehearsedWorker:
         self.host, self.edges = network.host(environment.host), dict[NodeId, Edge]()
         self.alive, self.batches = True, batches
         self._network, self._time, self._observer = network, time, observer
-        self._tick_interval_s = tick_s
+        self._duty_cycle = DutyCycle(time, tick_s, self._run_duty_cycle)
         self._times = conditions.times
         self._speed = conditions.speed(partition, job.spec.workers)
         self._rng = random.Random(f"steps of {self.name}, seed {conditions.seed}")
@@ -114,8 +154,8 @@ class RehearsedWorker:
             load_worker_state(self.replica, state)
         token = self._rng.getrandbits(TOKEN_BITS)
         self.identity = replace(make_identity(job, environment, batches), token=token, pid=attempt)
-        self._node = Node(self.identity, make_node_limits(job), time.now_s)
-        self._inbox = TrainerInbox(job.master.void.window_bytes, theta.new_sum)
+        self.machine = Node(self.identity, make_node_limits(job), time.now_s)
+        self.inbox = TrainerInbox(job.master.void.window_bytes, theta.new_sum)
         self._sums = MergeCache(theta.merge)
         self._optimizer_server = OptimizerStateServer(time)
         self.trainer = Trainer(
@@ -123,57 +163,43 @@ class RehearsedWorker:
             self.replica,
             batches,
             make_trainer_options(job, partition, attempt),
-            save_residual=_save_no_residual,
-            add_residuals=_add_no_residuals,
+            # A rehearsed fit has no files of an earlier one, and leaves none.
+            save_residual=lambda replica: None,
+            add_residuals=lambda replica, paths: None,
             optimizer_server=self._optimizer_server,
             clock=time,
         )
         self._port = 0
         self.node: NodeId | None = None
         self._stepping = self._encoding = self._is_woken = False
-        self._turn = self._tick_turn = 0  # numbers of the next boundary and tick; others are void
-        self._next_tick_s = 0.0
+        self._turn = 0  # number of the next boundary; others are void
 
     def start(self) -> None:
         """Join the fit."""
         self._network.add(self)
         self._open_streams()
-        self._schedule_tick(self._tick_interval_s)
+        self._duty_cycle.start()
         self._schedule_boundary(0.0)
 
-    def kill(self) -> None:
+    def end(self) -> None:
         """End the process at once."""
         self.alive = False
-
-    @property
-    def directive(self) -> Directive:
-        """The node's present order to the trainer."""
-        return self._node.directive
-
-    def take_items(self) -> list[TrainerItem]:
-        """Remove and return the items that wait for the trainer."""
-        return self._inbox.take()
+        self._duty_cycle.stop()
 
     def handle(self, event: ev.Event) -> None:
         """Pass an event to the node and perform the effects."""
-        before = self._node.directive
-        ev.perform_all(self._node.step(event, self._time.now_s), self._perform)
-        if len(self._inbox) or self._node.directive != before:
+        before = self.machine.directive
+        ev.perform_all(self.machine.step(event, self._time.now_s), self._perform)
+        if len(self.inbox) or self.machine.directive != before:
             self._wake_trainer()
-        due_in_s = self._node.tick_due_s - self._time.now_s
-        self._tick_within(next_tick_in_s(event, due_in_s))
-
-    def _tick_within(self, delay_s: float) -> None:
-        """Run the node's next duty cycle after ``delay_s`` seconds at the latest."""
-        if self._next_tick_s > self._time.now_s + delay_s:
-            self._schedule_tick(delay_s)
+        self._duty_cycle.on_event(event, self.machine.tick_due_s)
 
     def _perform(self, effect: ev.Effect) -> None:
         """Queue an effect for the trainer, or perform it."""
         if type(effect) in TRAINER_EFFECTS:
             if isinstance(effect, ev.IdAssigned):
                 self.node = effect.node
-            self._inbox.put(effect)  # type: ignore[arg-type]
+            self.inbox.put(effect)  # type: ignore[arg-type]
             return
         match effect:
             case ev.Send(to=to, message=message):
@@ -205,23 +231,12 @@ class RehearsedWorker:
         self._port += 1
         self.handle(ev.StreamsOpened(Address(self.name, self._port, 1, 2), alone=False))
 
-    def _schedule_tick(self, delay_s: float) -> None:
-        """Schedule the node's next duty cycle in place of any other."""
-        self._tick_turn += 1
-        self._next_tick_s = self._time.now_s + delay_s
-        self._time.at(self._next_tick_s, self._tick, self._tick_turn)
-
-    def _tick(self, turn: int) -> None:
+    def _run_duty_cycle(self) -> None:
         """Run a duty cycle of the node."""
-        if not self.alive or turn != self._tick_turn:
-            return
-        self._next_tick_s = self._time.now_s + self._tick_interval_s
         self.handle(ev.Tick())
         for to, chunk in self._optimizer_server.ready_chunks():
             self._network.send(self, to, chunk)
         self._sums.clear()
-        if turn == self._tick_turn:
-            self._schedule_tick(self._tick_interval_s)
 
     def _wake_trainer(self) -> None:
         """Let a trainer that waits pass its next boundary soon."""
@@ -250,7 +265,7 @@ class RehearsedWorker:
                 return
             self._stepping = self._encoding = False
             self.trainer.end_step()
-        waiting = len(self._inbox)
+        waiting = len(self.inbox)
         action, command = self.trainer.pass_boundary()
         match action:
             case LoopAction.STEP:
@@ -260,7 +275,7 @@ class RehearsedWorker:
                 if self._turn == turn:
                     self._schedule_boundary(WAIT_POLL_S)
             case LoopAction.END:
-                self.alive = False
+                self.end()
                 self._observer.on_end(self)
             case LoopAction.FAIL:
                 raise PeerError(command.reason)
@@ -295,7 +310,7 @@ class VirtualConnection:
     @property
     def command(self) -> Directive:
         """The node's current order to the trainer."""
-        return self._worker.directive
+        return self._worker.machine.directive
 
     def post(self, event: ev.Event) -> None:
         """Pass an event to the node at once."""
@@ -303,7 +318,7 @@ class VirtualConnection:
 
     def take(self) -> tuple[list[TrainerItem], Directive]:
         """Remove and return the waiting items, with the current directive."""
-        return self._worker.take_items(), self.command
+        return self._worker.inbox.take(), self.command
 
     def wait(self, seconds: float, known: Directive) -> None:
         """Refuse to wait: virtual time passes between boundaries."""
@@ -311,12 +326,3 @@ class VirtualConnection:
 
 
 MASTER_ADDRESS = Address("master", 1, 1, 2)
-
-
-def _save_no_residual(replica: Replica) -> ResidualCheckpoint | None:
-    """Save nothing: no fit follows a rehearsed one."""
-    return None
-
-
-def _add_no_residuals(replica: Replica, paths: tuple[str, ...]) -> None:
-    """Add nothing: a rehearsed fit has no files of an earlier one."""

@@ -105,9 +105,8 @@ class VirtualSender(Generic[OwnerT]):
     ) -> None:
         self._carrier, self.owner, self.place = carrier, owner, place
         self._frame_bytes_max = frame_bytes_max
-        self.edge: tuple[int, OwnerT, bool] | None = (
-            None  # edge, owner, data; None: direct messages
-        )
+        # Edge, owner, data; None: direct messages.
+        self.edge: tuple[int, OwnerT, bool] | None = None
         self.newest_s = 0.0  # arrival time of the last frame that keeps the order
         self.blocked_until_s = 0.0  # arrived frames are withheld from the receiver until then
         self.is_closed = False
@@ -147,31 +146,18 @@ class VirtualTransport(Generic[OwnerT]):
     def __init__(
         self, carrier: FrameCarrier[OwnerT], owner: OwnerT, endpoint: Endpoint, frame_bytes_max: int
     ) -> None:
-        self._carrier, self._owner, self._endpoint = carrier, owner, endpoint
-        self._frame_bytes_max = frame_bytes_max
+        self._carrier, self._owner = carrier, owner
+        self.endpoint = endpoint  # unique at any one time
+        self.max_frame_bytes = frame_bytes_max
+        self.max_control_frame_bytes = CONTROL_FRAME_BYTES_MAX
         self.receivers: dict[int, tuple[FrameDestination, VirtualReceiver[OwnerT]]] = {}
         self.senders: dict[FrameDestination, VirtualSender[OwnerT]] = {}  # the newest to each place
-
-    @property
-    def endpoint(self) -> Endpoint:
-        """The transport's address, unique at any one time."""
-        return self._endpoint
-
-    @property
-    def max_frame_bytes(self) -> int:
-        """Length of the longest data frame, in bytes."""
-        return self._frame_bytes_max
-
-    @property
-    def max_control_frame_bytes(self) -> int:
-        """Length of the longest control frame, in bytes."""
-        return CONTROL_FRAME_BYTES_MAX
 
     def open_sender(
         self, endpoint: Endpoint, stream: int, *, control: bool, local: bool = False
     ) -> VirtualSender[OwnerT]:
         """Return a sender that connects once a receiver listens at the endpoint."""
-        limit = CONTROL_FRAME_BYTES_MAX if control else self._frame_bytes_max
+        limit = self.max_control_frame_bytes if control else self.max_frame_bytes
         place = (endpoint, stream, local)
         sender = self.senders[place] = VirtualSender(self._carrier, self._owner, place, limit)
         return sender
@@ -179,7 +165,7 @@ class VirtualTransport(Generic[OwnerT]):
     def open_receiver(self, stream: int, *, local: bool = False) -> None:
         """Listen on ``stream``. Raise UsageError if it is open with another ``local``."""
         if stream not in self.receivers:
-            place, receiver = (self._endpoint, stream, local), VirtualReceiver(self._owner, stream)
+            place, receiver = (self.endpoint, stream, local), VirtualReceiver(self._owner, stream)
             self.receivers[stream] = place, receiver
             self._carrier.receivers[place] = receiver
         elif self.receivers[stream][0][2] != local:
@@ -208,7 +194,7 @@ class VirtualTransport(Generic[OwnerT]):
 
     def sent(self) -> SentBytes:
         """Return counts of 0, because no network interface is used."""
-        return SentBytes(str(self._endpoint), 0, 0)
+        return SentBytes(str(self.endpoint), 0, 0)
 
     def close(self) -> None:
         """Close all senders and receivers. Idempotent."""
@@ -360,7 +346,7 @@ class EndpointNetwork(Network):
 
     def send(self, owner: Owner, to: NodeId, message: Message) -> None:
         """Send a message to a neighbour; drop it if no edge is open."""
-        slot = (self._master_slots if owner is None else owner.slots).get(to)
+        slot = self._slots_of(owner).get(to)
         self._seal.is_lossy = isinstance(message, REPEATED_MESSAGES)
         if slot is not None:
             must_s = 0.0 if self._seal.is_lossy else self._time.now_s
@@ -469,9 +455,8 @@ class EndpointNetwork(Network):
         for _ in range(copies):
             if self._random() < self._faults.late:
                 self._time.faults["late"] += 1
-                at_s = max(
-                    start_s + self._draw_delay_s(), sender.newest_s
-                )  # overtakes no earlier frame
+                # It overtakes no earlier frame.
+                at_s = max(start_s + self._draw_delay_s(), sender.newest_s)
                 at_s += self._random() * LATE_S_MAX
                 self._time.at(at_s, self._arrive_frames, sender, receiver, [frame])
             else:
@@ -556,8 +541,7 @@ class EndpointNetwork(Network):
 
     def _check_received(self, owner: Owner, sender: NodeId | None, message: Message) -> None:
         """Check that a received message was sent to its receiver on this edge."""
-        slots = self._master_slots if owner is None else owner.slots
-        slot = None if sender is None else slots.get(sender)
+        slot = None if sender is None else self._slots_of(owner).get(sender)
         self._delivery.check_received(owner, sender, slot, message)
 
     def check_running(self, world: WorldView) -> None:
@@ -572,9 +556,8 @@ class EndpointNetwork(Network):
 def _readdress_frame(frame: bytes, other: bytes) -> bytes:
     """Return ``frame`` with the receiver and edge of frame ``other``; they are not encrypted."""
     fields = list(HEADER.unpack_from(frame))
-    fields[RECEIVER_FIELD : EDGE_FIELD + 1] = HEADER.unpack_from(other)[
-        RECEIVER_FIELD : EDGE_FIELD + 1
-    ]
+    address = slice(RECEIVER_FIELD, EDGE_FIELD + 1)
+    fields[address] = HEADER.unpack_from(other)[address]
     return HEADER.pack(*fields) + frame[HEADER.size :]
 
 
@@ -660,7 +643,7 @@ class BandwidthNetwork(Network):
         self, owner: SimProcess | None, node: NodeId, except_edge: EdgeNo | None = None
     ) -> None:
         """Close the owner's streams to a neighbour, unless their edge is ``except_edge``."""
-        slot = (self._master_slots if owner is None else owner.slots).get(node)
+        slot = self._slots_of(owner).get(node)
         if slot is None or slot.edge == except_edge:
             return
         for data in (False, True):
@@ -679,8 +662,8 @@ class BandwidthNetwork(Network):
             """Return whether the receiver still has this edge and the stream is not broken."""
             if key in self._broken:
                 return False
-            slots = self._master_slots if target is None else target.slots
-            return any(s.edge == edge and s.target is owner for s in slots.values())
+            slots = self._slots_of(target).values()
+            return any(s.edge == edge and s.target is owner for s in slots)
 
         def is_flowing() -> bool:
             """Return whether no outage blocks the stream; schedule a retry for the outage's end."""
@@ -779,7 +762,7 @@ class BandwidthNetwork(Network):
         """Report to the receiving node how many bytes of an incomplete message have arrived."""
         target, _, edge = self._targets[stream]
         assert sender is not None, "a node with an edge has an id"
-        slot = (self._master_slots if target is None else target.slots).get(sender)
+        slot = self._slots_of(target).get(sender)
         if slot is None or slot.edge != edge or (edge, slot.target, True) in self._broken:
             return
         arriving = ev.DataArriving(sender, stream.arriving)

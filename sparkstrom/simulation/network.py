@@ -37,9 +37,8 @@ CONTROL_BYTES = 100  # size of a message without payload, about
 LIVENESS_S = 1.0  # liveness timeout of streams: half a lease, like Aeron's 5 s of 10 s
 REPEATED_MESSAGES = (Attach, AttachReply, Heartbeat, State)  # on edges; resent until answered
 
-ArrivalHandler = Callable[
-    [SimProcess | None, NodeId | None, int, Message], None
-]  # target, sender, edge, message
+# Target, sender, edge, message.
+ArrivalHandler = Callable[[SimProcess | None, NodeId | None, int, Message], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +96,10 @@ class Network:
         """Return the process whose addresses have this host."""
         return self._processes[host]
 
+    def _slots_of(self, owner: SimProcess | None) -> dict[NodeId, EdgeEnd]:
+        """Return the open edges of ``owner`` (None: the master), by neighbour."""
+        return self._master_slots if owner is None else owner.slots
+
     def open_streams(self, process: SimProcess) -> Address:
         """Open new streams of a process and return their address; the old ones are closed."""
         process.port += 1
@@ -104,20 +107,21 @@ class Network:
 
     def open_edge(self, owner: SimProcess | None, effect: ev.OpenEdge) -> None:
         """Open an edge from ``owner`` (None: the master) to a neighbour."""
-        slots = self._master_slots if owner is None else owner.slots
         host = effect.peer.host
         target = None if host == MASTER_HOST else self._processes[host]
-        slots[effect.node] = EdgeEnd(effect.edge, target, self._time.now_s)
+        self._slots_of(owner)[effect.node] = EdgeEnd(effect.edge, target, self._time.now_s)
 
     def close_edge(self, owner: SimProcess | None, node: NodeId) -> None:
         """Close the owner's edge to a neighbour."""
-        slots = self._master_slots if owner is None else owner.slots
-        slots.pop(node, None)
+        self._slots_of(owner).pop(node, None)
 
     def lose_media_driver(self, owner: SimProcess | None) -> None:
         """Break and close all edges of an owner whose media driver has died."""
-        self.break_edges(owner)
-        (self._master_slots if owner is None else owner.slots).clear()
+        slots = self._slots_of(owner)
+        for slot in slots.values():
+            self._break(slot.edge, owner)
+            self._break(slot.edge, slot.target)
+        slots.clear()
 
     @property
     def master_edges(self) -> dict[NodeId, EdgeNo]:
@@ -137,12 +141,6 @@ class Network:
         if slot is not None:
             self._broken.add((slot.edge, process if up else slot.target, data))
 
-    def break_edges(self, owner: SimProcess | None) -> None:
-        """Break all streams from and to ``owner`` (None: the master)."""
-        for slot in (self._master_slots if owner is None else owner.slots).values():
-            self._break(slot.edge, owner)
-            self._break(slot.edge, slot.target)
-
     def _break(self, edge: EdgeNo, sender: SimProcess | None) -> None:
         """Break both streams of an edge from ``sender``."""
         self._broken |= {(edge, sender, False), (edge, sender, True)}
@@ -155,7 +153,7 @@ class Network:
 
     def send(self, owner: SimProcess | None, to: NodeId, message: Message) -> None:
         """Send a message to a neighbour; drop it if no intact edge exists."""
-        slot = (self._master_slots if owner is None else owner.slots).get(to)
+        slot = self._slots_of(owner).get(to)
         if slot is None:
             return
         if self._broken and (slot.edge, owner, is_data(message)) in self._broken:

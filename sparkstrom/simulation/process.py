@@ -277,10 +277,8 @@ class SimProcess:
 
     def publish(self, commit_latency_s: float) -> Payload | None:
         """Return an update of what reached the threshold, padded to realistic size, or None."""
-        first, last = (
-            self._minibatch_number(self.loop.sent),
-            self._minibatch_number(self.loop.position),
-        )
+        first = self._minibatch_number(self.loop.sent)
+        last = self._minibatch_number(self.loop.position)
         payload = self.learner.publish()
         if not payload:
             self.quiet |= set(range(first + 1, last + 1))

@@ -260,10 +260,8 @@ class RealProcess(SimProcess):
 
     def publish(self, commit_latency_s: float) -> Payload | None:
         """Return an update, or None if no entry reached tau."""
-        first, last = (
-            self._minibatch_number(self.loop.sent),
-            self._minibatch_number(self.loop.position),
-        )
+        first = self._minibatch_number(self.loop.sent)
+        last = self._minibatch_number(self.loop.position)
         payload: Payload | None = self.learner.publish()
         if payload is None:
             self.quiet |= set(range(first + 1, last + 1))

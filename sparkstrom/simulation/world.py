@@ -11,7 +11,6 @@ import itertools
 import math
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Protocol
 
 from sparkstrom.base.identity import NodeId
 from sparkstrom.codec.messages import BUFFERS, Message, Phase, Release, TrainingFailure
@@ -28,7 +27,7 @@ from sparkstrom.runtime.training_loop import LoopAction
 from sparkstrom.simulation.component_factory import ComponentFactory
 from sparkstrom.simulation.endpoint_network import BandwidthNetwork, make_network
 from sparkstrom.simulation.invariants import TopologyChecker
-from sparkstrom.simulation.network import Network, NetworkPartition
+from sparkstrom.simulation.network import NetworkPartition
 from sparkstrom.simulation.process import STEP_S_MIN, Outage, SimProcess
 from sparkstrom.simulation.replica import IntTheta, residual_mass
 from sparkstrom.simulation.run_options import (
@@ -38,7 +37,7 @@ from sparkstrom.simulation.run_options import (
     RunSize,
     perform_with_fault,
 )
-from sparkstrom.simulation.timeline import Timeline, WorldView
+from sparkstrom.simulation.timeline import Timeline
 
 FIRST_FAULT_S, EARLY_FAULT_S_MAX = 0.3, 4.0
 EARLY_SHARE = 0.25  # of the faults that happen while workers still join
@@ -51,38 +50,10 @@ EARLY_FAILURE_SHARE = 0.5  # of the late attempts that fail before they join
 FIRST_ATTEMPT = 100  # older attempts have lower numbers
 
 
-class FaultTarget(WorldView, Protocol):
-    """A simulated world into which faults can be injected."""
-
-    network: Network
-    driver_fault: DriverFault | None  # pending fault of the master's media driver
-
-    def start(self, partition: int) -> None:
-        """Start an attempt at a partition, as Spark does."""
-
-    def start_older(self, partition: int) -> SimProcess | None:
-        """Start an attempt that is older than all others at a partition, unless the job ended."""
-
-    def end(self, process: SimProcess, *, restart: bool) -> None:
-        """Remove a process; if ``restart``, start another attempt after a while."""
-
-    def lose_driver(self, process: SimProcess) -> None:
-        """Replace a worker's media driver, which has died."""
-
-    def lose_master_driver(self) -> None:
-        """Replace the master's media driver, which has died."""
-
-    def pause_master(self, seconds: float) -> None:
-        """Suspend the driver program, possibly forever."""
-
-    def step_master(self, event: ev.Event) -> None:
-        """Pass one event to the master."""
-
-
 class FaultInjector:
     """Draws the faults of one run from its seed and injects them into a world."""
 
-    def __init__(self, world: FaultTarget, faults: Faults) -> None:
+    def __init__(self, world: World, faults: Faults) -> None:
         self._world, self._faults = world, faults
         self._later: list[Callable[[], None]] = []
         self._was_master_unreachable = False
@@ -440,10 +411,6 @@ class World:
         late = self.phase is Phase.GATHERING and bool(self.time.faults)
         return late or not (self._has_reachable_worker() or self.faults.rate)
 
-    def _process_of(self, node: NodeId) -> SimProcess:
-        """Return the process that has a live node id."""
-        return self.network.process(self.master.members.live[node].join.address.host)
-
     def _has_reachable_worker(self) -> bool:
         """Return True if a reachable worker that is not paused has a replica."""
         now_s = self.time.now_s
@@ -692,7 +659,8 @@ class World:
             case ev.CloseEdge(node=node):
                 self.network.close_edge(None, node)
             case ev.ApplyCommit(update=update):
-                self.checks.check_commit(self._process_of(update.origin), update)
+                origin = self.master.members.live[update.origin].join.address.host
+                self.checks.check_commit(self.network.process(origin), update)
                 if update.payload.form == BUFFERS:
                     self.replica.take_buffers(update.payload.data, update.commit)
                 else:

@@ -1,1 +1,1 @@
-"""Send bytes between processes: by Aeron, in memory, or encrypted over TCP; probe UDP."""
+"""Send bytes between processes: by Aeron or encrypted over TCP; probe UDP."""

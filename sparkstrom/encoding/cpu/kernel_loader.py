@@ -480,39 +480,26 @@ class Unit:
     def __init__(self, module: str) -> None:
         """Store the name of the module; its kernels are loaded later."""
         self.module = module
-        self._loaded: Loaded | None = None
-        self._jitted: Any = None  # a copy of the module with functions compiled by Numba
-
-    def use_loaded(self, loaded: Loaded) -> None:
-        """Use functions that were loaded from an object file."""
-        self._loaded = loaded
-
-    def use_jitted(self, module: Any) -> None:
-        """Use a copy of the module whose functions Numba has compiled in this process."""
-        self._jitted = module
+        self.loaded: Loaded | None = None  # functions from an object file
+        self.jitted: Any = None  # a copy of the module whose functions Numba compiled here
 
     @property
     def is_loaded(self) -> bool:
         """Whether the kernels are in memory."""
-        return self._loaded is not None or self._jitted is not None
-
-    @property
-    def is_jitted(self) -> bool:
-        """Whether Numba has compiled the kernels in this process."""
-        return self._jitted is not None
+        return self.loaded is not None or self.jitted is not None
 
     def entry(self, name: str) -> Callable[..., Any]:
         """Return a kernel as a Python callable. The first call loads all kernels of the module."""
         self._ensure_loaded()
-        if self._jitted is not None:
-            return cast(Callable[..., Any], getattr(self._jitted, name))
+        if self.jitted is not None:
+            return cast(Callable[..., Any], getattr(self.jitted, name))
         return python_entry(name, self._loaded_function(name))
 
     def address(self, name: str) -> int:
         """Return the address of a callback. The first call loads all kernels of the module."""
         self._ensure_loaded()
-        if self._jitted is not None:
-            return int(getattr(self._jitted, name).address)
+        if self.jitted is not None:
+            return int(getattr(self.jitted, name).address)
         return self._loaded_function(name).address
 
     def _ensure_loaded(self) -> None:
@@ -522,8 +509,8 @@ class Unit:
 
     def _loaded_function(self, name: str) -> Native:
         """Return a kernel that was loaded from an object file."""
-        assert self._loaded is not None, "loading raises where it fails"
-        return self._loaded[name]
+        assert self.loaded is not None, "loading raises where it fails"
+        return self.loaded[name]
 
 
 class Kernel:
@@ -611,13 +598,11 @@ def _load_units(units: list[Unit]) -> None:
         try:
             found = load_modules(list(wanted))
         except UnknownNumba as unknown:
-            if not any(unit.is_jitted for unit in _units.values()):
+            if all(unit.jitted is None for unit in _units.values()):
                 log.warning(JIT_WARNING, unknown)
-            jit = importlib.import_module(
-                "sparkstrom.encoding.cpu.numba_compiler"
-            ).CachingCompiler()
+            jit = importlib.import_module(COMPILER).CachingCompiler()
             for module, unit in wanted.items():
-                unit.use_jitted(jit.copy_module(module))
+                unit.jitted = jit.copy_module(module)
             return
         for module, loaded in found.items():
-            wanted[module].use_loaded(loaded)
+            wanted[module].loaded = loaded

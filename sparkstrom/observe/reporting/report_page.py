@@ -355,6 +355,11 @@ def render_report(history: RunHistory, only: int | None = None) -> str:
         _overview_section(numbered, shown) if len(numbered) > 1 else None,
         *(_fit_section(number_of, fit) for number_of, fit in reversed(shown)),
     )
+    return render_document(history.path.name, body)
+
+
+def render_document(title: str, body: Element) -> str:
+    """Return an HTML document with this title, after "sparkstrom:", and this body."""
     head = make_element(
         "head",
         make_element("meta", charset="utf-8"),
@@ -362,7 +367,7 @@ def render_report(history: RunHistory, only: int | None = None) -> str:
         make_element("meta", name="viewport", content="width=device-width, initial-scale=1"),
         make_element("meta", name="color-scheme", content="light dark"),
         make_element("link", rel="icon", href="data:,"),
-        make_element("title", f"sparkstrom: {history.path.name}"),
+        make_element("title", f"sparkstrom: {title}"),
         make_element("style", STYLE),
     )
     return "<!DOCTYPE html>\n" + to_html(make_element("html", head, body, lang="en")) + "\n"

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import TypeGuard
@@ -102,10 +101,7 @@ class Leases:
         If this process itself did not run for a quarter of a lease, renew all leases first, because
         messages could not be received meanwhile.
         """
-        pause = self._pauses.pause_before(now_s)
-        if not self._heard_s:
-            return []
-        if pause is not None:
+        if self._pauses.pause_before(now_s) is not None:
             self._heard_s = dict.fromkeys(self._heard_s, now_s)
         lost = self.silent_nodes(self._lease_s, now_s)
         return [(n, now_s - self._heard_s[n]) for n in lost]
@@ -148,9 +144,7 @@ class Child:
     received: CommitNo = CommitNo(0)  # every commit up to this one has arrived; at most ``sent``
     base: CommitNo = CommitNo(0)  # commit of its snapshot: older chunks are useless to it
     summed: CommitNo = CommitNo(0)  # newest commit that it was sent as part of a sum; 0: none
-    chunk_requests: deque[int] = field(
-        default_factory=deque
-    )  # chunks to send, oldest request first
+    chunk_requests: deque[int] = field(default_factory=deque)  # chunks to send, oldest first
     own_ids: frozenset[NodeId] = frozenset()  # ids of its process, which has their payloads
     stamp: int = 0  # its newest ``Heartbeat.stamp``, acknowledged with the next state
     bytes_received: int = 0  # complete data messages that came over this edge, by weight
@@ -339,7 +333,9 @@ class Children:
     def _next_entry(self, child: Child) -> Entry:
         """Return the log entry that the child needs next; no payload if its process made it."""
         entry = self._history.log.entry_after(child.sent)
-        return without_payload(entry) if _is_made_by_child_process(entry, child) else entry
+        if _is_made_by_child_process(entry, child):
+            return msgspec.structs.replace(entry, payload=NOTHING)
+        return entry
 
     def _send_next(self, child: Child, entry: Entry, now_s: float) -> Effect:
         """Count one entry of the log as sent to a child; return the effect that sends it."""
@@ -355,7 +351,8 @@ class Children:
         log = self._history.log
         if upto - child.sent <= 1 or log.bytes_after(child.sent) <= child.link.window:
             return None
-        entries = tuple(self._summable_entries(child.sent, upto))
+        waiting = log.entries_after(child.sent)
+        entries = tuple(takewhile(lambda e: is_summable(e) and e.commit <= upto, waiting))
         singly = sum(
             HEADER_BYTES if _is_made_by_child_process(e, child) else message_weight(e, 0)
             for e in entries
@@ -363,11 +360,6 @@ class Children:
         if len(entries) <= 1 or self._sum_weight(entries) >= singly:
             return None
         return entries
-
-    def _summable_entries(self, after: CommitNo, upto: CommitNo) -> Iterator[Entry]:
-        """Yield the entries after a commit, up to the first one that cannot be part of a sum."""
-        waiting = self._history.log.entries_after(after)
-        return takewhile(lambda entry: is_summable(entry) and entry.commit <= upto, waiting)
 
     def _sum_weight(self, entries: tuple[Entry, ...]) -> int:
         """Return the expected size, in bytes, of a message with the sum of these entries."""
@@ -467,11 +459,8 @@ class Children:
 
         Links whose rate is not known yet are left out.
         """
-        longest_s = 0.0
-        for child in self.by_node.values():
-            if child.link.rate and (delay_s := self._link_delay_s(child)) > longest_s:
-                longest_s = delay_s
-        return longest_s
+        known = (child for child in self.by_node.values() if child.link.rate)
+        return max(0.0, max(map(self._link_delay_s, known), default=0.0))
 
     def _link_delay_s(self, child: Child) -> float:
         """Return the seconds until all data under way or waiting have arrived, less QUEUE_S.
@@ -534,8 +523,3 @@ def _is_made_by_child_process(entry: Entry, child: Child) -> TypeGuard[Commit]:
     False for model buffers, because their commit contains an average.
     """
     return isinstance(entry, Commit) and entry.origin in child.own_ids and is_summable(entry)
-
-
-def without_payload(committed: Commit) -> Commit:
-    """Return the commit without its payload, for the origin, which has the payload."""
-    return msgspec.structs.replace(committed, payload=NOTHING)

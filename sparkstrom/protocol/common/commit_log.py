@@ -48,9 +48,8 @@ class Log:
 
     def __init__(self, bytes_max: int, base: CommitNo = CommitNo(0)) -> None:
         self.bytes_max = bytes_max
-        self._entries: dict[
-            CommitNo, tuple[Entry, int]
-        ] = {}  # by ``preceding_commit``; with the offset in bytes
+        # By ``preceding_commit``; with the offset in bytes.
+        self._entries: dict[CommitNo, tuple[Entry, int]] = {}
         self._begin = self._end = 0  # offsets, in bytes ever appended
         self.base = base  # the newest commit that is no longer in the log
         self.head = base  # the newest commit in the log, or ``base`` if it is empty

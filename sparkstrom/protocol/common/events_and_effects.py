@@ -513,9 +513,6 @@ class Command(enum.Enum):
     FAIL = "fail"  # the task fails
 
 
-ENDS = (Command.END, Command.FAIL)
-
-
 class Directive(msgspec.Struct, frozen=True):
     """A command to the trainer, with its arguments. The trainer polls and obeys the newest one."""
 

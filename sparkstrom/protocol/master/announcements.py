@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sparkstrom.base.identity import CommitNo, EdgeNo, NodeId
-from sparkstrom.codec.messages import Address, Disown, IdClosed, Join, LastSeqs, State, Welcome
+from sparkstrom.codec.messages import Address, Disown, IdClosed, Join, State, Welcome
 from sparkstrom.protocol.common.children import Children
 from sparkstrom.protocol.common.events_and_effects import Effect, TaskEnding
 from sparkstrom.protocol.master.commit_sequencer import Sequencer
@@ -202,7 +202,7 @@ class WelcomeFactory:
         """Return the welcome that places ``member`` under ``parent``, at address ``host:port``."""
         self._edges = EdgeNo(self._edges + 1)
         stream = FIRST_STREAM + STREAMS_PER_EDGE * self._edges
-        position = self._members.partition_of(member).position
+        position, closed = self._members.partition_of(member).position, self._sequencer.closed
         return Welcome(
             token=member.join.token,
             count=member.join.count,
@@ -212,14 +212,9 @@ class WelcomeFactory:
             edge=self._edges,
             up=Address(host, port, stream, stream + 1),
             chunks=self._chunks,
-            closed=self._former_last_seqs(member),
+            closed=[(node, closed[node]) for node in sorted(member.own_ids) if node in closed],
             epoch=position.epoch,
             batch=position.batch,
             steps=self._broadcast.slowest,
             grants=list(self._members.checkpoints.grants_of(member.node)),
         )
-
-    def _former_last_seqs(self, member: Member) -> LastSeqs:
-        """Return the member's former ids, each with the number of its last committed update."""
-        closed = self._sequencer.closed
-        return [(node, closed[node]) for node in sorted(member.own_ids) if node in closed]

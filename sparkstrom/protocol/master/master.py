@@ -53,14 +53,20 @@ from sparkstrom.protocol.master.phases import Phases, VacantPartitions
 from sparkstrom.protocol.master.statuses import Statuses
 from sparkstrom.protocol.master.tree_placement import Placement
 
+SCAN_S_PER_NODE = 20e-6  # least time between two scans of all members, per member
+SCAN_ALWAYS_NODES = 64  # up to this many members, a scan is so short that each event causes one
 
-class MasterParts:
-    """Constructs the parts of the master and connects them.
 
-    No part uses one that is constructed later. ``chunks`` is the number of chunks in a snapshot,
-    ``kept`` are the residual files of the last fit, and ``average`` combines models' buffers (None:
-    the model has none).
+class Master:
+    """The root of the tree: the only authority on membership, commit order and phase.
+
+    The master has a replica, which the effect ``ApplyCommit`` changes, but does not train.
+    ``chunks`` is the number of chunks in a snapshot, ``kept`` are the residual files of the last
+    fit, and ``average`` combines models' buffers (None: the model has none).
     """
+
+    aborted = False
+    _scan_due_s = -math.inf  # at once
 
     def __init__(
         self,
@@ -73,11 +79,10 @@ class MasterParts:
         kept: CheckpointFiles | None = None,
         average: Callable[[list[bytes]], bytes] | None = None,
     ) -> None:
+        # No part uses one that is constructed later.
         self.spec, self.limits, self.chunks = spec, limits, chunks
-        self.ignored, self.leases = ignored, leases = (
-            IgnoredMessages(),
-            Leases(limits.lease_s, now_s),
-        )
+        self.ignored = ignored = IgnoredMessages()
+        self.leases = leases = Leases(limits.lease_s, now_s)
         self.sequencer = sequencer = Sequencer(limits.log_bytes, ignored)
         self.children = children = Children(limits.flow_limits, sequencer.history, leases)
         self.partitions = Partitions.from_spec(spec, now_s)
@@ -150,20 +155,6 @@ class MasterParts:
             ignored=self.ignored,
         )
 
-
-SCAN_S_PER_NODE = 20e-6  # least time between two scans of all members, per member
-SCAN_ALWAYS_NODES = 64  # up to this many members, a scan is so short that each event causes one
-
-
-class Master(MasterParts):
-    """The root of the tree: the only authority on membership, commit order and phase.
-
-    The master has a replica, which the effect ``ApplyCommit`` changes, but does not train.
-    """
-
-    aborted = False
-    _scan_due_s = -math.inf  # at once
-
     def step(self, event: ev.Event, now_s: float) -> list[Effect]:
         """Process one event and return the effects, after entering the next phase if it is due."""
         if self.aborted:
@@ -208,7 +199,7 @@ class Master(MasterParts):
             case ev.EndpointChanged(host=host, port=port):
                 return self.placement.reopen_all(Endpoint(host, port), now_s)
             case ev.ReplicaHashed(digest=digest):
-                self.phases.set_own_digest(digest)
+                self.phases.own_digest = digest
             case ev.OptimizerCopyRequest():
                 return self.copies.begin(event, now_s)
             case _:

@@ -69,10 +69,6 @@ class Phases:
         """Request that draining begins as soon as possible; the first reason is kept."""
         self.stop_reason = self.stop_reason or reason
 
-    def set_own_digest(self, digest: str) -> None:
-        """Record the hash of the master's replica at the final commit."""
-        self.own_digest = digest
-
     def enter_next_if_due(self, now_s: float) -> list[ev.Effect]:
         """Enter the next phase if its conditions hold; at most one phase per call."""
         members, sequencer, partitions = self._members, self._sequencer, self._members.partitions

@@ -105,10 +105,8 @@ class Placement:
 
         Until then the master alone holds the lease of such a member.
         """
-        effects: list[Effect] = []
-        for node in list(self.moving):
-            effects += self.send_order_if_due(self._members.live[node], now_s)
-        return effects
+        moving = [self._members.live[node] for node in self.moving]
+        return [effect for member in moving for effect in self.send_order_if_due(member, now_s)]
 
     def send_order_if_due(self, member: Member, now_s: float) -> list[Effect]:
         """Send a member its place, if its parent's place is confirmed and no order is recent."""

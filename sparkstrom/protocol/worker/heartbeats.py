@@ -94,15 +94,11 @@ class Heartbeats:
         received = Heartbeat(
             received=self._replication.received,
             bytes_received=self._bytes_reported,
-            catching=self._replication.is_fetching,
+            catching=self._replication.fetch is not None,
             stamp=stamp,
             statuses=statuses,
         )
         return [self._link.send(received), *(ev.SendDirect(message) for message in direct)]
-
-    def resend_all(self) -> None:
-        """Mark all statuses as not reported, for a new parent."""
-        self._statuses.resend_all()
 
     def on_new_id(self, former: NodeId | None) -> None:
         """Forget the status that was reported under the former id."""

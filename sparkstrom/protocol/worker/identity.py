@@ -29,9 +29,8 @@ class Identity:
     executor: str
     pid: int
     version: str
-    whole: bool = (
-        False  # it starts with the replica of commit 0; sent with ``Attach``, not ``Join``
-    )
+    # It starts with the replica of commit 0; sent with ``Attach``, not ``Join``.
+    whole: bool = False
     # Where the fit begins in the partition; a worker that starts later succeeds another one.
     start: Position = Position(0, 0)
 

@@ -125,7 +125,7 @@ class Joining:
         attach = Attach(
             have=self._replication.received,
             whole=self._replication.needs_no_snapshot,
-            catching=self._replication.is_fetching,
+            catching=self._replication.fetch is not None,
             ids=list(self._membership.ids),
         )
         return [self._link.send(attach)]
@@ -136,15 +136,14 @@ class Joining:
             self._ignored.count(attached, IgnoreReason.LATE)
             return []
         self._link.on_attached(now_s)
-        self._reporting.resend_all()
+        self._subtree.statuses.resend_all()
         replication = self._replication
         if attached.snapshot:
             effects = replication.begin_fetch(attached.base, attached.last, now_s)
         else:
             effects = replication.follow(now_s)
-        if (
-            self._link.bytes_received
-        ):  # data, on a stream of its own, overtook this answer and was dropped
+        # Data, which have a stream of their own, may have overtaken this answer; they were dropped.
+        if self._link.bytes_received:
             effects = replication.request_commits_now(now_s) + effects
         effects += self._link.resend_on_new_edge(now_s)
         effects += self._subtree.request_resend_from_all()

@@ -15,7 +15,7 @@ from typing import Protocol
 
 import msgspec
 
-from sparkstrom.base.identity import MASTER, CommitNo, NodeId, Position, Seq
+from sparkstrom.base.identity import MASTER, NodeId, Position, Seq
 from sparkstrom.codec.messages import (
     Activity,
     Adopt,
@@ -82,6 +82,8 @@ from sparkstrom.protocol.worker.parent_link import InFlight, ParentLink
 from sparkstrom.protocol.worker.replication import Relaying, Replication
 from sparkstrom.protocol.worker.time_limits import NodeLimits, Wait
 
+# What the parent sends only after its attach reply.
+AFTER_REPLY = Commit | MergedRange | Chunk | OptimizerChunk | ResendRequest | SnapshotRequired
 QUIET_EVENTS = (ev.CommitApplied, ev.ActivityChanged, ev.DataArriving)  # change no directive
 RUNNING = Phase.RUNNING  # a module-level name, because it is compared after every event
 JOINING = Directive(Command.WAIT, "joining")
@@ -128,8 +130,9 @@ class Directives:
             case Phase.DONE if self._trainer.audit is not None:
                 return DONE if self._fit.may_end else LINGERING
             case Phase.AUDIT | Phase.DONE:
-                at_final = replication.received >= state.final
-                return _audit_directive(state.final, state.epochs) if at_final else NOT_THERE
+                if replication.received < state.final:
+                    return NOT_THERE
+                return Directive(Command.AUDIT, commit=state.final, epochs=state.epochs)
             case Phase.DRAINING:
                 return DRAIN
             case _:
@@ -209,11 +212,6 @@ def _train_directive(
     )
 
 
-def _audit_directive(final: CommitNo, epochs: int) -> Directive:
-    """Return a directive to hash the replica at the final commit."""
-    return Directive(Command.AUDIT, commit=final, epochs=epochs)
-
-
 class DeadlineHolder(Protocol):
     """A part of a node that has deadlines of its own."""
 
@@ -254,11 +252,9 @@ class Deadlines:
         if wait is not None and now_s - wait.since_s > wait.limit_s:
             text = wait.reason.value.format(silent=now_s - wait.since_s, **wait.figures)
             return Directive(Command.FAIL, text, cause=wait.reason)
-        return (
-            None
-            if self._task.stage is TRAINING
-            else self._task.directive_if_unconfirmed_too_long(now_s)
-        )
+        if self._task.stage is TRAINING:
+            return None
+        return self._task.directive_if_unconfirmed_too_long(now_s)
 
     def _first_long_wait(self, now_s: float) -> Wait | None:
         """Return the first wait that is overdue or close to it; more general causes come first."""
@@ -273,14 +269,22 @@ class Deadlines:
         )
 
 
-class NodeParts:
-    """Constructs the parts of a worker's node and connects them.
+__all__ = ["Identity", "Node", "NodeLimits"]
 
-    No part uses one that is constructed later.
+
+class Node:
+    """The protocol side of one worker: joins, fetches a replica, publishes, and relays commits.
+
+    ``step(event, now_s)`` returns the effects. The trainer reads ``directive`` at each batch
+    boundary and reports its work through events. The trainer owns the replica, which the effects
+    ``ApplyCommit`` and ``InstallSnapshot`` change in the order of the effects. Each part owns its
+    state and its deadlines; ``Node`` dispatches each event to the part that handles it.
     """
 
     def __init__(self, identity: Identity, limits: NodeLimits, now_s: float) -> None:
+        # No part uses one that is constructed later.
         self.limits = limits
+        self.directive = JOINING
         self.report_flag, self.ignored = report_flag, ignored = DirtyFlag(), IgnoredMessages()
         history = History(Log(limits.log_bytes))
         self.in_flight = InFlight(limits.window_bytes)
@@ -376,23 +380,6 @@ class NodeParts:
             now_s=now_s,
         )
 
-
-__all__ = ["Identity", "Node", "NodeLimits"]
-
-
-class Node(NodeParts):
-    """The protocol side of one worker: joins, fetches a replica, publishes, and relays commits.
-
-    ``step(event, now_s)`` returns the effects. The trainer reads ``directive`` at each batch
-    boundary and reports its work through events. The trainer owns the replica, which the effects
-    ``ApplyCommit`` and ``InstallSnapshot`` change in the order of the effects. Each part owns its
-    state and its deadlines; ``Node`` dispatches each event to the part that handles it.
-    """
-
-    def __init__(self, identity: Identity, limits: NodeLimits, now_s: float) -> None:
-        super().__init__(identity, limits, now_s)
-        self.directive = Directive(Command.WAIT, "joining")
-
     @property
     def node(self) -> NodeId | None:
         """Return the present id; None before the first welcome."""
@@ -467,17 +454,16 @@ class Node(NodeParts):
                 self.task.on_trainer_left(leaving, now_s)
                 return [ev.SendDirect(leaving)]
             case ev.OutputPrinted(lines=lines, skipped=skipped):
-                return [ev.SendDirect(self._make_worker_log(lines, skipped))]
+                who = self.membership.identity
+                log = WorkerLog(
+                    host=who.host, partition=who.partition, lines=lines, skipped=skipped
+                )
+                return [ev.SendDirect(log)]
             case ev.TrainerFailed():
                 return self._on_training_failure(event, now_s)
             case _:
                 raise AssertionError(f"no rule for {event}")
         return []
-
-    def _make_worker_log(self, lines: list[tuple[str, str]], skipped: int) -> WorkerLog:
-        """Return the message that shows printed lines of the worker at the driver."""
-        who = self.membership.identity
-        return WorkerLog(host=who.host, partition=who.partition, lines=lines, skipped=skipped)
 
     def _on_training_failure(self, event: ev.TrainerFailed, now_s: float) -> list[Effect]:
         """Report an exception in training to the master."""
@@ -580,42 +566,22 @@ class Node(NodeParts):
                 return self._on_state(message, now_s)
             case AttachReply():
                 return self._joining.on_attach_reply(message, now_s)
-            case (
-                Commit()
-                | MergedRange()
-                | Chunk()
-                | OptimizerChunk()
-                | ResendRequest()
-                | SnapshotRequired()
-            ):
-                if link.stage is not ATTACHED:
-                    self.ignored.count(message, IgnoreReason.EARLY)  # it overtook the answer
-                    return []
-                return self._on_attached_parent(message, now_s)
-            case _:
-                self.ignored.count(message, IgnoreReason.WRONG_WAY)
-        return []
-
-    def _on_attached_parent(
-        self,
-        message: Commit | MergedRange | Chunk | OptimizerChunk | ResendRequest | SnapshotRequired,
-        now_s: float,
-    ) -> list[Effect]:
-        """Process a message that follows the parent's attach reply."""
-        match message:
+            case _ if link.stage is not ATTACHED and isinstance(message, AFTER_REPLY):
+                self.ignored.count(message, IgnoreReason.EARLY)  # it overtook the answer
             case MergedRange():
-                return self.replication.on_merged(message, now_s)
+                return replication.on_merged(message, now_s)
             case Chunk():
-                return self.replication.on_chunk(message, now_s)
+                return replication.on_chunk(message, now_s)
             case OptimizerChunk():
-                assert self.link.parent is not None
-                return self.transfers.on_chunk(message, self.link.parent, now_s)
+                assert link.parent is not None
+                return self.transfers.on_chunk(message, link.parent, now_s)
             case ResendRequest():
                 return self.relaying.on_resend_request(message, now_s)
             case SnapshotRequired():
-                return self.replication.on_snapshot_required(message, now_s)
-            case Commit():
-                return self.replication.on_commit(message, now_s)
+                return replication.on_snapshot_required(message, now_s)
+            case _:
+                self.ignored.count(message, IgnoreReason.WRONG_WAY)
+        return []
 
     def _on_state(self, state: State, now_s: float) -> list[Effect]:
         """Apply the acknowledgements in a state; store the state unless it is older."""
@@ -655,7 +621,9 @@ class Node(NodeParts):
             effects += self.transfers.continue_fetch(now_s)
         if self.fit.farewell is DISMISSED:
             return effects
-        if (silent := link.is_silent(now_s)) or self._is_starved(now_s):  # time for fresh streams
+        silent = link.is_silent(now_s)
+        stalled_since_s = self.replication.stalled_since_s(self.fit.state)
+        if silent or link.is_starved(self.fit, stalled_since_s, now_s):  # time for fresh streams
             link.give_up(now_s, silent=silent)
             return [*effects, ev.ReopenStreams()]
         if link.stage is not ATTACHED:
@@ -668,24 +636,14 @@ class Node(NodeParts):
             effects += link.resend_overdue(now_s)
         return effects + self.reporting.report_if_due(now_s)
 
-    def _is_starved(self, now_s: float) -> bool:
-        """Return whether the parent sends no data although commits are missing."""
-        stalled_since_s = self.replication.stalled_since_s(self.fit.state)
-        return self.link.is_starved(self.fit, stalled_since_s, now_s)
-
     def _leave_if_done(self, now_s: float) -> list[Effect]:
         """Send the parent a leave notice once the fit is done and no child depends on this node."""
         audited, needed = self.trainer.audit is not None, bool(self.children.by_node)
-        if (
-            not self.fit.begin_farewell_if_due(now_s, audited=audited, needed=needed)
-            or self.link.parent is None
-        ):
+        leaves = self.fit.begin_farewell_if_due(now_s, audited=audited, needed=needed)
+        if not leaves or self.link.parent is None:
             return []
-        return [
-            self.link.send(
-                LeaveNotice(node=self.membership.id, reason=TaskEnding.DONE.value, checkpoint=None)
-            )
-        ]
+        me, reason = self.membership.id, TaskEnding.DONE.value
+        return [self.link.send(LeaveNotice(node=me, reason=reason, checkpoint=None))]
 
     def set_counters(self, counters: WorkerCounters) -> None:
         """Set the worker's cumulative counters, which the next report contains.

@@ -40,7 +40,7 @@ class InFlight:
     def __init__(self, window_bytes: int) -> None:
         self._window_bytes = window_bytes
         self._own: dict[tuple[NodeId, Seq], Update] = {}  # by (id, seq), oldest first
-        self._bytes = 0  # size of ``_own``, headers included
+        self.bytes = 0  # size of all uncommitted updates, headers included
         self.last_seq = Seq(0)  # newest seq under the present id; seqs have no gaps
         self._made_s: dict[tuple[NodeId, Seq], float] = {}  # when each was made, present id only
         self.round_s = 0.0  # recent time from making an update to its commit; 0: none committed yet
@@ -48,11 +48,6 @@ class InFlight:
         self._deadline_s = 0.0  # time at which all are sent again
         self._again_s = -1.0  # until this time a request to resend is ignored
         self.progress_s = 0.0  # when any last made progress, or the first one was added
-
-    @property
-    def bytes(self) -> int:
-        """Return the bytes of all uncommitted updates, headers included."""
-        return self._bytes
 
     @property
     def uncommitted(self) -> tuple[Update, ...]:
@@ -69,7 +64,7 @@ class InFlight:
 
     def has_room(self) -> bool:
         """Return whether the window has room for an update; an empty window takes any size."""
-        return not self._own or self._bytes < self._window_bytes
+        return not self._own or self.bytes < self._window_bytes
 
     def add(self, update: Update, now_s: float) -> None:
         """Add an update that was just published."""
@@ -78,14 +73,14 @@ class InFlight:
             self._restart_timer(now_s)
         self._own[update.origin, update.seq] = update
         self._made_s[update.origin, update.seq] = now_s
-        self._bytes += HEADER_BYTES + len(update.payload)
+        self.bytes += HEADER_BYTES + len(update.payload)
         self.last_seq = update.seq
 
     def acknowledge(self, origin: NodeId, seq: Seq, now_s: float) -> Update | None:
         """Remove the update that is now committed and return it; None if it was removed before."""
         update = self._own.pop((origin, seq), None)
         if update is not None:
-            self._bytes -= HEADER_BYTES + len(update.payload)
+            self.bytes -= HEADER_BYTES + len(update.payload)
             made_s = self._made_s.pop((origin, seq), None)
             if made_s is not None:  # it was not made under an id that is closed
                 self.round_s = now_s - made_s
@@ -180,12 +175,8 @@ class ParentLink:
         report_flag: DirtyFlag,
         now_s: float,
     ) -> None:
-        self._limits, self._membership, self._own, self._report_flag = (
-            limits,
-            membership,
-            in_flight,
-            report_flag,
-        )
+        self._limits, self._membership = limits, membership
+        self._own, self._report_flag = in_flight, report_flag
         self.stage = CLOSED
         self.parent: NodeId | None = None  # None: no edge is open
         self.edge = EdgeNo(0)  # number of the newest edge; only rises
@@ -318,7 +309,8 @@ class ParentLink:
             self.waiting.popleft()
             self.window.on_sent(size, now_s)
             if child is not None:
-                child.bytes_forwarded, child.state_due = child.bytes_forwarded + size, True
+                child.bytes_forwarded += size
+                child.state_due = True
             out.append(self.send(update))
         return out
 
@@ -328,9 +320,7 @@ class ParentLink:
         if not updates:
             return []
         others = [(update, child) for update, child in self.waiting if child is not None]
-        self.waiting.clear()
-        self.waiting.extend(others)
-        self.waiting.extend((update, None) for update in updates)
+        self.waiting = deque([*others, *((update, None) for update in updates)])
         return self.send_queued(now_s)
 
     def resend_on_new_edge(self, now_s: float) -> list[Effect]:
@@ -340,10 +330,8 @@ class ParentLink:
         """
         for update, child in self.waiting:
             if child is not None:
-                child.bytes_forwarded, child.state_due = (
-                    child.bytes_forwarded + message_weight(update, 0),
-                    True,
-                )
+                child.bytes_forwarded += message_weight(update, 0)
+                child.state_due = True
         self.waiting.clear()
         return self.resend_own(now_s, force=True)
 

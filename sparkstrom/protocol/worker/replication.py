@@ -106,20 +106,16 @@ class SnapshotFetch:
         return out
 
     def ready(self, now_s: float) -> bool:
-        """Return whether the snapshot is complete, so that only the trainer is awaited.
+        """Return whether all chunks have arrived, and all commits that some chunk contains.
 
-        If it is, restart the deadline.
+        Then only the trainer is awaited, so restart the deadline.
         """
-        if not self._is_complete():
-            return False
-        self.progress_s = now_s
-        return True
-
-    def _is_complete(self) -> bool:
-        """Return whether all chunks have arrived, and all commits that some chunk contains."""
-        return len(self._chunks) == self._count and all(
+        ready = len(self._chunks) == self._count and all(
             chunk.commit <= self._held.head for chunk in self._chunks.values()
         )
+        if ready:
+            self.progress_s = now_s
+        return ready
 
     @property
     def chunks(self) -> tuple[Chunk, ...]:
@@ -165,12 +161,8 @@ class Replication:
     ) -> None:
         self._limits, self.history = limits, history
         self._membership, self._link, self._in_flight = membership, link, in_flight
-        self._trainer, self._children, self._report_flag, self._ignored = (
-            trainer,
-            children,
-            report_flag,
-            ignored,
-        )
+        self._trainer, self._children = trainer, children
+        self._report_flag, self._ignored = report_flag, ignored
         self.stage = ReplicaStage.EMPTY
         self.has_replica = False  # True for good once the trainer has installed the first one
         self.chunks = 0  # number of chunks in a snapshot
@@ -188,19 +180,9 @@ class Replication:
         return self.history.log.head
 
     @property
-    def is_fetching(self) -> bool:
-        """Return whether a snapshot is on its way."""
-        return self.fetch is not None
-
-    @property
-    def is_installing(self) -> bool:
-        """Return whether the trainer is installing a replica."""
-        return self.stage in INSTALLS
-
-    @property
     def has_begun(self) -> bool:
         """Return whether the trainer has a replica, or is installing its first one."""
-        return self.has_replica or self.is_installing
+        return self.has_replica or self.stage in INSTALLS
 
     @property
     def needs_no_snapshot(self) -> bool:
@@ -218,11 +200,8 @@ class Replication:
         Data are under way during the fetch of a snapshot, and while the parent has sent more
         commits (by its newest state) than have arrived.
         """
-        if self.fetch is not None:
-            return self._got_s
-        if state is not None and state.sent > self.history.log.head:
-            return self._got_s
-        return None
+        awaits_commits = state is not None and state.sent > self.history.log.head
+        return self._got_s if self.fetch is not None or awaits_commits else None
 
     def _advance_stage(self, trigger: Trigger) -> None:
         """Enter the next stage, and assert that the new stage agrees with ``fetch``."""
@@ -480,9 +459,7 @@ class Relaying:
             case LeaveNotice():
                 return self._subtree.drop(child.node)
             case CommitsRequest() | ChunkRequest():
-                self._ignored.count(
-                    message, IgnoreReason.EARLY
-                )  # the child has newer commits than this node
+                self._ignored.count(message, IgnoreReason.EARLY)  # the child has newer commits
             case _:
                 self._ignored.count(message, IgnoreReason.WRONG_WAY)
         return []

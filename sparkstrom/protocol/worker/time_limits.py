@@ -47,6 +47,5 @@ class Wait(NamedTuple):
     since_s: float  # time of the last progress
     limit_s: float  # longest time without progress
     reason: TimeoutReason
-    figures: Mapping[str, float | str] = (
-        NO_FIGURES  # values for the reason's template, besides the seconds
-    )
+    # Values for the reason's template, besides the seconds.
+    figures: Mapping[str, float | str] = NO_FIGURES

@@ -28,7 +28,7 @@ from __future__ import annotations
 import atexit
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from ctypes import CDLL, PYFUNCTYPE, c_char_p, c_int64, c_size_t, c_void_p, cast
 from typing import Any, Final
@@ -38,7 +38,6 @@ import numpy.typing as npt
 
 from sparkstrom.base.errors import DriverLost, SetupError, TransportError, UsageError
 from sparkstrom.base.identity import Endpoint
-from sparkstrom.transport.aeron import receive_kernels
 from sparkstrom.transport.aeron import receive_kernels as k
 from sparkstrom.transport.aeron.channel_settings import (
     LOCAL_SUBSCRIPTION_URI,
@@ -254,6 +253,9 @@ OFFER_RESULTS: Final = {
 }
 
 
+SENDER_COUNTERS: Final = ("frames_sent", "bytes_sent", "datagrams", "same_host_bytes")
+
+
 class AeronSender:
     """A ``transport.base.Sender`` on one exclusive publication, which it opens and closes."""
 
@@ -449,22 +451,23 @@ class AeronTransport:
     def __init__(self, handle: MediaDriverHandle, name: str = "sparkstrom") -> None:
         """Connect to the media driver as client ``name``; raise DriverLost if it has died."""
         self._handle = handle
+        self.endpoint = handle.endpoint  # that of the media driver
+        self.max_frame_bytes = handle.sizes.data_frame_bytes_max
+        self.max_control_frame_bytes = handle.sizes.control_frame_bytes_max
         self._aeron: AeronLibrary = load_library()
         # Written by Aeron's own thread, so they must outlive the client.
         self._errors = np.zeros(2, np.int64)  # count, last code
         self._revoked = np.zeros(1, np.int64)  # publications whose revocation is complete
         self._revocations = 0
         self._client: Any = None
-        self._is_local: dict[
-            int, bool
-        ] = {}  # stream -> is local, for all open and opening receivers
+        # Stream -> is local, for all open and opening receivers.
+        self._is_local: dict[int, bool] = {}
         self._pending_subscriptions: dict[int, PendingSubscription] = {}  # by stream
         # closed before they were open
         self._cancelled_subscriptions: list[PendingSubscription] = []
         self._opening_senders: list[AeronSender] = []
         self._senders: list[AeronSender] = []
-        # Totals of released senders: frames, bytes, datagrams, same-host bytes.
-        self._released_totals = (0, 0, 0, 0)
+        self._released_totals = dict.fromkeys(SENDER_COUNTERS, 0)  # of released senders
         self._last_counters: dict[str, int] = {}
         self._exit_stack = ExitStack()
         self._exit_stack.callback(handle.close)
@@ -472,9 +475,7 @@ class AeronTransport:
         self._checked_s = 0.0
         try:
             self._bell = self._create_bell()
-            self._inbox = SubscriptionPoller(
-                self._aeron, handle.sizes.data_frame_bytes_max, self._bell
-            )
+            self._inbox = SubscriptionPoller(self._aeron, self.max_frame_bytes, self._bell)
             self._connect(name)
         except BaseException:
             self.close()
@@ -498,6 +499,7 @@ class AeronTransport:
         checked(lib.aeron_context_init(out), "making the Aeron client's context")
         context = out[0]
         self._exit_stack.callback(lib.aeron_context_close, context)
+        on_error = int_to_pointer(k.on_error.address), int_to_pointer(self._errors.ctypes.data)
         settings: tuple[tuple[str, tuple[Any, ...]], ...] = (
             ("dir", (os.fsencode(self._handle.aeron_directory),)),
             ("client_name", (name.encode(),)),
@@ -508,14 +510,7 @@ class AeronTransport:
             # The conductor handles one command per cycle: at 1 ms twenty edges open in 0.1 s.
             ("idle_strategy_init_args", (b"1ms",)),
             ("idle_strategy", (b"sleep-ns",)),
-            # The default handler would end the process.
-            (
-                "error_handler",
-                (
-                    int_to_pointer(receive_kernels.on_error.address),
-                    int_to_pointer(self._errors.ctypes.data),
-                ),
-            ),
+            ("error_handler", on_error),  # the default handler would end the process
         )
         for setting, values in settings:
             setter = getattr(lib, f"aeron_context_set_{setting}")
@@ -526,21 +521,6 @@ class AeronTransport:
         self._exit_stack.callback(lib.aeron_close, out[0])
         self._client = out[0]
         checked(lib.aeron_start(out[0]), "starting the Aeron client")
-
-    @property
-    def endpoint(self) -> Endpoint:
-        """The address and port that peers send to, which are those of the media driver."""
-        return self._handle.endpoint
-
-    @property
-    def max_frame_bytes(self) -> int:
-        """Length of the longest frame that a data sender accepts."""
-        return self._handle.sizes.data_frame_bytes_max
-
-    @property
-    def max_control_frame_bytes(self) -> int:
-        """Length of the longest frame that a control sender accepts; its log is smaller."""
-        return self._handle.sizes.control_frame_bytes_max
 
     def open_sender(
         self, endpoint: Endpoint, stream: int, *, control: bool, local: bool = False
@@ -576,14 +556,10 @@ class AeronTransport:
         lib = self._aeron.lib
         if lib.aeron_is_closed(self._client):
             return  # its publications are gone too
-        on_closed, count = (
-            int_to_pointer(receive_kernels.on_publication_closed.address),
-            int_to_pointer(self._revoked.ctypes.data),
-        )
-        self._aeron.check_result(
-            lib.aeron_exclusive_publication_revoke(publication, on_closed, count),
-            "closing a sender",
-        )
+        on_closed = int_to_pointer(k.on_publication_closed.address)
+        count = int_to_pointer(self._revoked.ctypes.data)
+        result = lib.aeron_exclusive_publication_revoke(publication, on_closed, count)
+        self._aeron.check_result(result, "closing a sender")
         self._revocations += 1
 
     def open_receiver(self, stream: int, *, local: bool = False) -> None:
@@ -638,25 +614,26 @@ class AeronTransport:
 
     def _poll_openings(self) -> None:
         """Check which requested streams are open now, and poll those; forget released senders."""
-        for stream in [
-            s for s, request in self._pending_subscriptions.items() if not request.is_opening()
-        ]:
+        opened = [s for s, each in self._pending_subscriptions.items() if not each.is_opening()]
+        for stream in opened:
             subscription = self._pending_subscriptions.pop(stream).subscription
             self._inbox.add(stream, subscription, rings=self._is_local[stream])
-        for request in [
-            request for request in self._cancelled_subscriptions if not request.is_opening()
-        ]:
+        for request in [each for each in self._cancelled_subscriptions if not each.is_opening()]:
             self._cancelled_subscriptions.remove(request)
             self._unsubscribe(request.subscription)
         if not self._opening_senders:
             return
         self._opening_senders = [sender for sender in self._opening_senders if sender.is_opening()]
-        frames, sent, datagrams, same_host = self._released_totals
-        for sender in filter(AeronSender.is_released, self._senders):
-            frames, sent = frames + sender.frames_sent, sent + sender.bytes_sent
-            datagrams, same_host = datagrams + sender.datagrams, same_host + sender.same_host_bytes
-        self._released_totals = frames, sent, datagrams, same_host
+        self._released_totals = self._sum_counters(filter(AeronSender.is_released, self._senders))
         self._senders = [sender for sender in self._senders if not sender.is_released()]
+
+    def _sum_counters(self, senders: Iterable[AeronSender]) -> dict[str, int]:
+        """Return the totals of released senders plus the counters of these senders, by name."""
+        totals = self._released_totals.copy()
+        for sender in senders:
+            for name in SENDER_COUNTERS:
+                totals[name] += getattr(sender, name)
+        return totals
 
     def require_driver(self, operation: str) -> None:
         """Raise DriverLost unless the media driver is alive and serves this client.
@@ -699,17 +676,7 @@ class AeronTransport:
             name: int(lib.aeron_counters_reader_addr(reader, number)[0])
             for name, number in DRIVER_COUNTER_IDS.items()
         }
-        own = {
-            "client_errors": int(self._errors[0]),
-            "frames_sent": self._released_totals[0]
-            + sum(sender.frames_sent for sender in self._senders),
-            "bytes_sent": self._released_totals[1]
-            + sum(sender.bytes_sent for sender in self._senders),
-            "datagrams": self._released_totals[2]
-            + sum(sender.datagrams for sender in self._senders),
-            "same_host_bytes": self._released_totals[3]
-            + sum(sender.same_host_bytes for sender in self._senders),
-        }
+        own = {"client_errors": int(self._errors[0])} | self._sum_counters(self._senders)
         return driver | own | self._inbox.counters()
 
     def sent(self) -> SentBytes:

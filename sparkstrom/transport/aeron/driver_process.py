@@ -261,11 +261,9 @@ class MediaDriver:
     def _start_driver(self, sizes: BufferSizes) -> None:
         """Configure and start Aeron's driver, whose thread runs in this process."""
         lib, checked = self._aeron.lib, self._aeron.check_result
-        if self._settings["datagram_loss"]:
+        if loss := self._settings["datagram_loss"]:
             os.environ["AERON_UDP_CHANNEL_INCOMING_INTERCEPTORS"] = "loss"
-            os.environ["AERON_UDP_CHANNEL_TRANSPORT_BINDINGS_LOSS_ARGS"] = self._settings[
-                "datagram_loss"
-            ]
+            os.environ["AERON_UDP_CHANNEL_TRANSPORT_BINDINGS_LOSS_ARGS"] = loss
         out = ffi.new("aeron_driver_context_t **")
         checked(lib.aeron_driver_context_init(out), "making the media driver's context")
         context = out[0]
@@ -281,12 +279,10 @@ class MediaDriver:
 
     def _sizing_settings(self, sizes: BufferSizes) -> tuple[tuple[str, Any], ...]:
         """Return the driver settings that depend on this machine, as (name, value) pairs."""
+        idle = f"10-20-1us-{self._settings['park_us_max']}us"
         return (
             ("dir", os.fsencode(self._directory / AERON_DIRECTORY)),
-            (
-                "shared_idle_strategy_init_args",
-                f"10-20-1us-{self._settings['park_us_max']}us".encode(),
-            ),
+            ("shared_idle_strategy_init_args", idle.encode()),
             ("shared_idle_strategy", b"backoff"),
             ("term_buffer_length", sizes.data_term),
             ("ipc_term_buffer_length", sizes.data_term),
@@ -307,7 +303,10 @@ class MediaDriver:
             except TransportError as error:
                 print(f"{endpoint} was taken meanwhile: {error}", file=sys.stderr)
                 continue
-            self._run_self_test(endpoint, anchor)
+            session = random_session_id()
+            uri = probe_uri(endpoint, session, PROBE_TERM_BYTES)
+            client, work = self._client, self.do_client_work
+            loopback_self_test(self._aeron, client, anchor, uri, ANCHOR_STREAM, session, work)
             return endpoint
         raise SetupError(no_free_port_message(host, ports))
 
@@ -329,14 +328,6 @@ class MediaDriver:
                 raise SetupError(f"{operation}: the media driver did not answer")
             time.sleep(0.0005)
         return added[0]
-
-    def _run_self_test(self, endpoint: Endpoint, anchor: Any) -> None:
-        """Run the self-test at the driver's own endpoint; raise SetupError if it fails."""
-        session = random_session_id()
-        uri = probe_uri(endpoint, session, PROBE_TERM_BYTES)
-        loopback_self_test(
-            self._aeron, self._client, anchor, uri, ANCHOR_STREAM, session, self.do_client_work
-        )
 
 
 def write_driver_info(path: Path, info: dict[str, Any]) -> None:

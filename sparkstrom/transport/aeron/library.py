@@ -100,9 +100,8 @@ class AeronLibrary:
     def failure(self, operation: str) -> TransportError:
         """Return this thread's last failure as an exception; DriverLost after a driver timeout."""
         code, message = self.last_error()
-        return (DriverLost if code == DRIVER_TIMEOUT_ERROR else TransportError)(
-            operation, code, message
-        )
+        kind = DriverLost if code == DRIVER_TIMEOUT_ERROR else TransportError
+        return kind(operation, code, message)
 
     def last_error(self) -> tuple[int, str]:
         """Return code (errno, or a negative Aeron code) and text of this thread's last failure."""

@@ -73,11 +73,6 @@ EXIT_POLL_S = 0.002
 SHARED_MEMORY = Path("/dev/shm")
 
 
-def _temporary_directory() -> Path:
-    """Return the system's directory for temporary files."""
-    return Path(tempfile.gettempdir())
-
-
 @dataclass(frozen=True, slots=True)
 class DriverOptions:
     """Settings of a media driver. Workers that share a driver pass equal options."""
@@ -88,7 +83,7 @@ class DriverOptions:
     edges: int = 8  # neighbours on other drivers to allocate space for
     local_edges: int = 0  # pairs of neighbours that both use this driver
     # Directory for logs that do not fit into shared memory.
-    scratch: Path = field(default_factory=_temporary_directory)
+    scratch: Path = field(default_factory=lambda: Path(tempfile.gettempdir()))
     shared_memory: Path = SHARED_MEMORY  # directory for logs, if they fit
     watch: ProcessIdentity | None = None  # exit when this process exits; None: the executor's JVM
     linger_s: float = 4.0  # time to wait for a new client after the last has left
@@ -284,19 +279,13 @@ def find_log_space(
 ) -> tuple[LogDirectory, tuple[int, int]]:
     """Return the directory that would hold the logs now, and its (data, control) term lengths.
 
+    ``roots`` are the directories to choose from; None: shared memory and scratch, if writable.
     Raise SetupError if no directory has enough room.
     """
-    directories = [
-        measure_log_directory(root)
-        for root in (_log_buffer_directories(options) if roots is None else roots)
-    ]
+    if roots is None:
+        roots = tuple(filter(is_writable_directory, (options.shared_memory, options.scratch)))
+    directories = [measure_log_directory(root) for root in roots]
     return choose_log_directory(directories, options.edges + options.local_edges)
-
-
-def _log_buffer_directories(options: DriverOptions) -> list[Path]:
-    """Return the writable directories for Aeron's log buffers: shared memory, then scratch."""
-    roots = (options.shared_memory, options.scratch)
-    return [root for root in roots if is_writable_directory(root)]
 
 
 def _launch_process(
@@ -317,17 +306,11 @@ def _launch_process(
         "sizes": asdict(sizes),
     }
     read_end, write_end = os.pipe()
+    command = [sys.executable, "-P", "-m", DRIVER_PROCESS_MODULE, str(write_end)]
     try:
         with (directory / LOG_FILE).open("wb") as log:
             starter = subprocess.Popen(
-                [
-                    sys.executable,
-                    "-P",
-                    "-m",
-                    DRIVER_PROCESS_MODULE,
-                    str(write_end),
-                    json.dumps(settings),
-                ],
+                [*command, json.dumps(settings)],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -388,9 +371,8 @@ def _format_start_failure(status: bytes, directory: Path) -> str:
     """Return the error message for a driver that did not start, with the end of its log."""
     reason = status.decode(errors="replace") or "its process ended without a word"
     tail = _read_log_tail(directory)
-    return f"the media driver did not start: {reason}" + (
-        f"\nend of its log:\n{tail}" if tail else ""
-    )
+    shown = f"\nend of its log:\n{tail}" if tail else ""
+    return f"the media driver did not start: {reason}{shown}"
 
 
 def _read_log_tail(directory: Path) -> str:

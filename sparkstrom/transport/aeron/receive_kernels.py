@@ -70,11 +70,7 @@ RECEIVER_FIELDS = 4
 ABORT, CONTINUE = 1, 4  # aeron_controlled_fragment_handler_action_t
 BEGIN_FLAG, END_FLAG, UNFRAGMENTED_FLAGS = 0x80, 0x40, 0xC0
 # The frame header directly precedes its payload.
-FRAME_HEADER_BYTES, FLAGS_OFFSET, SESSION_OFFSET = (
-    32,
-    5,
-    12,
-)
+FRAME_HEADER_BYTES, FLAGS_OFFSET, SESSION_OFFSET = 32, 5, 12
 
 FRAGMENTS_PER_TURN = 64  # polled from one subscription before the next one
 BUSY_TURNS_MAX = 256  # bounds a poll during a flood of incomplete frames

@@ -12,9 +12,10 @@ from typing import Any
 
 import pytest
 
+from benchmarks.memory_transport import MemoryNetwork
 from sparkstrom.base.errors import UsageError
 from sparkstrom.base.identity import Endpoint
-from sparkstrom.transport.base import MemoryNetwork, OfferResult, Transport
+from sparkstrom.transport.base import OfferResult, Transport
 
 Pair = tuple[Transport, Transport]
 

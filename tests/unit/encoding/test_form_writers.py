@@ -94,8 +94,8 @@ def test_whose_turn_it_is_survives() -> None:
     before = FormWriters(desk.residual, desk.space, 1)
     desk.write(before.for_hits(4))
     after = FormWriters(desk.residual, desk.space, 1)
-    after.load_state(before.state())
-    assert before.state() == after.state() == {"half_side": -1}
+    after.bitmap.load_state(before.bitmap.state())
+    assert before.bitmap.state() == after.bitmap.state() == {"half_side": -1}
     assert desk.write(after.for_hits(4)).encoded.form == Form.BITMAP_DOWN
 
 

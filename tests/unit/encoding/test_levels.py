@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from benchmarks.encode import entropy_bits
 from sparkstrom.encoding import gaps
 from sparkstrom.encoding import leveled_gaps as levels
 
@@ -103,4 +104,4 @@ def test_the_message_is_within_a_twentieth_of_the_entropy(tail: str, density: fl
     codes = np.where(residual[where] < 0, ~where, where)
     of = np.clip(np.log2(sizes[where] / tau), 0, levels.TOP_MAX).astype(np.uint8)
     bits = 8 * len(message(codes, [*of[:-1].tolist(), 1], residual.size))
-    assert bits <= 1.05 * levels.entropy_bits(codes, of, residual.size) + 64
+    assert bits <= 1.05 * entropy_bits(codes, of, residual.size) + 64

@@ -12,7 +12,7 @@ from sparkstrom.base.errors import TrainingError, UsageError
 from sparkstrom.encoding.encoder import Encoded, Encoder
 from sparkstrom.encoding.layers import SAMPLE_PARAMS, tau_reached_by
 from sparkstrom.encoding.residual import ResidualClipping
-from sparkstrom.encoding.tau import WarmUp, is_shake_up
+from sparkstrom.encoding.tau import FeedbackTau, NextPublication, ShakeUpTau, WarmUp
 from sparkstrom.encoding.thresholds import AdaptiveThreshold, FixedThreshold
 from sparkstrom.options.gradient_sharing import SharedTrainingMaster
 from sparkstrom.options.resolution import resolve
@@ -114,8 +114,10 @@ def test_the_sample_sees_every_column_of_a_matrix() -> None:
 
 
 def test_when_shake_ups_come() -> None:
-    assert [number for number in range(10) if is_shake_up(number, 3)] == [3, 6, 9]
-    assert not any(is_shake_up(number, 0) for number in range(10))
+    stage = ShakeUpTau(FeedbackTau(FixedThreshold(1.0)), 3)
+    coming = [NextPublication(number, None, lambda fraction: None) for number in range(1, 10)]
+    shaken = [each.number for each in coming if stage.next_tau({}, each).divisor > 1]
+    assert shaken == [3, 6, 9]
 
 
 @pytest.mark.flips("SharedTrainingMaster.shake_frequency")

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from benchmarks.memory_transport import MemoryNetwork
 from sparkstrom.base.errors import UsageError
 from sparkstrom.base.identity import MASTER
 from sparkstrom.codec.messages import Commit, Payload
@@ -16,7 +17,6 @@ from sparkstrom.encoding.encoder import Encoder
 from sparkstrom.encoding.grid import quantum
 from sparkstrom.encoding.thresholds import FixedThreshold
 from sparkstrom.models.base import Batch, Flat, State
-from sparkstrom.transport.base import MemoryNetwork
 from tests.unit.runtime.benches import TAU, Bench, N, Script
 from tests.unit.runtime.fits import Mesh
 from tests.unit.runtime.memories import seen

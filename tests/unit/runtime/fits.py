@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.memory_transport import MemoryNetwork, MemoryTransport
 from sparkstrom.base.clock import SystemClock
 from sparkstrom.base.errors import DriverLost
 from sparkstrom.base.identity import Endpoint
@@ -37,7 +38,7 @@ from sparkstrom.runtime.optimizer_states import OptimizerStateServer
 from sparkstrom.runtime.theta import Replica, Theta
 from sparkstrom.runtime.trainer_thread import Trainer, TrainerChannel, TrainerOptions, no_output
 from sparkstrom.runtime.training_loop import TrainerInbox
-from sparkstrom.transport.base import MemoryNetwork, MemoryTransport, ReceivedFrame
+from sparkstrom.transport.base import ReceivedFrame
 
 K, WORKERS, EPOCHS, ROWS = 20, 2, 3, 37
 MODEL = DenseNetwork([5, 8, 3], seed=3)

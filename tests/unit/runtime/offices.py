@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 
+from benchmarks.memory_transport import MemoryNetwork, MemoryTransport
 from sparkstrom.base.identity import MASTER, Endpoint, NodeId
 from sparkstrom.codec import sealed_frames as frames
 from sparkstrom.codec.messages import (
@@ -19,7 +20,6 @@ from sparkstrom.codec.sealed_frames import KEY_BYTES, Header, Seal
 from sparkstrom.codec.wire import encode
 from sparkstrom.protocol.common.events_and_effects import SendToProcess
 from sparkstrom.runtime.message_endpoint import MessageEndpoint
-from sparkstrom.transport.base import MemoryNetwork, MemoryTransport
 
 KEY, JOB = bytes(range(KEY_BYTES)), 5
 LOBBY = 77

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.memory_transport import MemoryNetwork, MemorySender, MemoryTransport
 from sparkstrom.base.errors import DriverLost, SetupError
 from sparkstrom.base.identity import Endpoint
 from sparkstrom.models.dense import DenseNetwork
@@ -15,13 +16,7 @@ from sparkstrom.observe.telemetry import sum_link_bytes
 from sparkstrom.protocol.common import events_and_effects as ev
 from sparkstrom.protocol.master.members import MasterLimits
 from sparkstrom.runtime.node_thread import SUCCESSIVE_DEATHS_MAX, NodeThread
-from sparkstrom.transport.base import (
-    MemoryNetwork,
-    MemorySender,
-    MemoryTransport,
-    ReceivedFrame,
-    SentBytes,
-)
+from sparkstrom.transport.base import ReceivedFrame, SentBytes
 from tests.unit.runtime.fits import Mesh, check_whole, wait_until
 
 Death = tuple[str, int]  # a method, and which call of it the media driver does not survive

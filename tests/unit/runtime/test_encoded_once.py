@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from benchmarks.memory_transport import MemoryNetwork
 from sparkstrom.base.identity import MASTER
 from sparkstrom.codec.messages import Commit, CommitsRequest, MergedRange, Message, Payload
 from sparkstrom.codec.sealed_frames import split_body
@@ -11,7 +12,6 @@ from sparkstrom.codec.wire import COMMITTED_HEADER, Kind, encode
 from sparkstrom.protocol.common.events_and_effects import SendMerged
 from sparkstrom.runtime import message_endpoint as encoded_once
 from sparkstrom.runtime.message_endpoint import EncodingCache, MergeCache
-from sparkstrom.transport.base import MemoryNetwork
 from tests.unit.runtime.offices import Office, join
 
 

@@ -12,6 +12,7 @@ from concurrent.futures import Future
 import numpy as np
 import pytest
 
+from benchmarks.memory_transport import MemoryNetwork, MemoryTransport
 from sparkstrom.base.clock import SystemClock
 from sparkstrom.base.errors import TrainingError
 from sparkstrom.codec.messages import Commit, Phase
@@ -24,7 +25,7 @@ from sparkstrom.runtime import master_thread
 from sparkstrom.runtime.master_control import Snapshot
 from sparkstrom.runtime.master_thread import MasterPlan, MasterThread
 from sparkstrom.runtime.theta import Theta
-from sparkstrom.transport.base import MemoryNetwork, MemoryTransport, ReceivedFrame
+from sparkstrom.transport.base import ReceivedFrame
 
 K, N = 20, 300
 

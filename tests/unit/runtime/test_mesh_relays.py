@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from benchmarks.memory_transport import MemoryTransport
 from sparkstrom.codec.messages import Activity
 from sparkstrom.models.base import State
 from sparkstrom.models.dense import DenseNetwork
@@ -18,7 +19,7 @@ from sparkstrom.protocol.common.events_and_effects import ApplyMergedRange
 from sparkstrom.protocol.master.members import MasterLimits
 from sparkstrom.runtime.node_thread import NodeThread
 from sparkstrom.runtime.theta import CHUNK_PARAMS, Replica
-from sparkstrom.transport.base import MemoryTransport, ReceivedFrame
+from sparkstrom.transport.base import ReceivedFrame
 from tests.unit.runtime.fits import EPOCHS, MODEL, Mesh, Opening, check_whole, wait_until
 
 WIDTHS = [5, 8, 3]

@@ -6,10 +6,11 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from benchmarks.memory_transport import MemoryNetwork, MemoryTransport
 from sparkstrom.base.identity import Endpoint
 from sparkstrom.models.dense import DenseNetwork
 from sparkstrom.protocol.master.members import MasterLimits
-from sparkstrom.transport.base import MemoryNetwork, MemoryTransport, ReceivedFrame
+from sparkstrom.transport.base import ReceivedFrame
 from tests.unit.runtime.fits import Mesh, check_whole, wait_until
 
 LEASE_S = 1.0

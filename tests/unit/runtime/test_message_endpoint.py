@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
+from benchmarks.memory_transport import MemoryNetwork, MemoryTransport
 from sparkstrom.base.identity import MASTER, Endpoint
 from sparkstrom.codec.messages import (
     Commit,
@@ -18,7 +19,6 @@ from sparkstrom.codec.messages import (
 from sparkstrom.codec.sealed_frames import KEY_BYTES, OVERHEAD_BYTES, UNBOUND, Rejection, Seal
 from sparkstrom.codec.wire import encode
 from sparkstrom.runtime.message_endpoint import Outbox
-from sparkstrom.transport.base import MemoryNetwork, MemoryTransport
 from tests.unit.runtime.offices import (
     ASK,
     HEAD,

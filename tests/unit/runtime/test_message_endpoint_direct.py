@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from benchmarks.memory_transport import MemoryNetwork
 from sparkstrom.base.identity import MASTER
 from sparkstrom.codec.messages import (
     Address,
@@ -24,7 +25,6 @@ from sparkstrom.runtime.message_endpoint import (
     QUEUED_REPLY_FRAMES_MAX,
     UNRESPONSIVE_AFTER_REQUESTS,
 )
-from sparkstrom.transport.base import MemoryNetwork
 from tests.unit.runtime.offices import (
     ASK,
     HEAD,

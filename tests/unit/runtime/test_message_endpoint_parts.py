@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from benchmarks.memory_transport import MemoryNetwork
 from sparkstrom.base.identity import MASTER
 from sparkstrom.codec.messages import Message, TrainingFailure
-from sparkstrom.transport.base import MemoryNetwork
 from tests.unit.runtime.offices import Office, join, offer, update
 
 

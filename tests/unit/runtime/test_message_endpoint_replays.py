@@ -11,6 +11,7 @@ import random
 import pytest
 from msgspec.structs import replace
 
+from benchmarks.memory_transport import MemoryNetwork
 from sparkstrom.base.identity import MASTER
 from sparkstrom.codec.messages import (
     Address,
@@ -24,7 +25,6 @@ from sparkstrom.codec.messages import (
 )
 from sparkstrom.codec.sealed_frames import HEADER, KEY_BYTES, Header, Rejection, Seal
 from sparkstrom.codec.wire import encode
-from sparkstrom.transport.base import MemoryNetwork
 from tests.unit.runtime.offices import (
     ASK,
     HEAD,

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from benchmarks.memory_transport import MemoryNetwork
 from sparkstrom.base.identity import Endpoint
 from sparkstrom.observe.telemetry import LinkBytes, sum_link_bytes
 from sparkstrom.runtime.node_thread import REPORTED_DRIVERS_MAX, LinkBytesCounter
-from sparkstrom.transport.base import MemoryNetwork, SentBytes
+from sparkstrom.transport.base import SentBytes
 
 
 class Counted:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from benchmarks.memory_transport import MemoryNetwork, MemoryTransport
 from sparkstrom.base.clock import SystemClock
 from sparkstrom.base.identity import MASTER
 from sparkstrom.codec.messages import (
@@ -36,7 +37,6 @@ from sparkstrom.runtime.trainer_thread import Trainer, TrainerChannel
 from sparkstrom.runtime.training_loop import TrainerInbox, TrainerItem
 from sparkstrom.spark.executor_slots import count_workers
 from sparkstrom.spark.fit_strategies import strategy_for
-from sparkstrom.transport.base import MemoryNetwork, MemoryTransport
 from sparkstrom.worker import training_task as tasks
 from sparkstrom.worker.training_job import TrainingJob
 from sparkstrom.worker.training_task import (

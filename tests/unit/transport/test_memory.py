@@ -6,8 +6,9 @@ import threading
 
 import pytest
 
+from benchmarks.memory_transport import MemoryNetwork
 from sparkstrom.base.errors import UsageError
-from sparkstrom.transport.base import MemoryNetwork, OfferResult
+from sparkstrom.transport.base import OfferResult
 
 
 def run(seed: int, offers: int) -> list[OfferResult]:
