@@ -18,10 +18,10 @@ pl = pytest.importorskip("pytorch_lightning", reason="pip install 'sparkstrom[li
 from torch import nn, optim  # noqa: E402
 from torch.nn import functional  # noqa: E402
 
-from sparkstrom.models.lightning import (  # noqa: E402
+from sparkstrom.models.lightning import LightningModel  # noqa: E402
+from sparkstrom.models.lightning.model import (  # noqa: E402
     REFUSED_HOOKS,
     REFUSED_VALIDATION_HOOKS,
-    LightningModel,
     find_lightning_base,
 )
 

@@ -47,8 +47,6 @@ from sparkstrom.models.torch.tensors import (
     outputs_to_numpy,
 )
 
-__all__ = ["LightningModel"]
-
 LIGHTNING_PACKAGES = {"lightning", "pytorch_lightning"}
 DATA_REMEDY = "rows come from fit(data); create layers in __init__ or configure_model"
 SAVE_REMEDY = "network.save writes parameters and buffers: store other state in a buffer"
