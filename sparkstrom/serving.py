@@ -18,7 +18,6 @@ from types import TracebackType
 from typing import Any, NoReturn
 
 import numpy as np
-from numpy.typing import NDArray
 
 from sparkstrom.base.errors import QueueFull, UsageError
 from sparkstrom.base.option_types import COUNT_MAX, check_options, member, whole

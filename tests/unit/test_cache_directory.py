@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -380,6 +381,31 @@ def test_what_cannot_be_compiled_says_why(tmp_path: Path, monkeypatch: pytest.Mo
     with pytest.raises(SetupError, match=r"kernels could not be compiled.*no_such_module"):
         object_files.load_modules([gaps.__name__])
     assert [path.name for path in tmp_path.iterdir()] == ["kernels.lock"]
+
+
+def test_compilers_end_with_an_interrupted_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By Ctrl-C, which only the notebook's own process hears."""
+    started: list[subprocess.Popen[bytes]] = []
+
+    class Interrupted(subprocess.Popen[bytes]):
+        def wait(self, timeout: float | None = None) -> int:
+            if not started:
+                started.append(self)
+                raise KeyboardInterrupt
+            return super().wait(timeout)
+
+    monkeypatch.setenv(VARIABLE, str(tmp_path))
+    monkeypatch.setattr(subprocess, "Popen", Interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        object_files.load_modules([gaps.__name__])
+    assert started[0].returncode == -signal.SIGKILL
+
+
+def test_one_compiler_runs_in_a_container_of_spark(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pyspark.worker", sys)
+    assert object_files._count_compilers() == 1
 
 
 def test_a_place_that_is_none_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,9 +31,8 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from functools import cache, partial
+from functools import cache
 from importlib.abc import InspectLoader
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -158,7 +157,7 @@ COMPILER = "sparkstrom.encoding.cpu.numba_compiler"
 OWN_IMPORTS = re.compile(r"^from (sparkstrom[\w.]*) import", re.MULTILINE)
 LAST_OWNER = "NRT_MemInfo_call_dtor"  # destroys an array; never called, because kernels own none
 COMPILE_S = 600.0  # timeout; all kernels take 20 s of one core, but machines may be busy
-COMPILERS_MAX = 2  # processes of 250 MB; each imports Numba, and compiles some functions again
+COMPILERS_MAX = 2  # processes of 250 MB each; both compile the helpers that they need
 LOCK_POLL_S = 0.05  # interval between attempts to lock
 _LOCK = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
 ERROR_TEXT_MAX = 2000  # characters of the compiler's error output in a message
@@ -172,7 +171,7 @@ def are_on_disk(modules: Sequence[str]) -> bool:
     """Return whether the compiled functions of these modules are already on disk."""
     try:
         directory = kernel_directory(os.environ)
-        return all((directory / f"{m}-{_fingerprint(m)}.kernels").exists() for m in modules)
+        return all(_is_usable(directory / f"{m}-{_fingerprint(m)}.kernels") for m in modules)
     except OSError:
         return False
 
@@ -212,21 +211,24 @@ def jit_directory(module: str) -> Path:
 def _is_usable(path: Path) -> bool:
     """Return whether the file exists, is whole, and no other user can have changed it."""
     try:
-        return bool(_read_checked(path))
+        _read_checked(path)
     except OSError:
         return False
+    return True
 
 
 def _read_checked(path: Path) -> bytes:
-    """Return the content of a file of ``_write_checked``, or nothing if the file is damaged.
+    """Return the content of a file of ``_write_checked``.
 
-    Raises OSError if it cannot be read, and PermissionError if other users may write it.
+    Raises OSError if it cannot be read or is damaged, and PermissionError if others may write it.
     """
     with open_regular(path, follow=False) as file:
         if not is_safe(os.fstat(file.fileno()), path.parent.stat().st_uid):
             raise PermissionError(errno.EPERM, "others can write to this file", str(path))
         digest, _, content = file.read().partition(b"\n")
-    return content if digest == _hash(content) else b""
+    if digest != _hash(content):
+        raise OSError(errno.EIO, "the file is damaged", str(path))
+    return content
 
 
 def _write_checked(path: Path, content: bytes) -> None:
@@ -337,40 +339,64 @@ def _compile(missing: dict[str, Path], directory: Path) -> None:
     Raises SetupError if a subprocess fails or takes too long.
     """
     log.warning("compiling kernels into %s, once per host and version", directory)
-    shares = min(COMPILERS_MAX, count_cores())
-    with tempfile.TemporaryDirectory(dir=directory) as drafts, ThreadPoolExecutor(shares) as pool:
-        compile_share = partial(_compile_share, list(missing), drafts, shares)
-        written = list(pool.map(compile_share, range(shares)))
-        for path, *parts in zip(missing.values(), *written, strict=True):
+    shares = _count_compilers()
+    with tempfile.TemporaryDirectory(dir=directory) as drafts:
+        parts = {
+            name: [Path(drafts, f"{number}-{share}") for share in range(shares)]
+            for number, name in enumerate(missing)
+        }
+        _run_compilers(parts, shares, drafts)
+        for name, path in missing.items():
             whole = Path(drafts, "whole")
-            _write_checked(whole, _join_functions(map(_read_checked, parts)))
+            _write_checked(whole, _join_functions(map(_read_checked, parts[name])))
             os.replace(whole, path)
 
 
-def _compile_share(modules: list[str], drafts: str, shares: int, share: int) -> list[Path]:
-    """Compile one of ``shares`` parts of each module in a subprocess; return the parts' files.
+def _count_compilers() -> int:
+    """Return the number of processes that compile at the same time.
 
-    Raises SetupError if the subprocess fails or takes too long.
+    It is 1 in Python workers of Spark, which may have to share a small container.
     """
-    parts = [Path(drafts, f"{number}-{share}") for number in range(len(modules))]
-    files = [getattr(sys.modules[name], "__file__", None) for name in modules]
-    order = share, shares, list(zip(modules, files, map(str, parts), strict=True))
+    return 1 if "pyspark.worker" in sys.modules else min(COMPILERS_MAX, count_cores())
+
+
+def _run_compilers(parts: dict[str, list[Path]], shares: int, drafts: str) -> None:
+    """Compile each module (a key of ``parts``) in ``shares`` processes, each to its own file.
+
+    ``drafts`` is a directory for temporary files. Raises SetupError if a process fails or takes too
+    long. All processes have ended afterwards.
+    """
+    files = {name: getattr(sys.modules[name], "__file__", None) for name in parts}
+    until_s = time.monotonic() + COMPILE_S
+    running = dict[Path, subprocess.Popen[bytes]]()  # by the file of its error output
     try:
-        subprocess.run(
-            [sys.executable, "-P", "-m", COMPILER, json.dumps(order)],
-            env=os.environ | {"PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            timeout=COMPILE_S,
-            check=True,
-        )
-    except subprocess.SubprocessError as error:
-        words = (getattr(error, "stderr", None) or str(error).encode()).decode(errors="replace")
-        raise SetupError(
-            f"kernels could not be compiled on this host: {words[-ERROR_TEXT_MAX:].strip()}"
-        ) from error
-    return parts
+        for share in range(shares):
+            order = share, shares, [(n, files[n], str(parts[n][share])) for n in parts]
+            path = Path(drafts, f"errors-{share}")
+            with path.open("wb") as errors:
+                running[path] = subprocess.Popen(
+                    [sys.executable, "-P", "-m", COMPILER, json.dumps(order)],
+                    env=os.environ
+                    | {"PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))},
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    stderr=errors,
+                )
+        for path, process in running.items():
+            if process.wait(max(0.0, until_s - time.monotonic())):
+                raise _compile_error(path.read_text(errors="replace"))
+    except subprocess.TimeoutExpired as error:
+        raise _compile_error(str(error)) from error
+    finally:
+        for process in running.values():
+            process.kill()
+            process.wait()
+
+
+def _compile_error(text: str) -> SetupError:
+    """Return the error for a compiler that failed with this output."""
+    end = text[-ERROR_TEXT_MAX:].strip()
+    return SetupError(f"kernels could not be compiled on this host: {end}")
 
 
 def write_functions(path: Path, functions: dict[str, Compiled]) -> None:
