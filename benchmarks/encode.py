@@ -280,11 +280,11 @@ def leveled(codes: I32, n_params: int, encode: Work, decode: Work) -> Iterator[t
     yield "levels_x_entropy", 8 * payload.size / entropy_bits(codes, of, n_params)
 
 
-def entropy_bits(codes: np.ndarray, levels: np.ndarray, n_params: int) -> float:
+def entropy_bits(codes: np.ndarray, level_of_hit: np.ndarray, n_params: int) -> float:
     """Return the entropy, in bits, of randomly spread hits with their signs and levels."""
     p = codes.size / n_params
     bits = -n_params * (p * math.log2(p) + (1 - p) * math.log2(1 - p)) + codes.size
-    counts = np.bincount(levels)
+    counts = np.bincount(level_of_hit)
     return bits + float(sum(c * math.log2(codes.size / c) for c in counts.tolist() if c))
 
 

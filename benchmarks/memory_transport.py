@@ -28,7 +28,7 @@ class StreamAddress(NamedTuple):
 
 
 class MemoryNetwork:
-    """The receivers of all in-process transports, Thread-safe.
+    """The receivers of all in-process transports. Thread-safe.
 
     Frames wait in a queue at the receiver; a full queue causes back-pressure. Injected faults break
     whole senders, like Aeron, which repairs lost and repeated datagrams or else ends the stream.

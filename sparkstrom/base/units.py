@@ -75,15 +75,15 @@ def parse_bytes(text: str, unit: int = 1) -> int:
     return int(float(number) * factor)
 
 
-def parse_flag(flag: str, text: str | None, parse: Callable[[str], Any]) -> Any:
-    """Return ``parse(text)`` for a command's flag, or None if ``text`` is None: it was not given.
+def parse_option(name: str, text: str | None, parse: Callable[[str], Any]) -> Any:
+    """Return ``parse(text)`` for a command's option, or None if the option was not given.
 
-    If ``parse`` raises ValueError, raise UsageError with a message that names the flag.
+    If ``parse`` raises ValueError, raise UsageError with a message that names the option.
     """
     try:
         return None if text is None else parse(text)
     except ValueError as error:
-        raise UsageError(f"--{flag} {text!r}: {error}") from None
+        raise UsageError(f"--{name} {text!r}: {error}") from None
 
 
 def mib(size: int) -> int:

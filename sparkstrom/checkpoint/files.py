@@ -110,7 +110,10 @@ def _find_filesystem(address: str, what: str) -> tuple[Any, str]:
 
 
 class LocalFolder:
-    """A local folder. Writers lock their temporary files, so that no other process removes them."""
+    """A local folder. Methods raise the file system's errors unchanged.
+
+    Writers lock their temporary files, so that no other process removes them.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -151,7 +154,7 @@ class LocalFolder:
         self._sync()
 
     def open(self, name: str) -> IO[bytes]:
-        """Open a regular file for reading."""
+        """Open a regular file for reading. The returned file is seekable."""
         return open_regular(self._path / name)
 
     def remove(self, name: str) -> None:
@@ -191,6 +194,8 @@ class LocalFolder:
 
 class RemoteFolder:
     """A folder on a file system that fsspec supports. Only one fit at a time may write to it.
+
+    Methods raise the file system's errors unchanged.
 
     Args:
         filesystem: the fsspec file system.
@@ -287,7 +292,6 @@ def _abort_upload(upload: Any) -> None:
         log.debug("discarding an upload", exc_info=True)
 
 
-# Methods raise the file system's errors unchanged.
 Folder = LocalFolder | RemoteFolder
 
 

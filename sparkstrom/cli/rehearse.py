@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from sparkstrom.base.units import parse_count, parse_flag
+from sparkstrom.base.units import parse_count, parse_option
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -64,15 +64,15 @@ def run(args: argparse.Namespace) -> int:
 def _read_options(args: argparse.Namespace) -> dict[str, Any]:
     """Return the rehearsal's options that were given, by name. Raise UsageError for bad numbers."""
     options: dict[str, Any] = {
-        "workers": parse_flag("workers", args.workers, _parse_counts),
+        "workers": parse_option("workers", args.workers, _parse_counts),
         "link": args.link,
         "latency": args.latency,
         "measure": args.measure or None,
-        "kill": parse_flag("kill", args.kill, parse_count),
-        "rows": parse_flag("rows", args.rows, parse_count),
-        "seed": parse_flag("seed", args.seed, parse_count),
-        "jitter": parse_flag("jitter", args.jitter, float),
-        "to_loss": parse_flag("to-loss", args.to_loss, float),
+        "kill": parse_option("kill", args.kill, parse_count),
+        "rows": parse_option("rows", args.rows, parse_count),
+        "seed": parse_option("seed", args.seed, parse_count),
+        "jitter": parse_option("jitter", args.jitter, float),
+        "to_loss": parse_option("to-loss", args.to_loss, float),
     }
     texts = {name: getattr(args, name) for name in ("step", "encode", "apply", "straggler")}
     options |= texts | {"scaling": args.scaling or ()}

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sparkstrom.base.errors import UsageError
-from sparkstrom.base.units import parse_count, parse_duration, parse_flag, parse_rate
+from sparkstrom.base.units import parse_count, parse_duration, parse_option, parse_rate
 
 if TYPE_CHECKING:
     from sparkstrom.planning.scaling import ScalingInputs
@@ -69,22 +69,22 @@ def run(args: argparse.Namespace) -> int:
     from sparkstrom.planning.scaling import ScalingInputs, format_scaling, predict_scaling
 
     _fill_in_flags(args, {} if args.rehearsal is None else _read_rehearsal(args.rehearsal))
-    n_params = parse_flag("params", args.params, parse_count)
-    step_s = parse_flag("step", args.step, parse_duration)
+    n_params = parse_option("params", args.params, parse_count)
+    step_s = parse_option("step", args.step, parse_duration)
     if args.measure is None and None in (n_params, step_s):
         missing = "--params" if n_params is None else "--step"
         raise UsageError(f"{missing} is required, or --measure with a script that defines it")
     inputs = ScalingInputs(
         n_params=1 if n_params is None else n_params,  # until it is measured
         step_s=1.0 if step_s is None else step_s,
-        density=parse_flag("density", args.density, _parse_density),
-        link_bits_s=parse_flag("link", args.link, parse_rate),
-        latency_s=parse_flag("latency", args.latency, parse_duration),
+        density=parse_option("density", args.density, _parse_density),
+        link_bits_s=parse_option("link", args.link, parse_rate),
+        latency_s=parse_option("latency", args.latency, parse_duration),
         fan_out=args.fan_out,
-        spread=parse_flag("spread", args.spread, float),
-        encoding_s=parse_flag("encoding", args.encoding, parse_duration),
+        spread=parse_option("spread", args.spread, float),
+        encoding_s=parse_option("encoding", args.encoding, parse_duration),
     )
-    counts = parse_flag("workers", args.workers, _parse_worker_counts)
+    counts = parse_option("workers", args.workers, _parse_worker_counts)
     if args.measure is not None:
         inputs = _fill_in_measurements(inputs, args.measure, n_params, step_s)
     scaling = predict_scaling(inputs, counts)

@@ -404,9 +404,11 @@ def create_tau_chooser(
     ``limits`` are the smallest and largest tau (parameter units), and ``n_params`` is the model's
     number of parameters. With ``shake_frequency`` 0 there are no shake-ups.
     """
-    source: TauSource = FeedbackTau(threshold)
+    source: TauSource
     if isinstance(threshold, FractionAlgorithm):
         source = SampledTau(threshold, n_params)
+    else:
+        source = FeedbackTau(threshold)
     stage: TauStage = ClampedTau(source, *limits)
     if warm_up is not None:
         stage = WarmUpTau(stage, warm_up)

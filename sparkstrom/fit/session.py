@@ -179,7 +179,7 @@ class FitSession:
                 return runner.master.snapshot()
             except ControllerLost:
                 with self._changed:
-                    # Until another runner's controller would answer or raise at once.
+                    # Wait for another runner, whose controller answers or raises at once.
                     while self._runner is runner or not (
                         self._runner.master.is_reachable or self._runner.master.finished.is_set()
                     ):

@@ -60,7 +60,7 @@ class WorkerPool:
     """
 
     def __init__(self, workers: int, scratch: Path, lease_s: float) -> None:
-        """Create a pool for so many ``workers``, none of which runs yet.
+        """Create a pool of ``workers`` processes, none of which runs yet.
 
         ``scratch``: directory for the processes' logs; ``lease_s``: seconds without a heartbeat
         after which a process counts as unresponsive.

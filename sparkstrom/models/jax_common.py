@@ -387,15 +387,15 @@ class FlatJaxModel:
         return mean * float(weight), float(weight)
 
     def check(self, features: Columns, labels: Columns) -> None:
-        """Raise UsageError if rows do not fit, naming row and value or JAX's error about shapes."""
+        """Raise UsageError if rows do not fit, naming row and value or the error about shapes."""
         self._shape_check.check(features, labels)
 
     def layer_of(self, index: int) -> str:
-        """Return the path of the array that contains ``index``, like ``params/Dense_0/kernel``."""
+        """Return the array that contains parameter ``index``, like ``params/Dense_0/kernel``."""
         return self._layout.name_at(index)
 
     def buffers_bytes(self) -> bytes:
-        """Return the current buffers as bytes; b"" if there are none."""
+        """Return the buffers (such as BatchNorm's statistics) as bytes; b"" if there are none."""
         return pack_buffers(self._buffer_values())
 
     def average_buffers(self, reports: list[bytes]) -> bytes:

@@ -227,6 +227,22 @@ class JsonLines(TrainingListener):
             self._iteration_due_s = event.seconds + ITERATION_INTERVAL_S
             self._write(event)
 
+    def on_worker_change(self, event: WorkerChange) -> None:
+        """Write the workers that joined or left."""
+        self._write(event)
+
+    def on_worker_says(self, event: WorkerSays) -> None:
+        """Write a line that a worker's code printed, warned or logged."""
+        self._write(event)
+
+    def on_epoch(self, event: EpochEnd) -> None:
+        """Write the results of the epoch."""
+        self._write(event)
+
+    def on_checkpoint(self, event: CheckpointWritten) -> None:
+        """Write the path of the checkpoint."""
+        self._write(event)
+
     def on_fit_end(self, event: FitEnd) -> None:
         """Write the last line and close the log."""
         self._write(event)
@@ -242,8 +258,6 @@ class JsonLines(TrainingListener):
         line = {"event": EVENT_NAMES[type(event)], "time": now} | more | to_json_value(event)
         self._file.write(json.dumps(line, allow_nan=False) + "\n")
         self._file.flush()
-
-    on_worker_change = on_worker_says = on_epoch = on_checkpoint = _write
 
 
 def to_json_value(value: Any) -> Any:

@@ -50,7 +50,7 @@ STEP_SHARE_MIN = 0.1  # a step takes at least this share of its mean time
 
 
 class DutyCycle:
-    """Schedules the duty cycles of the master or of a node, in each of which it handles a tick.
+    """Schedules the duty cycles of the master or of a node; each one passes it a tick.
 
     Args:
         time: Virtual time.
@@ -67,7 +67,7 @@ class DutyCycle:
         self._schedule(self._interval_s)
 
     def stop(self) -> None:
-        """Cancel the next duty cycle."""
+        """Cancel the next duty cycle. No event may follow."""
         self._turn += 1
 
     def on_event(self, event: ev.Event, due_s: float) -> None:

@@ -59,7 +59,7 @@ Scalar = float | int
 
 @dataclass(frozen=True, slots=True)
 class RoundOptions:
-    """ParallelWrapper's options of round-based training: a round's length, and how it ends."""
+    """Options of training in rounds: the length of a round, and how parameters are combined."""
 
     averaging_frequency: int  # number of minibatches that each worker trains in one round
     # True: average optimizer states; PER_WORKER: each worker keeps its own; False: neither.

@@ -2,7 +2,7 @@
 
 A run repeats exactly and takes only as long as its calls need. Calls of the present time slot are
 in a heap. Later ones are kept unordered per slot, so the cost of an event does not grow with the
-number of waiting ones. ``WorldView`` is the interface through which faults and checkers read a
+number of waiting ones. ``WorldView`` is the interface through which checkers read a
 running simulation.
 """
 
@@ -93,7 +93,7 @@ class Timeline:
 
 
 class WorldView(Protocol):
-    """The parts of a running world that fault injection and checkers may read."""
+    """The parts of a running world that checkers and the network may read."""
 
     size: RunSize
     time: Timeline

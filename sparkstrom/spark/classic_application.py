@@ -5,12 +5,11 @@ Unlike Spark Connect (``connect.application``), a SparkContext offers every feat
 
 from __future__ import annotations
 
-import contextlib
 import re
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Any
 
@@ -201,7 +200,7 @@ class ClassicApplication:
         """
         return broadcast_parameters(self._context, theta, workers, state)
 
-    @contextlib.contextmanager
+    @contextmanager
     def broadcast_worker_states(
         self, states: Mapping[int, bytes]
     ) -> Iterator[dict[int, StateBroadcast]]:

@@ -212,7 +212,7 @@ def list_resources(keys: Iterable[str]) -> list[str]:
 
 
 def count_executor_slots(conf: Any, cores: int, resources: Collection[str] = ()) -> int:
-    """Return how many tasks an executor with so many ``cores`` can run at once: at least one.
+    """Return how many tasks an executor with ``cores`` cores can run at once: at least one.
 
     ``conf`` is Spark's configuration, with a method ``get(key, default)``. ``resources`` names what
     a task needs besides CPUs, such as "gpu".

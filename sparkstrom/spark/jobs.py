@@ -319,7 +319,8 @@ class DecommissionMonitor(FitListener):
     def _move_workers(self, leaving: dict[str, ExecutorState], free_slots: int) -> None:
         """Kill the fit's tasks on decommissioned executors, at most one per free slot elsewhere.
 
-        ``leaving``: the decommissioned executors, by Spark's id; ``free_slots``: of the others.
+        ``leaving``: the decommissioned executors, by Spark's id; ``free_slots``: number of
+        free task slots on the other executors.
         """
         for task in self._job.running_tasks():
             executor = leaving.get(task.executor)

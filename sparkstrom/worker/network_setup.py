@@ -15,14 +15,13 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from sparkstrom.base.errors import DriverLost, NetworkError, SetupError
 from sparkstrom.base.identity import Endpoint
 from sparkstrom.options.network import VoidConfiguration, master_name, parse_controller
 from sparkstrom.options.resolution import local_ip
 from sparkstrom.planning.memory import count_driver_edges
-from sparkstrom.runtime.node_thread import OpenTransport
 from sparkstrom.transport.aeron.library import load_library
 from sparkstrom.transport.aeron.media_driver import (
     SHARED_MEMORY,
@@ -34,6 +33,9 @@ from sparkstrom.transport.aeron.media_driver import (
 from sparkstrom.transport.base import Transport
 from sparkstrom.transport.bind_address import choose_address, list_interface_addresses
 from sparkstrom.worker.task_environment import TaskEnvironment
+
+if TYPE_CHECKING:  # tasks that do not train need no part of the protocol
+    from sparkstrom.runtime.node_thread import OpenTransport
 
 log = logging.getLogger(__name__)
 

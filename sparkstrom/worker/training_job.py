@@ -46,9 +46,6 @@ INITIAL_QUANTA_MAX = 1 << 23  # a fit starts within 2^22 quanta (``encoding.grid
 _CONF_LOCK = threading.Lock()  # held while the application's configuration is changed
 
 
-Value = TypeVar("Value", covariant=True)
-
-
 class PackedParameters(NamedTuple):
     """Initial parameters as multiples of 2^-k: all low bytes, all middle bytes, all high bytes."""
 
@@ -57,6 +54,9 @@ class PackedParameters(NamedTuple):
     high: bytes  # sign and high bits, which compress to about an eighth
     buffers: bytes  # the model's buffers
     state: bytes  # optimizer state for all workers; b"": they start fresh
+
+
+Value = TypeVar("Value", covariant=True)
 
 
 class Broadcast(Protocol[Value]):

@@ -87,7 +87,7 @@ def test_a_torch_model_on_a_gpu_trains_in_place_beside_one_on_the_host(mesh: Mes
     for partition in (1, 2):
         mesh.add_worker(partition, model=torch_model())
     check_whole(mesh, mesh.finish())
-    local: Any = mesh.replicas[0].local
+    local: Any = mesh.replicas[0].theta.local
     first = next(iter(model.module.parameters()))
     assert first.is_cuda
     assert first.data_ptr() == local.__cuda_array_interface__["data"][0]

@@ -87,7 +87,7 @@ class _FrameColumns(NamedTuple):
     @classmethod
     def from_frame(cls, frame: DataFrame) -> _FrameColumns:
         """Read a DataFrame's columns and whether their names are case-sensitive."""
-        exact = _is_on(frame, "spark.sql.caseSensitive")
+        exact = _is_enabled(frame, "spark.sql.caseSensitive")
         fields, by_spark = dict[str, Any](), dict[str, list[str]]()
         for field in frame.schema.fields:
             fields.setdefault(field.name, field)
@@ -208,8 +208,8 @@ def _create_expression(field: StructField, alias: str, dense: bool) -> Column:
     return sql.expr(f"{quoted} AS {alias}")
 
 
-def _is_on(frame: DataFrame, name: str) -> bool:
-    """Return a boolean setting of a DataFrame's session, which Spark reads in any case."""
+def _is_enabled(frame: DataFrame, name: str) -> bool:
+    """Return a boolean setting of a DataFrame's session, in upper or lower case as for Spark."""
     return str(frame.sparkSession.conf.get(name, "false")).lower() == "true"
 
 
@@ -225,7 +225,7 @@ def _get_arrow_schema(frame: DataFrame) -> pa.Schema:
     from pyspark.sql.pandas.types import to_arrow_schema
 
     schema = to_arrow_schema(frame.schema)
-    if not _is_on(frame, LARGE_TYPES_KEY):
+    if not _is_enabled(frame, LARGE_TYPES_KEY):
         return schema
     return pa.schema([field.with_type(_to_large_type(field.type)) for field in schema])
 

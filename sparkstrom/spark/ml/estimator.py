@@ -174,8 +174,9 @@ class SparkstromEstimator(
     def _master(self) -> TrainingMaster:
         """Return the training master, with the options replaced that Params override."""
         changes = {"batch_size_per_worker": self.get_or_none("batchSize")}
-        if self.isSet("seed"):
-            changes["rng_seed"] = self.getOrDefault("seed") % 2**63  # Spark ML's may be negative
+        seed = self.getOrDefault("seed") if self.isSet("seed") else None
+        if seed is not None:
+            changes["rng_seed"] = seed % 2**63  # Spark ML's may be negative
         master: TrainingMaster = self.get_or_none("master") or SharedTrainingMaster()
         return replace_options(master, **{k: v for k, v in changes.items() if v is not None})
 

@@ -100,7 +100,10 @@ class StageReader(MLReader[Any]):
         self._cls = cls
 
     def load(self, path: str) -> Any:
-        """Return what is saved in ``path``. Raise UsageError if files are missing or damaged."""
+        """Return what is saved in ``path``.
+
+        Raise UsageError if files are missing, damaged, or of another model.
+        """
         with _explain_damage(path):
             return self._load(path)
 

@@ -253,6 +253,7 @@ OFFER_RESULTS: Final = {
 }
 
 
+# Attributes of AeronSender, whose sums over all senders are counters of the transport.
 SENDER_COUNTERS: Final = ("frames_sent", "bytes_sent", "datagrams", "same_host_bytes")
 
 

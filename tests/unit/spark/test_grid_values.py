@@ -104,3 +104,9 @@ def test_a_value_has_the_attributes_of_what_it_holds() -> None:
 
 def test_a_negative_seed_as_spark_ml_has_it_is_a_seed_of_the_fit() -> None:
     assert SparkstromEstimator(model=MODEL, seed=-5)._master().rng_seed == 2**63 - 5
+
+
+def test_a_seed_of_none_leaves_the_masters() -> None:
+    master = SharedTrainingMaster(rng_seed=7)
+    estimator = SparkstromEstimator(model=MODEL, master=master, seed=5)
+    assert estimator.setSeed(None)._master().rng_seed == 7
