@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -127,6 +128,20 @@ def test_a_page_that_cannot_be_written_at_the_end_leaves_the_figures(
     out, err = capsys.readouterr()
     assert "1 x sparkstrom" in out
     assert "page.html': " in err
+
+
+@pytest.mark.parametrize(
+    "change", ["sys.path = [one for one in sys.path if one != {!r}]", "sys.path.remove({!r})"]
+)
+def test_a_script_may_change_the_import_path(
+    tmp_path: Path, change: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Before, the rehearsal was lost at its end."""
+    path, before = tmp_path / "train.py", sys.path[:]
+    path.write_text(f"import sys\n{change.format(str(tmp_path))}\n" + PLAIN_FIT)
+    assert main(["rehearse", str(path), "--workers", "1"]) == 0
+    assert "1 x sparkstrom" in capsys.readouterr().out
+    assert sys.path == before
 
 
 def test_a_file_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
