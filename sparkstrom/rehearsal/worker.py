@@ -186,6 +186,7 @@ class RehearsedWorker:
                 self._network.send(self, to, self._sums.merge(effect))
             case ev.SendOptimizerChunk(to=to, ask=ask):
                 self._optimizer_server.add_request(to, ask)
+                self._send_optimizer_chunks()
             case ev.OpenEdge():
                 self._network.open_edge(self, effect)
             case ev.CloseEdge(node=node):
@@ -217,11 +218,15 @@ class RehearsedWorker:
             return
         self._next_tick_s = self._time.now_s + self._tick_interval_s
         self.handle(ev.Tick())
-        for to, chunk in self._optimizer_server.ready_chunks():
-            self._network.send(self, to, chunk)
+        self._send_optimizer_chunks()
         self._sums.clear()
         if turn == self._tick_turn:
             self._schedule_tick(self._tick_interval_s)
+
+    def _send_optimizer_chunks(self) -> None:
+        """Send requested chunks of the optimizer state, once the trainer has made a copy."""
+        for to, chunk in self._optimizer_server.ready_chunks():
+            self._network.send(self, to, chunk)
 
     def _wake_trainer(self) -> None:
         """Let a trainer that waits pass its next boundary soon."""
