@@ -5,10 +5,12 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
 
+from sparkstrom.base.errors import UsageError
 from sparkstrom.base.units import parse_count, parse_option
 
 
@@ -45,20 +47,40 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 def run(args: argparse.Namespace) -> int:
     """Rehearse the script and print the result; return 0.
 
-    Raise UsageError for invalid values, or a script without a fit. What the script prints goes to
-    stderr.
+    Raise UsageError for invalid values, a page that cannot be written, or a script without a fit.
+    What the script prints goes to stderr.
     """
     from sparkstrom.rehearsal.rehearse import RehearsalRequest
     from sparkstrom.rehearsal.script import rehearse_script
 
     options = _read_options(args)
     RehearsalRequest.from_options(**options)  # raises before the script begins
+    page = None if args.save is None else _check_page(args.save)
     with contextlib.redirect_stdout(sys.stderr):
         rehearsal = rehearse_script(args.script, args.arguments, options)
-        if args.save:
-            rehearsal.save(args.save)
     print(json.dumps(rehearsal.to_dict()) if args.json else rehearsal)
+    if page is not None:
+        rehearsal.save(page)
     return 0
+
+
+def _check_page(path: str) -> str:
+    """Return the absolute path of a page, because the script may change the working directory.
+
+    Raise UsageError if the page cannot be written.
+    """
+    page = os.path.abspath(path)
+    folder = os.path.dirname(page)
+    reason = ""
+    if os.path.isdir(page):
+        reason = "it is a directory"
+    elif not os.path.isdir(folder):
+        reason = f"there is no directory {folder}"
+    elif not os.access(page if os.path.exists(page) else folder, os.W_OK):
+        reason = "it is not writable"
+    if reason:
+        raise UsageError(f"--save {path!r}: {reason}; name a file in a writable directory")
+    return page
 
 
 def _read_options(args: argparse.Namespace) -> dict[str, Any]:

@@ -156,11 +156,12 @@ class NetworkStateHolder:
             epochs: Number of epochs that the values were trained for; None: as many as before.
 
         Raises:
-            UsageError: The values are not numbers, or not as many as the model has parameters.
+            UsageError: The values are not numbers, not finite as float32, or not as many as the
+                model has parameters.
         """
         try:
             with np.errstate(over="ignore"):
-                values = np.asarray(values, np.float32)
+                given, values = values, np.asarray(values, np.float32)
         except (TypeError, ValueError, OverflowError) as error:
             raise UsageError(
                 f"parameters={shown(values)}: give an array f32{list(self.parameters.shape)}"
@@ -168,6 +169,12 @@ class NetworkStateHolder:
         if values.shape != self.parameters.shape:
             raise UsageError(
                 f"parameters of shape {values.shape}: this model has {self.parameters.shape}"
+            )
+        if not (finite := np.isfinite(values)).all():
+            index = int(np.argmin(finite))
+            raise UsageError(
+                f"parameters[{index}]={np.asarray(given)[index]}: must be a finite number of"
+                " float32; look at how it was computed, or at the file"
             )
         self._value = replace(
             self._value,

@@ -119,17 +119,17 @@ def count_classes(outputs: Outputs) -> int:
     return max(2, int(outputs.shape[1]))
 
 
-def argmax_classes(outputs: Outputs, kind: str = LOGITS) -> NDArray[np.int64]:
-    """Return the most likely class of each row, i64[rows]; of equally likely classes, the first.
+def argmax_classes(outputs: Outputs, kind: str = LOGITS) -> NDArray[np.float64]:
+    """Return the most likely class of each row, f64[rows]; of equally likely classes, the first.
 
     A single output means class 1 if it is above 0.5 (if ``kind`` is PROBABILITIES) or above 0 (any
-    other kind), and class 0 otherwise.
+    other kind), and class 0 otherwise. A row whose largest output is not finite has no class: NaN.
     """
     if outputs.shape[1] == 1:
-        boundary = 0.5 if kind == PROBABILITIES else 0.0
-        return (outputs[:, 0] > boundary).astype(np.int64)
-    classes: NDArray[np.int64] = outputs.argmax(axis=1).astype(np.int64, copy=False)
-    return classes
+        found = outputs[:, 0] > (0.5 if kind == PROBABILITIES else 0.0)
+    else:
+        found = outputs.argmax(axis=1)
+    return np.where(np.isfinite(outputs.max(axis=1)), found, np.nan)
 
 
 def flatten_positions(
@@ -213,7 +213,8 @@ def mask_counted_labels(
 def measure_batch(model: Any, batch: Batch, metric: str) -> tuple[float, float]:
     """Evaluate the metric "loss" or "accuracy"; return (weighted sum, sum of weights) of the rows.
 
-    For "loss" the sum is of weight x loss, for "accuracy" of the weights of correct rows.
+    For "loss" the sum is of weight x loss, for "accuracy" of the weights of correct rows. It is NaN
+    if an output is not finite, because the model has diverged.
     """
     if metric == "loss":
         total, weight = model.loss(batch)
@@ -222,7 +223,9 @@ def measure_batch(model: Any, batch: Batch, metric: str) -> tuple[float, float]:
     labels = require_single_array(batch.labels, "labels")
     scores, classes = flatten_positions(model, outputs, labels)
     counts = mask_counted_labels(model, labels, classes)
-    hits = (argmax_classes(scores, get_output_kind(model)) == classes) & counts
+    found = argmax_classes(scores, get_output_kind(model))
+    hits = np.where(np.isnan(found), np.nan, found == classes)
+    hits[~counts] = 0.0
     row_hits, row_counts = (
         places.reshape(batch.rows, -1).mean(axis=1) for places in (hits, counts)
     )

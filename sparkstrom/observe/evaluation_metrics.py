@@ -22,6 +22,7 @@ from sparkstrom.base.errors import UsageError
 MANTISSA_BITS = 53
 HALF_BITS = 26  # mantissas are summed in two halves, so that sums over 2^36 rows fit an int64
 EXPONENT_MIN = -1073  # frexp's exponent of the smallest float64, 0.5 x 2^-1073
+NON_FINITE_SCORE = "a score is not finite: the model has diverged, or its input is bad"
 QUANTA_PER_ONE = 1 << (MANTISSA_BITS - EXPONENT_MIN)
 
 
@@ -99,8 +100,11 @@ class Classification:
     ) -> Classification:
         """Return how often each pair of label and predicted class occurs; both arrays are [rows].
 
-        Raise UsageError for a label that is not an integer from 0 to ``classes - 1``.
+        Raise UsageError for a label that is not an integer from 0 to ``classes - 1``, and for a
+        prediction of NaN, which stands for scores that are not finite.
         """
+        if np.isnan(predicted).any():
+            raise UsageError(NON_FINITE_SCORE)
         known = (labels >= 0) & (labels < classes) & (labels == np.floor(labels))
         if not known.all():
             raise UsageError(
@@ -313,7 +317,7 @@ class Roc:
         """
         falling, where = np.unique(-(scores.astype(np.float32) + 0.0), return_inverse=True)
         if not np.isfinite(falling).all():
-            raise UsageError("a score is not finite: the model has diverged, or its input is bad")
+            raise UsageError(NON_FINITE_SCORE)
         trues = np.bincount(where[is_positive], minlength=len(falling)).astype(np.int64)
         falses = np.bincount(where[~is_positive], minlength=len(falling)).astype(np.int64)
         return cls(-falling, trues, falses, positive, classes)

@@ -591,7 +591,8 @@ def _script_import_path(path: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        sys.path.remove(folder)
+        if folder in sys.path:  # the script may have changed it; what it added stays for its model
+            sys.path.remove(folder)
 
 
 def _as_arrays(columns: Any) -> Any:

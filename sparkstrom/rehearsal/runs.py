@@ -109,7 +109,10 @@ class LossMeter:
         return True
 
     def __call__(self, parameters: Flat, buffers: bytes) -> dict[str, float]:
-        """Return the metrics of parameters f32[n_params]; inf for a loss that is not finite."""
+        """Return the metrics of parameters f32[n_params].
+
+        A loss that is not finite becomes inf; such an accuracy is NaN.
+        """
         self._parameters[:] = parameters
         load_buffers(self._model, buffers)
         found = {}
@@ -117,7 +120,8 @@ class LossMeter:
             parts = [measure_batch(self._model, batch, metric) for batch in self._batches]
             total, weight = (math.fsum(part[i] for part in parts) for i in range(2))
             value = total / weight if weight else math.nan
-            found[metric] = value if math.isfinite(value) else math.inf
+            is_lost = metric == LOSS and not math.isfinite(value)
+            found[metric] = math.inf if is_lost else value
         return found
 
 

@@ -79,11 +79,11 @@ def _script_environment(
 ) -> Iterator[None]:
     """Set arguments and import path as ``python script.py`` does, and rehearse fits meanwhile."""
     global _options
-    before, folder = sys.argv, str(path.resolve().parent)
+    before, import_path = sys.argv, sys.path
     sys.argv, _options = [str(path), *arguments], options
-    sys.path.insert(0, folder)
+    sys.path = [str(path.resolve().parent), *import_path]  # the script may change it
     try:
         yield
     finally:
         sys.argv, _options = before, None
-        sys.path.remove(folder)
+        sys.path = import_path

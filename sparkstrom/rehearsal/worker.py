@@ -212,6 +212,7 @@ class RehearsedWorker:
                 self._network.send(self, to, self._sums.merge(effect))
             case ev.SendOptimizerChunk(to=to, ask=ask):
                 self._optimizer_server.add_request(to, ask)
+                self._send_optimizer_chunks()
             case ev.OpenEdge():
                 self._network.open_edge(self, effect)
             case ev.CloseEdge(node=node):
@@ -234,9 +235,13 @@ class RehearsedWorker:
     def _run_duty_cycle(self) -> None:
         """Run a duty cycle of the node."""
         self.handle(ev.Tick())
+        self._send_optimizer_chunks()
+        self._sums.clear()
+
+    def _send_optimizer_chunks(self) -> None:
+        """Send requested chunks of the optimizer state, once the trainer has made a copy."""
         for to, chunk in self._optimizer_server.ready_chunks():
             self._network.send(self, to, chunk)
-        self._sums.clear()
 
     def _wake_trainer(self) -> None:
         """Let a trainer that waits pass its next boundary soon."""

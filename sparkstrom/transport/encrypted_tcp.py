@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import math
 import secrets
-import select
 import socket
 import struct
 import time
@@ -27,6 +26,7 @@ from collections.abc import Callable
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
+from sparkstrom.base.descriptors import wait_until_readable
 from sparkstrom.base.errors import WireError
 from sparkstrom.codec.sealed_frames import derive_key
 
@@ -128,9 +128,7 @@ class EncryptedStream:
     def wait_for_data(self, seconds: float) -> bool:
         """Wait up to ``seconds`` until there is something to receive; return whether there is."""
         try:
-            poll = select.poll()  # select.select fails for descriptors above 1023
-            poll.register(self._socket, select.POLLIN)
-            return bool(poll.poll(1000 * seconds))
+            return wait_until_readable(self._socket, seconds)
         except (OSError, ValueError) as error:
             raise WireError(f"the connection is gone: {error}") from None
 

@@ -24,7 +24,6 @@ from __future__ import annotations
 import enum
 import hashlib
 import hmac
-import select
 import socket
 import struct
 import time
@@ -32,6 +31,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from sparkstrom.base.descriptors import wait_until_readable
 from sparkstrom.base.errors import SetupError
 from sparkstrom.base.identity import Endpoint
 
@@ -298,7 +298,7 @@ class UdpProbe:
         """Process datagrams that have arrived, waiting at most one tick for the first."""
         assert self._socket is not None
         wait_s = 0.0 if self._outgoing else TICK_S
-        if not select.select([self._socket], [], [], wait_s)[0]:
+        if not wait_until_readable(self._socket, wait_s):
             return
         for _ in range(READS_MAX):
             try:

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import logging
 import secrets
-import select
 import socket
 import threading
 import time
@@ -27,6 +26,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+from sparkstrom.base.descriptors import wait_until_readable
 from sparkstrom.base.errors import NetworkError, SetupError, UsageError
 from sparkstrom.base.identity import Endpoint
 from sparkstrom.fit.fit_context import TaskSlots
@@ -94,7 +94,7 @@ class UdpEchoServer:
     def _run(self) -> None:
         """Echo datagrams with the token until closed."""
         while not self._closing.is_set():
-            if not select.select([self._socket], [], [], ECHO_POLL_S)[0]:
+            if not wait_until_readable(self._socket, ECHO_POLL_S):
                 continue
             datagram, sender = self._socket.recvfrom(2 * TOKEN_BYTES)
             if not secrets.compare_digest(datagram, self.token):
@@ -122,7 +122,7 @@ def _receives_echo(sock: socket.socket, probe: ReachabilityProbe) -> bool:
     while (remaining_s := end_s - time.monotonic()) > 0:
         try:
             sock.sendto(probe.token, tuple(probe.endpoint))
-            if select.select([sock], [], [], min(RESEND_S, remaining_s))[0]:
+            if wait_until_readable(sock, min(RESEND_S, remaining_s)):
                 datagram, sender = sock.recvfrom(2 * TOKEN_BYTES)
                 if datagram == probe.token and sender[1] == probe.endpoint.port:
                     return True

@@ -365,7 +365,7 @@ def to_class_frame(kind: str, outputs: Outputs) -> pd.DataFrame:
     scores = scores.reshape(len(scores), -1)
     return pd.DataFrame(
         {
-            "prediction": argmax_classes(scores, kind).astype(np.float64),
+            "prediction": argmax_classes(scores, kind),
             "raw": list(compute_raw_scores(scores, kind)),
             "probability": list(compute_probabilities(scores, kind)),
         }
@@ -380,7 +380,7 @@ def to_label_frame(kind: str, outputs: Outputs) -> pd.DataFrame:
     wide, shape = scores.reshape(-1, 1), (len(scores), -1)
     return pd.DataFrame(
         {
-            "prediction": list(argmax_classes(wide, kind).astype(np.float64).reshape(shape)),
+            "prediction": list(argmax_classes(wide, kind).reshape(shape)),
             "raw": list(scores.astype(np.float64).reshape(shape)),
             "probability": list(compute_probabilities(wide, kind)[:, 1].reshape(shape)),
         }

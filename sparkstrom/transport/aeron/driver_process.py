@@ -11,7 +11,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import select
 import shutil
 import signal
 import socket
@@ -23,6 +22,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from sparkstrom.base.descriptors import wait_until_readable
 from sparkstrom.base.errors import SetupError, SparkstromError, TransportError
 from sparkstrom.base.identity import Endpoint
 from sparkstrom.transport.aeron.channel_settings import (
@@ -216,7 +216,7 @@ class StopSignal:
 
     def wait(self, seconds: float) -> None:
         """Wait until the signal arrives, up to ``seconds``."""
-        select.select([self._read_end], [], [], seconds)
+        wait_until_readable(self._read_end, seconds)
 
     def _on_sigterm(self, number: int, frame: FrameType | None) -> None:
         """Record that SIGTERM has arrived."""

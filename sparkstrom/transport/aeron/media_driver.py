@@ -14,7 +14,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import select
 import signal
 import struct
 import subprocess
@@ -27,6 +26,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from sparkstrom.base.descriptors import wait_until_readable
 from sparkstrom.base.errors import DriverLost, SetupError
 from sparkstrom.base.identity import Endpoint
 from sparkstrom.transport.aeron.channel_settings import (
@@ -321,11 +321,13 @@ def _launch_process(
                 pass_fds=(write_end,),
             )
         os.close(write_end)
-        status = _read_status(read_end, end_s)
-        if status == TIMEOUT_MESSAGE:  # the driver is in the same group, and could still come up
-            os.killpg(starter.pid, signal.SIGKILL)
-        starter.kill()  # it only forks, so the driver is not our child and leaves no zombie
-        starter.wait()
+        try:
+            status = _read_status(read_end, end_s)
+            if status == TIMEOUT_MESSAGE:  # the driver is in the same group, and could still start
+                os.killpg(starter.pid, signal.SIGKILL)
+        finally:
+            starter.kill()  # it only forks, so the driver is not our child and leaves no zombie
+            starter.wait()
     finally:
         os.close(read_end)
     if status != READY_MESSAGE:
@@ -358,8 +360,8 @@ def _read_status(descriptor: int, end_s: float) -> bytes:
     """Return what the process wrote until it closed the pipe, or a timeout message."""
     parts: list[bytes] = []
     while True:
-        left_s = max(0.0, end_s - time.monotonic())
-        if not select.select([descriptor], [], [], left_s)[0]:
+        left_s = end_s - time.monotonic()
+        if not wait_until_readable(descriptor, left_s):
             return TIMEOUT_MESSAGE
         part = os.read(descriptor, 65536)
         if not part:

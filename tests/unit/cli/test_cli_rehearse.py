@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -29,6 +30,15 @@ else:
     Path(sys.argv[1]).write_text("trained")
 finally:
     Path(sys.argv[1] + ".left").write_text("")
+"""
+
+PLAIN_FIT = """
+import numpy as np
+from sparkstrom import ParallelWrapper
+from sparkstrom.models.dense import DenseNetwork
+
+rows = np.eye(3, dtype="float32"), np.array([0, 1, 1])
+ParallelWrapper(DenseNetwork([3, 2]), workers=1, progress=False).fit(rows)
 """
 
 
@@ -93,6 +103,8 @@ def test_a_script_without_a_fit_is_refused(
         (["--kill", "-1"], "kill=-1"),
         (["--scaling", "best"], "scaling='best'"),
         (["--jitter", "big"], "--jitter 'big'"),
+        (["--save", ""], "--save '': it is a directory; name a file in a writable directory"),
+        (["--save", "/nowhere/x/page.html"], "x/page.html': there is no directory /nowhere/x;"),
     ],
 )
 def test_flags_are_checked_before_the_script_begins(
@@ -103,6 +115,33 @@ def test_flags_are_checked_before_the_script_begins(
     assert main(["rehearse", str(path), *flags]) == 2
     assert words in capsys.readouterr().err
     assert not begun.exists()
+
+
+def test_a_page_that_cannot_be_written_at_the_end_leaves_the_figures(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Before, they were lost. The script also changes the directory, which does not matter."""
+    path, folder = tmp_path / "train.py", tmp_path / "pages"
+    folder.mkdir()
+    path.write_text(f"import os; os.rmdir({str(folder)!r}); os.chdir('/')\n" + PLAIN_FIT)
+    assert main(["rehearse", str(path), "--workers", "1", "--save", f"{folder}/page.html"]) == 2
+    out, err = capsys.readouterr()
+    assert "1 x sparkstrom" in out
+    assert "page.html': " in err
+
+
+@pytest.mark.parametrize(
+    "change", ["sys.path = [one for one in sys.path if one != {!r}]", "sys.path.remove({!r})"]
+)
+def test_a_script_may_change_the_import_path(
+    tmp_path: Path, change: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Before, the rehearsal was lost at its end."""
+    path, before = tmp_path / "train.py", sys.path[:]
+    path.write_text(f"import sys\n{change.format(str(tmp_path))}\n" + PLAIN_FIT)
+    assert main(["rehearse", str(path), "--workers", "1"]) == 0
+    assert "1 x sparkstrom" in capsys.readouterr().out
+    assert sys.path == before
 
 
 def test_a_file_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:

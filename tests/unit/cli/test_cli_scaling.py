@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from sparkstrom.cli.main import main
+from sparkstrom.planning import scaling
 from sparkstrom.planning.scaling import ScalingInputs
 
 ASKED = ["scaling", "--params", "25e6", "--step", "300ms", "--density", "1e-3", "--link", "1gbit",
@@ -207,3 +209,11 @@ def test_a_file_that_is_no_rehearsal_is_refused(
         path.write_text(text)
     assert main(["scaling", "--from", str(path)]) == 2
     assert words in capsys.readouterr().err
+
+
+def test_a_script_may_take_its_directory_from_the_import_path(tmp_path: Path) -> None:
+    """Before, what was measured was lost."""
+    before = sys.path[:]
+    with scaling._script_import_path(tmp_path / "mine.py"):
+        sys.path.remove(str(tmp_path))
+    assert sys.path == before

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import numpy as np
 import pytest
 
 from sparkstrom.base.errors import UsageError
+from sparkstrom.fit.evaluation import MetricSpec, evaluate_batch
+from sparkstrom.fit.network_state import NetworkStateHolder
 from sparkstrom.models import DenseNetwork
+from sparkstrom.models.base import Batch
 from sparkstrom.models.output_interpretation import (
     argmax_classes,
     compute_class_score,
@@ -15,6 +21,7 @@ from sparkstrom.models.output_interpretation import (
     concatenate_outputs,
     flatten_positions,
     get_output_kind,
+    measure_batch,
     predict_flattened,
 )
 
@@ -133,3 +140,31 @@ def test_outputs_whose_width_differs_from_rows_to_rows_are_named() -> None:
     with pytest.raises(UsageError, match=r"returns \[7\] for some rows and \[5\] for others"):
         concatenate_outputs(pieces)
     assert concatenate_outputs([pieces[0], pieces[0][:3]]).shape == (1027, 7)
+
+
+@pytest.mark.parametrize("width", [1, 3])
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_outputs_that_are_not_finite_are_of_no_class(width: int, bad: float) -> None:
+    """Before, NaN counted as class 0: a diverged model had an accuracy."""
+    outputs = np.full((3, width), bad, np.float32)
+    outputs[0] = -1.0
+    np.testing.assert_array_equal(argmax_classes(outputs), [0, np.nan, np.nan])
+    model: Any = SimpleNamespace(predict=lambda index: outputs[index])
+    batch = Batch(np.arange(3), np.zeros(3, np.int64))
+    assert np.isnan(measure_batch(model, batch, "accuracy")[0])
+    with pytest.raises(UsageError, match="a score is not finite: the model has diverged"):
+        evaluate_batch(model, MetricSpec(("classification",)), batch)
+
+
+def test_a_class_may_be_ruled_out_by_a_logit_of_minus_infinity() -> None:
+    assert argmax_classes(np.array([[-np.inf, 1.0, 0.0]], np.float32)).tolist() == [1]
+
+
+@pytest.mark.parametrize(("bad", "shown"), [(np.nan, "nan"), (1e300, r"1e\+300")])
+def test_parameters_that_are_not_finite_are_refused(bad: float, shown: str) -> None:
+    """Before, 1e300 silently became infinity."""
+    holder = NetworkStateHolder(DenseNetwork([2, 2]))
+    values = holder.parameters.astype(np.float64)
+    values[3] = bad
+    with pytest.raises(UsageError, match=rf"parameters\[3\]={shown}: must be a finite number"):
+        holder.assign(values)

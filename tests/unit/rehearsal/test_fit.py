@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from sparkstrom.models.updaters import Sgd
 from sparkstrom.rehearsal.baselines import join_batches, train_synchronously
 from sparkstrom.rehearsal.conditions import StepTimes
 from sparkstrom.rehearsal.fit import FitRecipe
+from sparkstrom.runtime.optimizer_states import OptimizerStateServer
 from sparkstrom.runtime.trainer_thread import EARLY_PUBLICATIONS
 from tests.unit.rehearsal.recipes import (
     COLUMNS,
@@ -86,6 +88,16 @@ def test_a_killed_worker_is_replaced_and_every_minibatch_counts_once() -> None:
     assert struck.replicas_equal
     assert struck.minibatches == calm.minibatches
     assert struck.seconds > calm.seconds + 1.0
+
+
+def test_a_new_worker_gets_the_optimizer_state_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before, three of four chunks were asked for again, after 2, 4 and 8 seconds."""
+    chunked = partial(OptimizerStateServer, chunk_bytes=64)
+    monkeypatch.setattr("sparkstrom.rehearsal.worker.OptimizerStateServer", chunked)
+    made = recipe(momentum_network())
+    calm, struck = simulate(made, 2), simulate(made, 2, kills=1, restart_s=1.0)
+    assert struck.deaths == 1
+    assert struck.seconds - calm.seconds < 8.0
 
 
 def test_a_slow_worker_sets_the_pace() -> None:
