@@ -14,11 +14,9 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
-import json
 import math
 import numbers
 import pickle
-import secrets
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -62,7 +60,6 @@ from sparkstrom.models.base import (
     RequiresLoss,
     Shape,
     arrays_of,
-    is_self_contained,
 )
 from sparkstrom.models.output_interpretation import (
     BLOCK_ROWS,
@@ -74,6 +71,7 @@ from sparkstrom.spark.data.column_selection import resolve_columns
 from sparkstrom.spark.data.partitioning import RowSource
 from sparkstrom.spark.executor.entry_points import (
     forget_spark_archive_importers,
+    hash_by_value,
     pickle_by_value,
 )
 from sparkstrom.spark.jobs import translate_job_errors
@@ -102,21 +100,19 @@ class TrainedModel:
     model: FlatModel  # the model, without memory for its parameters
     parameters: Flat  # f32[n_params]
     buffers: bytes  # other state, such as batch statistics; b"" if the model has none
-    digest: str  # hash of the model's description and name, its parameters and its buffers
+    digest: str  # hash of the model's pickle, its parameters and its buffers
 
     @classmethod
-    def from_model(cls, model: FlatModel, parameters: Flat, name: str = "") -> TrainedModel:
-        """Return a model with these parameters and its current buffers.
+    def from_model(
+        cls, model: FlatModel, parameters: Flat, buffers: bytes | None = None
+    ) -> TrainedModel:
+        """Return a model with these parameters and buffers; None: its current buffers.
 
-        ``name`` distinguishes models that have the same description but different code. Without
-        a name, a model whose description does not determine its code gets a random digest.
+        The pickle distinguishes models that differ only in code, attributes or frozen weights.
         """
-        buffers = model.buffers_bytes() if isinstance(model, Buffered) else b""
-        description = model.describe()
-        words = json.dumps(description, sort_keys=True, default=repr).encode()
-        name = name or ("" if is_self_contained(description) else secrets.token_hex())
-        digest = hashlib.sha256(b"%d %s" % (len(words), words))
-        digest.update(name.encode())
+        if buffers is None:
+            buffers = model.buffers_bytes() if isinstance(model, Buffered) else b""
+        digest = hashlib.sha256(hash_by_value(model))
         digest.update(parameters.tobytes())
         digest.update(buffers)
         return cls(model, parameters, buffers, digest.hexdigest())

@@ -315,10 +315,16 @@ class SparkstromModel(Model, OutputParams, MLWritable, MLReadable["SparkstromMod
         return result.drop(temporary)
 
     def _broadcast_model(self, dataset: DataFrame) -> Any:
-        """Return a handle of this model on executors; it is broadcast once per application."""
+        """Return a handle of this model on executors.
+
+        It is broadcast once per application, and again if the model's attributes have changed.
+        """
         application = make_application(dataset.sparkSession)
-        if self._shipped is None or self._shipped[0] != application.name:
-            self._shipped = (application.name, application.broadcast_value(self.trained))
+        old = self.trained
+        trained = TrainedModel.from_model(old.model, old.parameters, old.buffers)
+        key = application.name, trained.digest
+        if self._shipped is None or self._shipped[0] != key:
+            self._shipped = key, application.broadcast_value(trained)
         return self._shipped[1]
 
     def write(self) -> ModelWriter:

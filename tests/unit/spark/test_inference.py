@@ -66,12 +66,15 @@ class Doubled(DenseNetwork):
     def describe(self) -> dict[str, Any]:
         return {"kind": "doubled"}
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {"factor": self.factor}
+
     def predict(self, features: Any) -> Any:
         return self.factor * super().predict(features)
 
 
-def test_models_that_differ_by_their_code_alone_are_two() -> None:
-    """As where the cell of a notebook that defines a model is changed, and run again."""
+def test_models_whose_descriptions_are_equal_are_two() -> None:
+    """As where an attribute or a frozen weight was changed, or the code in a notebook's cell."""
     model, other = Doubled([3, 4, 2], seed=1), Doubled([3, 4, 2], seed=1)
     other.factor = 3
     found = [get_open_model(TrainedModel.from_model(one, one.initial())) for one in (model, other)]
@@ -99,6 +102,25 @@ def test_other_parameters_or_another_architecture_have_another_digest() -> None:
     moved = TrainedModel.from_model(one.model, one.parameters + np.float32(1))
     other = TrainedModel.from_model(DenseNetwork([3, 4, 2], hidden="tanh", seed=1), one.parameters)
     assert len({one.digest, moved.digest, other.digest}) == 3
+
+
+def test_an_attribute_of_a_module_changes_the_digest_and_a_prediction_does_not() -> None:
+    torch = pytest.importorskip("torch")
+    from sparkstrom.models.torch import TorchModel
+
+    module = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.BatchNorm1d(2))
+    module.register_buffer("temperature", torch.ones(1), persistent=False)
+    model = TorchModel(module, torch.nn.CrossEntropyLoss(), partial(torch.optim.SGD, lr=0.1))
+    digests = []
+    for temperature in (1.0, 1.0, 5.0):
+        module.temperature.fill_(temperature)
+        digests.append(TrainedModel.from_model(model, np.zeros(model.n_params, np.float32)).digest)
+        model.bind(model.initial())
+        model.predict(FEATURES)
+    module.calibrated = True
+    digests.append(TrainedModel.from_model(model, np.zeros(model.n_params, np.float32)).digest)
+    assert digests[0] == digests[1]
+    assert len(set(digests)) == 3
 
 
 def reading_of(schema: pa.Schema) -> ArrowReadPlan:
