@@ -236,7 +236,7 @@ def _to_array(leaf: Leaf, column: pa.Array) -> NDArray[Any]:
 def _to_entries(column: pa.Array) -> NDArray[Any]:
     """Convert an Arrow column with the bytes of sparse entries to an array [rows, entries]."""
     rows = [np.frombuffer(value, ENTRY_DTYPE) for value in column.to_pylist()]
-    out = np.zeros((len(rows), max(1, *map(len, rows))), ENTRY_DTYPE)
+    out = np.zeros((len(rows), max([1, *map(len, rows)])), ENTRY_DTYPE)
     for row, entries in zip(out, rows, strict=True):
         row[: len(entries)] = entries
     return out

@@ -23,6 +23,7 @@ from sparkstrom.data.column_selection import (
     ArraySource,
     ArrowReadPlan,
 )
+from sparkstrom.data.packed_rows import Leaf, RowFormat
 from sparkstrom.models.base import Batch
 
 F32, VECTOR = pa.float32(), pa.struct(
@@ -228,6 +229,13 @@ def test_a_number_that_float32_cannot_hold_is_named_with_its_column() -> None:
     batch = pa.RecordBatch.from_pydict({"a": [1, 2], "b": [np.inf, 1e300]}, schema=schema)
     with pytest.raises(UsageError, match=r"row 1 of partition 3: column 'b' has 1e\+300, which"):
         list(read_record_parts(plan, [batch], "partition 3"))
+
+
+def test_a_batch_of_no_sparse_vectors_is_read() -> None:
+    form = RowFormat((Leaf("x", (2000,), "<f4", "<f4", 3, "vector"),))
+    schema = arrow.schema_from_format(form)
+    _, records = arrow.records_from_arrow(form, pa.RecordBatch.from_pylist([], schema=schema))
+    assert len(records) == 0
 
 
 def test_a_column_s_kind_is_known_where_a_value_in_it_is_sought() -> None:
