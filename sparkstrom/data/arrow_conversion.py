@@ -425,10 +425,8 @@ class _ArrayReader:
                 advice = self._search_advice("{} is null", len(shape))
                 row = int(nulls[0]) // max(1, per_row)
                 self._reject(row, f"has a null: fill or drop it{advice}")
-        array = _to_numpy(column)
-        return self._to_float32(array, row_of=lambda i: i * rows // array.size).reshape(
-            rows, *shape
-        )
+        array = self._to_float32(_to_numpy(column), row_of=lambda at: at // max(1, per_row))
+        return array.reshape(rows, *shape)
 
     def _read_vectors(self, column: pa.Array) -> tuple[NDArray[Any], int | None]:
         """Convert pyspark.ml vectors: structs of type (1 is dense), size, indices and values."""
@@ -443,11 +441,12 @@ class _ArrayReader:
         if len(bad):
             self._reject(int(bad[0]), f"is a vector of {sizes[bad[0]]}, earlier ones are of {size}")
         values = column.field("values").flatten().to_numpy(zero_copy_only=False)
-        rows = np.repeat(np.arange(len(column)), lengths)
-        values = self._to_float32(values, row_of=lambda i: int(rows[i]))
+        ends = np.cumsum(lengths)
+        values = self._to_float32(values, row_of=lambda at: int(np.searchsorted(ends, at, "right")))
         if size <= DENSE_MAX and is_dense.all():
             return values.reshape(len(column), size), None
-        starts = np.cumsum(lengths) - lengths
+        rows = np.repeat(np.arange(len(column)), lengths)
+        starts = ends - lengths
         places = np.arange(len(rows)) - starts[rows]
         indices = column.field("indices").flatten().to_numpy(zero_copy_only=False)
         places[~is_dense[rows]] = indices

@@ -7,7 +7,6 @@
 
 from __future__ import annotations
 
-import secrets
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
