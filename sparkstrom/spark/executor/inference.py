@@ -676,7 +676,10 @@ def check_can_score(model: FlatModel, penalized: bool) -> None:
 
 
 def score_block(model: Any, block: Block, penalized: bool) -> NDArray[np.float64]:
-    """Return each row's unweighted loss, f64[rows], plus the model's penalty if ``penalized``."""
+    """Return each row's unweighted loss, f64[rows], plus the model's penalty if ``penalized``.
+
+    The loss is NaN if the row's label has no weight, as one that the loss ignores.
+    """
     check_block(model, block)
     batch = block.form.batch(block.records)
     scores = np.empty(batch.rows)
@@ -685,7 +688,7 @@ def score_block(model: Any, block: Block, penalized: bool) -> NDArray[np.float64
         total, weight = model.loss(
             Batch(select_rows(batch.features, one), select_rows(batch.labels, one))
         )
-        scores[i] = total / weight
+        scores[i] = total / weight if weight else np.nan
     return scores + model.penalty() if penalized else scores
 
 

@@ -276,6 +276,20 @@ def test_several_inputs_and_outputs() -> None:
     ]
 
 
+def test_the_score_of_an_ignored_label_is_nan() -> None:
+    """Its loss is a sum of nothing: a division by zero before."""
+    model = DenseNetwork([3, 2])
+    model.bind(model.initial())
+    usual = model.loss
+    model.loss = lambda batch: (0.0, 0.0) if batch.labels[0] == 1 else usual(batch)  # type: ignore[method-assign]
+    (block,) = row_blocks.read_row_blocks(0, [([1.0, 2.0, 3.0], i) for i in (0, 1, 0)])
+    assert np.isnan(inference.score_block(model, block, penalized=False)).tolist() == [
+        False,
+        True,
+        False,
+    ]
+
+
 def test_images_are_predicted_some_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """A batch of Spark's is 10,000 rows, decoded they may not find room; but the model computes
     256 rows at once, however few it is given: no fewer are."""
