@@ -90,6 +90,7 @@ if TYPE_CHECKING:
 Outputs = dict[str | int, Flat]  # f32[rows, ...] by the output's name, or its index if unnamed
 OutputConverter = Callable[[Outputs], Any]  # -> Series or DataFrame
 
+FLOAT32_INTEGER_MAX = 1 << 24  # float32 represents every integer up to this one
 CACHED_MODELS_MAX = 4  # number of models that a Python worker caches
 
 
@@ -170,10 +171,13 @@ class OutputConcatenator:
         self.shapes: dict[str | int, Shape] = {}
 
     def predict(self, features: Columns) -> Flat:
-        """Return the concatenated outputs and remember their shapes."""
+        """Return the concatenated outputs and remember their shapes.
+
+        Raise UsageError for integers that float32 would change.
+        """
         outputs = self._model.predict(features)
         names = list(outputs) if isinstance(outputs, dict) else range(len(arrays_of(outputs)))
-        arrays = [np.asarray(a, np.float32) for a in arrays_of(outputs)]
+        arrays = list(map(_to_exact_float32, arrays_of(outputs)))
         self.shapes = {name: a.shape[1:] for name, a in zip(names, arrays, strict=True)}
         flat = [a.reshape(len(a), -1) for a in arrays]
         return flat[0] if len(flat) == 1 else np.concatenate(flat, axis=1)
@@ -186,6 +190,20 @@ class OutputConcatenator:
             name: array.reshape(len(array), *shape)
             for (name, shape), array in zip(self.shapes.items(), split, strict=True)
         }
+
+
+def _to_exact_float32(output: Any) -> Flat:
+    """Convert one output to float32. Raise UsageError for an integer that would be rounded."""
+    array = np.asarray(output)
+    if array.dtype.kind in "iu" and array.size:
+        extreme = max(int(array.max()), int(array.min()), key=abs)
+        if abs(extreme) > FLOAT32_INTEGER_MAX:
+            raise UsageError(
+                f"the model outputs the integer {extreme}, and predictions on executors are"
+                f" float32, which is exact up to {FLOAT32_INTEGER_MAX}: output it in two parts, or"
+                " as its index"
+            )
+    return array.astype(np.float32, copy=False)
 
 
 def flatten_rows(outputs: Outputs) -> Outputs:

@@ -276,6 +276,17 @@ def test_several_inputs_and_outputs() -> None:
     ]
 
 
+@pytest.mark.parametrize("value", [2**24 + 1, -(2**63)])
+def test_integers_that_float32_would_round_are_refused(value: int) -> None:
+    def concatenate(value: int) -> Any:
+        outputs: Any = SimpleNamespace(predict=lambda _: np.array([[value]]))
+        return inference.OutputConcatenator(outputs).predict(FEATURES)
+
+    assert concatenate(2**24).tolist() == [[2.0**24]]
+    with pytest.raises(UsageError, match=f"outputs the integer {value}, .* exact up to 16777216"):
+        concatenate(value)
+
+
 def test_the_score_of_an_ignored_label_is_nan() -> None:
     """Its loss is a sum of nothing: a division by zero before."""
     model = DenseNetwork([3, 2])
