@@ -85,10 +85,20 @@ def _make_folder(filesystem: Any, path: str) -> Folder:
 def _find_filesystem(address: str, what: str) -> tuple[Any, str]:
     """Return fsspec's file system of a path or URL, and the path in it.
 
-    In errors, ``what`` names what the address is for, such as "checkpoint directory".
+    The path of a local file is taken literally: fsspec would cut a name at ``::``. In errors,
+    ``what`` names what the address is for, such as "checkpoint directory".
     """
     import fsspec  # slow, and training tasks do not need it
+    from fsspec.implementations.local import LocalFileSystem
 
+    if "://" not in address or address.startswith("file:"):
+        local = address.removeprefix("file://").removeprefix("file:")
+        return LocalFileSystem(), os.path.expanduser(local)
+    *chain, last = address.split("::")
+    if chain and "://" not in last:
+        raise UsageError(
+            f"{what} {address!r}: fsspec ignores {'::' + last!r} at its end: use a name without ::"
+        )
     try:
         filesystem, path = fsspec.core.url_to_fs(address, skip_instance_cache=True)
     except ImportError as error:

@@ -20,7 +20,7 @@ import io
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -227,7 +227,7 @@ def _to_array(leaf: Leaf, column: pa.Array) -> NDArray[Any]:
 def _to_entries(column: pa.Array) -> NDArray[Any]:
     """Convert an Arrow column with the bytes of sparse entries to an array [rows, entries]."""
     rows = [np.frombuffer(value, ENTRY_DTYPE) for value in column.to_pylist()]
-    out = np.zeros((len(rows), max(1, *map(len, rows))), ENTRY_DTYPE)
+    out = np.zeros((len(rows), max([1, *map(len, rows)])), ENTRY_DTYPE)
     for row, entries in zip(out, rows, strict=True):
         row[: len(entries)] = entries
     return out
@@ -339,7 +339,11 @@ class _ArrayReader:
         for name, column in zip(self._source.names, columns, strict=True):
             self._reject_nulls(column, name)
         if self._source.is_stacked:
-            return np.stack([_to_numpy(c).astype(np.float32) for c in columns], axis=1), None
+            arrays = [
+                self._to_float32(_to_numpy(column), name).astype(np.float32, copy=False)
+                for name, column in zip(self._source.names, columns, strict=True)
+            ]
+            return np.stack(arrays, axis=1), None
         array, size = self._read_column(columns[0])
         shape = (size,) if size is not None else array.shape[1:]
         if self._expected is not None and shape != self._expected and len(array):
@@ -348,7 +352,7 @@ class _ArrayReader:
             bad = ~((array >= 0) & np.isfinite(array))
             if bad.any():
                 row = int(np.argmax(bad))
-                advice = self._search_advice(f"{{}} = double('{array[row]}')")
+                advice = self._search_advice(f"float({{}}) = float('{array[row]}')")
                 self._reject(row, f"is {array[row]}, which is no weight: give 0 or above{advice}")
             array = array.astype(np.float32)
         elif self._source.role == HELD_OUT:
@@ -370,7 +374,7 @@ class _ArrayReader:
             if kind.get_field_index("indices") >= 0:
                 return self._read_vectors(column)
             return decode_image_structs(column.to_pylist(), self._reject, self._expected), None
-        return _to_numpy(column), None
+        return self._to_float32(_to_numpy(column)), None
 
     def _read_nested(self, column: pa.Array) -> NDArray[Any]:
         """Convert a column of number lists, nested to any depth, to one array."""
@@ -400,7 +404,8 @@ class _ArrayReader:
                 advice = self._search_advice("{} is null", len(shape))
                 row = int(nulls[0]) // max(1, per_row)
                 self._reject(row, f"has a null: fill or drop it{advice}")
-        return _to_numpy(column).reshape(rows, *shape)
+        array = self._to_float32(_to_numpy(column), row_of=lambda at: at // max(1, per_row))
+        return array.reshape(rows, *shape)
 
     def _read_vectors(self, column: pa.Array) -> tuple[NDArray[Any], int | None]:
         """Convert pyspark.ml vectors: structs of type (1 is dense), size, indices and values."""
@@ -415,16 +420,39 @@ class _ArrayReader:
         if len(bad):
             self._reject(int(bad[0]), f"is a vector of {sizes[bad[0]]}, earlier ones are of {size}")
         values = column.field("values").flatten().to_numpy(zero_copy_only=False)
-        values = values.astype(np.float32)
+        ends = np.cumsum(lengths)
+        values = self._to_float32(values, row_of=lambda at: int(np.searchsorted(ends, at, "right")))
         if size <= DENSE_MAX and is_dense.all():
             return values.reshape(len(column), size), None
         rows = np.repeat(np.arange(len(column)), lengths)
-        starts = np.cumsum(lengths) - lengths
+        starts = ends - lengths
         places = np.arange(len(rows)) - starts[rows]
         indices = column.field("indices").flatten().to_numpy(zero_copy_only=False)
         places[~is_dense[rows]] = indices
         entries = pack_sparse_entries(rows, places, values, len(column))
         return (entries_to_dense(entries, size), None) if size <= DENSE_MAX else (entries, size)
+
+    def _to_float32(
+        self,
+        array: NDArray[Any],
+        name: str | None = None,
+        row_of: Callable[[int], int] = int,
+    ) -> NDArray[Any]:
+        """Convert flat float arrays to float32; return other arrays unchanged.
+
+        Raise UsageError for a finite number that would become infinite; ``name`` is its column's if
+        the array has several, and ``row_of`` returns the row of an element.
+        """
+        if array.dtype.kind != "f":
+            return array
+        try:
+            with np.errstate(over="raise"):
+                return array.astype(np.float32)
+        except FloatingPointError:
+            too_large = np.isfinite(array) & (np.abs(array) > np.finfo(np.float32).max)
+            at = int(np.argmax(too_large))
+            why = f"has {array[at]}, which float32 cannot hold: scale or clip it"
+            self._reject(row_of(at), why, name)
 
     def _reject_nulls(self, column: pa.Array, name: str) -> None:
         """Raise UsageError naming the first null of a column, if there is one."""
@@ -437,7 +465,7 @@ class _ArrayReader:
         """Return advice on finding rows that meet a condition, see ``row_blocks.search_advice``."""
         return search_advice(self._where, self._source.names[0], condition, depth)
 
-    def _reject(self, row: int, why: str, name: str | None = None) -> None:
+    def _reject(self, row: int, why: str, name: str | None = None) -> NoReturn:
         """Raise UsageError about a row, given by its index in the batch."""
         column = name or ", ".join(self._source.names)
         kind = "" if self._source.role == FEATURES else f" ({self._source.role})"
@@ -466,6 +494,6 @@ def is_list_type(kind: pa.DataType) -> bool:
 
 
 def _to_numpy(column: pa.Array) -> NDArray[Any]:
-    """Convert an Arrow column to a NumPy array, floats to float32; copy only if necessary."""
+    """Convert an Arrow column to a NumPy array; copy it only if necessary."""
     array: NDArray[Any] = column.to_numpy(zero_copy_only=False)
-    return array.astype(np.float32) if array.dtype.kind == "f" else array
+    return array

@@ -73,8 +73,10 @@ def _describe_bad_value(block: Block, bad: BadValue) -> str:
         advice = _vector_search_advice(block.where, column, bad.text)
     elif leaf.column:
         depth = len(leaf.shape) if leaf.column == "array" else 0
-        value = bad.text if bad.text.lstrip("-").isdigit() else f"double('{bad.text}')"
-        advice = search_advice(block.where, column, f"{{}} = {value}", depth)
+        # Doubles were rounded to float32, whose text other doubles than the user's would have.
+        is_integer = bad.text.lstrip("-").isdigit()
+        condition = f"{{}} = {bad.text}" if is_integer else f"float({{}}) = float('{bad.text}')"
+        advice = search_advice(block.where, column, condition, depth)
     return (
         f"row {block.numbers[bad.row]} of {block.where}: column {column!r}{role}{at} is {bad.text}:"
         f" {bad.reason}{advice}"
@@ -102,9 +104,9 @@ def _vector_search_advice(where: str, column: str, value: str) -> str:
     if not where.startswith("partition"):
         return ""
     return (
-        f'; frame.where(array_contains(vector_to_array("{column}"), float("{value}"))) shows such'
-        " rows, with array_contains of pyspark.sql.functions, vector_to_array of"
-        " pyspark.ml.functions"
+        f'; frame.where(exists(vector_to_array("{column}", "float32"), lambda v: v =='
+        f' lit("{value}").cast("float"))) shows such rows, with exists and lit of'
+        " pyspark.sql.functions, vector_to_array of pyspark.ml.functions"
     )
 
 

@@ -11,6 +11,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TextIO
@@ -238,7 +239,8 @@ class ProgressDisplay:
         with self._lock:
             error, self._unlogged_error = self._unlogged_error, None
         if error is not None:
-            log.warning("progress display stopped (the fit continues): %r", error)
+            with suppress(Exception):  # a handler may write to the same closed stream
+                log.warning("progress display stopped (the fit continues): %r", error)
 
     def close(self) -> None:
         """End the display. Idempotent."""

@@ -7,7 +7,6 @@
 
 from __future__ import annotations
 
-import secrets
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
@@ -281,7 +280,6 @@ class Predictor:
         self, application: Application, current: Callable[[], tuple[FlatModel, Flat]]
     ) -> None:
         self._application, self._bind_current = application, current
-        self._name = secrets.token_hex()  # distinguishes models whose description is the same
         self._broadcast: Any = None  # newest broadcast model, reused until the parameters change
 
     def predict(
@@ -336,7 +334,7 @@ class Predictor:
         If the model and parameters are unchanged, the previous handle is returned again.
         """
         require_active_session(self._application)
-        trained = TrainedModel.from_model(*self._bind_current(), self._name)
+        trained = TrainedModel.from_model(*self._bind_current())
         if self._broadcast is None or self._broadcast.value.digest != trained.digest:
             self._broadcast = self._application.broadcast_value(trained)
         return self._broadcast

@@ -62,6 +62,20 @@ def stdout_to_stderr() -> Iterator[None]:
         os.close(kept)
 
 
+def reseed_random_numbers(daemon_pid: int) -> None:
+    """Seed NumPy's and torch's global generators anew in a process that the daemon has forked.
+
+    Otherwise all workers would draw equal numbers. Python's own generator does this itself.
+    Processes that a worker forks are left alone, as with Spark's own daemon.
+    """
+    if os.getppid() != daemon_pid:
+        return
+    if numpy := sys.modules.get("numpy"):
+        numpy.random.seed()
+    if torch := sys.modules.get("torch"):
+        torch.seed()
+
+
 def main() -> None:
     """Import the modules, then serve Spark until the executor ends."""
     names = list(WORKER_MODULES)
@@ -70,6 +84,8 @@ def main() -> None:
     with stdout_to_stderr():
         for problem in preload(names):
             print(f"sparkstrom.spark.daemon: {problem}", file=sys.stderr)
+    daemon_pid = os.getpid()
+    os.register_at_fork(after_in_child=lambda: reseed_random_numbers(daemon_pid))
     gc.freeze()  # workers share these pages as long as no collection writes to them
     from pyspark import daemon
 

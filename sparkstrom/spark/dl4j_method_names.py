@@ -154,7 +154,8 @@ class Dl4jMethodNames:
 
         Returns:
             For an RDD, an RDD of floats in the same order; for a DataFrame, that DataFrame with an
-            additional column ``output`` of type double. Row weights are ignored.
+            additional column ``output`` of type double. Row weights are ignored. The score is NaN
+            for a label that the loss ignores (``ignore_index``, class weight 0).
 
         Raises:
             UsageError: The model has no loss, or no penalty.

@@ -19,6 +19,7 @@ import fnmatch
 import getpass
 import itertools
 import os
+import re
 import secrets
 import zipfile
 import zlib
@@ -150,9 +151,11 @@ class ExportCache:
         if self._made is None or not self._made.matches(data, columns, workers):
             self.close()
             parent = self._configured_directory or get_default_directory(self._context)
-            self._directory = f"{parent.rstrip('/')}/sparkstrom-{secrets.token_hex(8)}"
+            directory = f"{parent.rstrip('/')}/sparkstrom-{secrets.token_hex(8)}"
+            open_filesystem(directory)  # a bad URL is refused before Spark reads the rows
+            self._directory = directory
             partitioned = partition_directly()
-            self._made = export_rows(data, columns, workers, partitioned, self._directory)
+            self._made = export_rows(data, columns, workers, partitioned, directory)
         return partition_export(self._context, self._made)
 
     def close(self) -> None:
@@ -184,11 +187,15 @@ def get_default_directory(context: Any) -> str:
     return f"{root.rstrip('/')}/{path.lstrip('/')}" if "://" not in directory else directory
 
 
+EXPORT_NAME = re.compile("sparkstrom-[0-9a-f]{16}")  # the last part of an export's path
+
+
 def delete_export(directory: str) -> None:
     """Delete a directory of exported files, if it exists. Raise SetupError if that fails."""
     from pyarrow import fs
 
     filesystem, path = open_filesystem(directory)
+    assert EXPORT_NAME.fullmatch(path.rpartition("/")[2]), f"{path} is not a directory of exports"
     try:
         if filesystem.get_file_info(path).type != fs.FileType.NotFound:
             filesystem.delete_dir(path)
@@ -203,14 +210,18 @@ def delete_export(directory: str) -> None:
 def open_filesystem(url: str) -> tuple[pa.fs.FileSystem, str]:
     """Return a URL's filesystem, from pyarrow or otherwise from fsspec, and the path in it.
 
-    Raise SetupError if neither library can open the URL.
+    The path of a local file is taken literally, also in a URL: %20 is not a space, as in Hadoop.
+    Raise SetupError if neither library can open the URL, and UsageError if pyarrow would drop a
+    part of it.
     """
     import pyarrow as pa
     from pyarrow import fs
 
-    absolute = url if "://" in url else f"file://{url.removeprefix('file:')}"  # Hadoop's file:/a
+    if "://" not in url or url.startswith("file:"):
+        local = url.removeprefix("file://").removeprefix("file:")  # Hadoop writes file:/a
+        return fs.LocalFileSystem(), os.path.abspath(os.path.expanduser(local))
     try:
-        filesystem, path = fs.FileSystem.from_uri(absolute)
+        filesystem, path = fs.FileSystem.from_uri(url)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
         try:
             import fsspec
@@ -226,6 +237,10 @@ def open_filesystem(url: str) -> tuple[pa.fs.FileSystem, str]:
         return fs.PyFileSystem(fs.FSSpecHandler(filesystem_found)), path
     except OSError as error:
         raise SetupError(f"cannot open {url}: {error}") from None
+    if cut := re.search("[#?]", url):
+        raise UsageError(
+            f"{url} has a {cut[0]!r}, after which pyarrow ignores the path: use a name without it"
+        )
     return filesystem, path
 
 

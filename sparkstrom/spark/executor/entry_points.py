@@ -7,6 +7,9 @@ that training cannot work there.
 
 from __future__ import annotations
 
+import ctypes
+import hashlib
+import io
 import logging
 import os
 import pickle
@@ -74,6 +77,30 @@ def pickle_by_value(value: Any) -> bytes:
     untyped: Any = cloudpickle
     content: bytes = untyped.dumps(value)
     return content
+
+
+def hash_by_value(value: Any) -> bytes:
+    """Return the SHA-256 of a value's pickle by value, with the bytes of torch's tensors.
+
+    Their usual pickle contains the addresses of their memory, which differ from copy to copy.
+    """
+    from pyspark import cloudpickle
+
+    untyped: Any = cloudpickle
+
+    class AddressFreePickler(untyped.Pickler):  # type: ignore[misc]
+        """Pickles the memory of a tensor as its bytes."""
+
+        def persistent_id(self, value: Any) -> Any:
+            """Return what the pickle contains in place of ``value``; None: its usual pickle."""
+            if type(value).__name__ != "TypedStorage":
+                return None
+            memory = value._untyped_storage.cpu()
+            return str(value.dtype), ctypes.string_at(memory.data_ptr(), memory.nbytes())
+
+    content = io.BytesIO()
+    AddressFreePickler(content).dump(value)
+    return hashlib.sha256(content.getbuffer()).digest()
 
 
 def forget_spark_archive_importers() -> None:

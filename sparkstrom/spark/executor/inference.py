@@ -14,11 +14,9 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
-import json
 import math
 import numbers
 import pickle
-import secrets
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -62,7 +60,6 @@ from sparkstrom.models.base import (
     Shape,
     arrays_of,
     get_buffers,
-    is_self_contained,
     load_buffers,
 )
 from sparkstrom.models.output_interpretation import (
@@ -71,9 +68,13 @@ from sparkstrom.models.output_interpretation import (
     predict_flattened,
     select_rows,
 )
-from sparkstrom.spark.data.column_selection import resolve_columns
+from sparkstrom.spark.data.column_selection import has_exact_names, resolve_columns
 from sparkstrom.spark.data.partitioning import RowSource
-from sparkstrom.spark.executor.entry_points import forget_spark_archive_importers, pickle_by_value
+from sparkstrom.spark.executor.entry_points import (
+    forget_spark_archive_importers,
+    hash_by_value,
+    pickle_by_value,
+)
 from sparkstrom.spark.jobs import translate_job_errors
 from sparkstrom.worker.task_environment import free_models, freeze_garbage_collector, refer_weakly
 
@@ -86,6 +87,7 @@ if TYPE_CHECKING:
 Outputs = dict[str | int, Flat]  # f32[rows, ...] by the output's name, or its index if unnamed
 OutputConverter = Callable[[Outputs], Any]  # -> Series or DataFrame
 
+FLOAT32_INTEGER_MAX = 1 << 24  # float32 represents every integer up to this one
 CACHED_MODELS_MAX = 4  # number of models that a Python worker caches
 
 
@@ -96,21 +98,19 @@ class TrainedModel:
     model: FlatModel  # the model, without memory for its parameters
     parameters: Flat  # f32[n_params]
     buffers: bytes  # other state, such as batch statistics; b"" if the model has none
-    digest: str  # hash of the model's description and name, its parameters and its buffers
+    digest: str  # hash of the model's pickle, its parameters and its buffers
 
     @classmethod
-    def from_model(cls, model: FlatModel, parameters: Flat, name: str = "") -> TrainedModel:
-        """Return a model with these parameters and its current buffers.
+    def from_model(
+        cls, model: FlatModel, parameters: Flat, buffers: bytes | None = None
+    ) -> TrainedModel:
+        """Return a model with these parameters and buffers; None: its current buffers.
 
-        ``name`` distinguishes models that have the same description but different code. Without
-        a name, a model whose description does not determine its code gets a random digest.
+        The pickle distinguishes models that differ only in code, attributes or frozen weights.
         """
-        buffers = get_buffers(model)
-        description = model.describe()
-        words = json.dumps(description, sort_keys=True, default=repr).encode()
-        name = name or ("" if is_self_contained(description) else secrets.token_hex())
-        digest = hashlib.sha256(b"%d %s" % (len(words), words))
-        digest.update(name.encode())
+        if buffers is None:
+            buffers = get_buffers(model)
+        digest = hashlib.sha256(hash_by_value(model))
         digest.update(parameters.tobytes())
         digest.update(buffers)
         return cls(model, parameters, buffers, digest.hexdigest())
@@ -166,10 +166,13 @@ class OutputConcatenator:
         self.shapes: dict[str | int, Shape] = {}
 
     def predict(self, features: Columns) -> Flat:
-        """Return the concatenated outputs and remember their shapes."""
+        """Return the concatenated outputs and remember their shapes.
+
+        Raise UsageError for integers that float32 would change.
+        """
         outputs = self._model.predict(features)
         names = list(outputs) if isinstance(outputs, dict) else range(len(arrays_of(outputs)))
-        arrays = [np.asarray(a, np.float32) for a in arrays_of(outputs)]
+        arrays = list(map(_to_exact_float32, arrays_of(outputs)))
         self.shapes = {name: a.shape[1:] for name, a in zip(names, arrays, strict=True)}
         flat = [a.reshape(len(a), -1) for a in arrays]
         return flat[0] if len(flat) == 1 else np.concatenate(flat, axis=1)
@@ -182,6 +185,20 @@ class OutputConcatenator:
             name: array.reshape(len(array), *shape)
             for (name, shape), array in zip(self.shapes.items(), split, strict=True)
         }
+
+
+def _to_exact_float32(output: Any) -> Flat:
+    """Convert one output to float32. Raise UsageError for an integer that would be rounded."""
+    array = np.asarray(output)
+    if array.dtype.kind in "iu" and array.size:
+        extreme = max(int(array.max()), int(array.min()), key=abs)
+        if abs(extreme) > FLOAT32_INTEGER_MAX:
+            raise UsageError(
+                f"the model outputs the integer {extreme}, and predictions on executors are"
+                f" float32, which is exact up to {FLOAT32_INTEGER_MAX}: output it in two parts, or"
+                " as its index"
+            )
+    return array.astype(np.float32, copy=False)
 
 
 def flatten_rows(outputs: Outputs) -> Outputs:
@@ -352,7 +369,8 @@ def _to_list_array(rows: NDArray[Any], kind: pa.DataType) -> pa.Array:
 def resolve_output_columns(output: Any) -> dict[str | int, str]:
     """Return the column's name for each output of the model, by the output's name or index.
 
-    Raise UsageError unless ``output`` is a column's name, or a tuple or dictionary of these.
+    Raise UsageError unless ``output`` is a column's name, or a tuple or dictionary of different
+    ones.
     """
     names = output if isinstance(output, dict) else {0: output}
     if isinstance(output, tuple):
@@ -362,7 +380,24 @@ def resolve_output_columns(output: Any) -> dict[str | int, str]:
             f"output={output!r}: give a column's name; for a model of several outputs a tuple of "
             "names, or a dictionary of them by the model's own"
         )
+    require_distinct_columns(names.values(), exact=True)
     return names
+
+
+def require_distinct_columns(names: Iterable[str], *, exact: bool) -> None:
+    """Raise UsageError if two new columns have one name, since the second would replace the first.
+
+    ``exact``: whether names are case-sensitive.
+    """
+    known: dict[str, str] = {}
+    for name in names:
+        key = name if exact else name.lower()
+        if key in known:
+            case = "" if name == known[key] else ", which Spark considers equal"
+            raise UsageError(
+                f"columns {known[key]!r} and {name!r} for outputs{case}: give each its own name"
+            )
+        known[key] = name
 
 
 def to_pandas(names: dict[str | int, str], outputs: Outputs) -> pd.Series[Any] | pd.DataFrame:
@@ -401,6 +436,7 @@ def add_output_columns(
     from pyspark.sql import functions as sql
 
     names = resolve_output_columns(output)
+    require_distinct_columns(names.values(), exact=has_exact_names(frame))
     types = [f"array<{element}>"] * len(names)
     schema = types[0]
     if len(names) > 1:
@@ -672,7 +708,10 @@ def check_can_score(model: FlatModel, penalized: bool) -> None:
 
 
 def score_block(model: Any, block: Block, penalized: bool) -> NDArray[np.float64]:
-    """Return each row's unweighted loss, f64[rows], plus the model's penalty if ``penalized``."""
+    """Return each row's unweighted loss, f64[rows], plus the model's penalty if ``penalized``.
+
+    The loss is NaN if the row's label has no weight, as one that the loss ignores.
+    """
     check_block(model, block)
     batch = block.form.batch(block.records)
     scores = np.empty(batch.rows)
@@ -681,7 +720,7 @@ def score_block(model: Any, block: Block, penalized: bool) -> NDArray[np.float64
         total, weight = model.loss(
             Batch(select_rows(batch.features, one), select_rows(batch.labels, one))
         )
-        scores[i] = total / weight
+        scores[i] = total / weight if weight else np.nan
     return scores + model.penalty() if penalized else scores
 
 

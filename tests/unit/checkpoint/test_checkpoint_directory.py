@@ -200,6 +200,21 @@ def test_a_dead_writers_file_goes_and_a_living_ones_stays(tmp_path: Path) -> Non
     assert (tmp_path / "checkpoint-000007.npz").read_bytes() == b"whole"
 
 
+@pytest.mark.parametrize("prefix", ["", "file:", "file://"])
+def test_a_local_name_is_taken_literally(prefix: str, tmp_path: Path) -> None:
+    """Before, fits with run::lr=0.1 and run::lr=0.01 resumed one another's checkpoints in run."""
+    for name in ("run::lr=0.1", "run#1?%20"):
+        directory = CheckpointDirectory(f"{prefix}{tmp_path}/{name}")
+        directory.write(numbered(0))
+        assert directory.location == str(tmp_path / name)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["run#1?%20", "run::lr=0.1"]
+
+
+def test_a_url_that_fsspec_would_cut_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"fsspec ignores '::lr=0\.1' at its end: use a name"):
+        open_folder("memory://runs/run::lr=0.1")
+
+
 @pytest.mark.parametrize("refused", ["open", "unlink"])
 def test_what_another_users_dead_writer_left_is_no_obstacle(
     refused: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

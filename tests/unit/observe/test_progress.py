@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import logging
 import sys
 from contextlib import closing
 
@@ -168,6 +169,22 @@ def test_the_first_failure_of_a_stream_mutes_it_and_ends_no_fit(
         shown.show(line(), force=True)
         shown.say("another note")
     assert stream.tries == tries == 1
+
+
+def test_a_log_on_the_closed_stream_ends_no_fit_either(
+    monkeypatch: pytest.MonkeyPatch, clock: Clock
+) -> None:
+    """As of a program that became a daemon: logging reports the handler's error on that stream."""
+    stream = Unwritable(ValueError("closed file"))
+    monkeypatch.setattr(sys, "stderr", stream)
+    handler = logging.StreamHandler(stream)
+    logging.getLogger("sparkstrom").addHandler(handler)
+    try:
+        with closing(PlainTextDisplay(stream)) as shown:
+            shown.say("a note")
+    finally:
+        logging.getLogger("sparkstrom").removeHandler(handler)
+    assert stream.tries > 1
 
 
 @pytest.mark.parametrize("kind", [PlainTextDisplay, TerminalBar])

@@ -23,6 +23,7 @@ from sparkstrom.data.column_selection import (
     ArraySource,
     ArrowReadPlan,
 )
+from sparkstrom.data.packed_rows import Leaf, RowFormat
 from sparkstrom.models.base import Batch
 
 F32, VECTOR = pa.float32(), pa.struct(
@@ -191,6 +192,9 @@ GOOD = [1.0, 2.0]
             r"where\(.exists\(x, v1 -> exists\(v1, v2 -> v2 is null\)\).\) shows such rows",
         ),
         (pa.list_(LIST), [[GOOD], [[1.0]]], r"where\(.exists\(x, v -> size\(v\) != 2\).\) shows"),
+        (pa.float64(), [1.0, -1e300], r"column 'x' has -1e\+300, which float32 cannot hold: scale"),
+        (pa.list_(pa.float64()), [GOOD, [1e39, 0.0]], r"column 'x' has 1e\+39, which float32"),
+        (VECTOR, vectors(GOOD, [1.0, 1e300]), r"column 'x' has 1e\+300, which float32 cannot"),
         (VECTOR, vectors(GOOD, [1.0]), "column 'x' is a vector of 1, earlier ones are of 2"),
         (VECTOR, vectors(GOOD, (3, [1], [1.0])), "column 'x' is a vector of 3"),
         (pa.binary(), [b"ab", b"abc"], r"is uint8\[3\], earlier ones are uint8\[2\]: scale"),
@@ -209,6 +213,29 @@ def test_a_row_that_does_not_fit_is_named(
     first = {"x": values[:1] * 4}
     with pytest.raises(UsageError, match=rf"row 5 of partition 3: {why}|row 5 .*{why}"):
         read({"x": kind}, first, *parts)
+
+
+def test_a_number_that_float32_cannot_hold_is_named_with_its_column() -> None:
+    """Before, the error of the model named an infinity, which is not in the data."""
+    schema = pa.schema([("a", pa.int64()), ("b", pa.float64())])
+    plan = ArrowReadPlan(
+        schema.serialize().to_pybytes(),
+        (ArraySource(FEATURES, ("a", "b"), (0, 1), True),),
+        None,
+        0,
+        False,
+        False,
+    )
+    batch = pa.RecordBatch.from_pydict({"a": [1, 2], "b": [np.inf, 1e300]}, schema=schema)
+    with pytest.raises(UsageError, match=r"row 1 of partition 3: column 'b' has 1e\+300, which"):
+        list(read_record_parts(plan, [batch], "partition 3"))
+
+
+def test_a_batch_of_no_sparse_vectors_is_read() -> None:
+    form = RowFormat((Leaf("x", (2000,), "<f4", "<f4", 3, "vector"),))
+    schema = arrow.schema_from_format(form)
+    _, records = arrow.records_from_arrow(form, pa.RecordBatch.from_pylist([], schema=schema))
+    assert len(records) == 0
 
 
 def test_a_column_s_kind_is_known_where_a_value_in_it_is_sought() -> None:

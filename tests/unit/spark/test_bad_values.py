@@ -113,7 +113,9 @@ def test_a_bad_value_travels_with_where_it_is() -> None:
 def test_a_dataframe_s_row_is_found_by_its_value() -> None:
     """Its number is that of the columns which a fit reads: other ones may lie otherwise."""
     kinds = ("number", "number")
-    with pytest.raises(UsageError, match=r"frame\.where\(\"income = double\('nan'\)\"\) shows"):
+    with pytest.raises(
+        UsageError, match=r"frame\.where\(\"float\(income\) = float\('nan'\)\"\) shows"
+    ):
         check_block(
             dense(), block(spoilt(np.nan), np.zeros(4, int), name="age, income", kinds=kinds)
         )
@@ -130,16 +132,20 @@ def test_a_dataframe_s_row_is_found_by_its_value() -> None:
 @pytest.mark.parametrize(
     ("kind", "shape", "advice"),
     [
-        ("array", (4, 2), """frame.where("exists(x, v -> v = double('nan'))") shows such rows"""),
+        (
+            "array",
+            (4, 2),
+            """frame.where("exists(x, v -> float(v) = float('nan'))") shows such rows""",
+        ),
         (
             "array",
             (4, 1, 2),
-            """frame.where("exists(x, v1 -> exists(v1, v2 -> v2 = double('nan')))") shows such""",
+            """where("exists(x, v1 -> exists(v1, v2 -> float(v2) = float('nan')))") shows""",
         ),
         (
             "vector",
             (4, 2),
-            """frame.where(array_contains(vector_to_array("x"), float("nan"))) sh""",
+            """frame.where(exists(vector_to_array("x", "float32"), lambda v: v == lit("nan").ca""",
         ),
         ("", (4, 2), None),
     ],
@@ -156,5 +162,7 @@ def test_a_value_in_an_array_is_found_by_its_elements(
     labels[1, 2] = np.inf
     if kind == "array":
         model = DenseNetwork([2, 3], loss="squared_error")
-        with pytest.raises(UsageError, match=r"where\(\"exists\(digit, v -> v = double\('inf'\)\)"):
+        with pytest.raises(
+            UsageError, match=r"where\(\"exists\(digit, v -> float\(v\) = float\('inf'\)\)"
+        ):
             check_block(model, block(GOOD, labels, kinds=(kind, kind)))

@@ -35,6 +35,37 @@ def test_modules_with_threads_are_not_imported(name: str) -> None:
     assert problem == f"{name} starts threads, which a forked worker lacks; leave it out"
 
 
+def test_workers_draw_different_random_numbers() -> None:
+    """Of the generators that the daemon's imports have seeded; a worker's children keep theirs."""
+    script = """
+import multiprocessing, os
+import numpy as np
+from sparkstrom.spark import daemon
+from pyspark import daemon as sparks
+def numbers(queue):
+    queue.put([np.random.rand() for _ in range(2)])
+def draw(queue):
+    child = multiprocessing.get_context("fork").Process(target=numbers, args=(queue,))
+    child.start(); child.join()
+    numbers(queue)
+def manager():
+    fork, found = multiprocessing.get_context("fork"), []
+    for _ in range(2):
+        queue = fork.SimpleQueue()
+        worker = fork.Process(target=draw, args=(queue,))
+        worker.start(); worker.join()
+        found.append((queue.get(), queue.get()))
+    print([child == own for child, own in found], found[0][0] == found[1][0])
+daemon.WORKER_MODULES = ()
+sparks.manager = manager
+daemon.main()
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=120
+    )
+    assert done.stdout.strip() == "[True, True] False"
+
+
 def test_spark_gets_nothing_but_the_port(tmp_path: Path) -> None:
     """Even if a module prints when it is imported; the daemon ends when its input does."""
     text = "import os; print('hello'); os.write(1, b'you\\n')"

@@ -11,9 +11,11 @@ from pyspark.ml.linalg import VectorUDT
 from pyspark.sql.types import ArrayType, DoubleType, IntegerType, StructType
 
 from sparkstrom.base.errors import UsageError
+from sparkstrom.models import DenseNetwork
 from sparkstrom.spark.data.column_selection import is_scalar_label
-from sparkstrom.spark.executor.inference import OutputConcatenator
-from sparkstrom.spark.ml.estimator import SparkstromEstimator, make_converter
+from sparkstrom.spark.executor.inference import OutputConcatenator, TrainedModel
+from sparkstrom.spark.ml import estimator
+from sparkstrom.spark.ml.estimator import SparkstromEstimator, SparkstromModel, make_converter
 
 FRAME: Any = SimpleNamespace(
     schema=StructType()
@@ -66,3 +68,46 @@ def test_classes_by_position_are_refused_and_their_numbers_have_a_column() -> No
     assert converted((3, 1, 1)).prediction.tolist() == [2.0, 2.0]
     assert converted((3,)).prediction.tolist() == [2.0, 2.0]
     assert [len(row) for row in converted((3, 4), per_label=True).prediction] == [12, 12]
+
+
+class Tempered(DenseNetwork):
+    """Has an attribute that its outputs depend on."""
+
+    temperature = 1.0
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"temperature": self.temperature}
+
+
+def test_a_model_is_sent_again_if_an_attribute_has_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[Any] = []
+    application = SimpleNamespace(name="app", broadcast_value=sent.append)
+    monkeypatch.setattr(estimator, "make_application", lambda _: application)
+    model = Tempered([3, 2])
+    stage = object.__new__(SparkstromModel)  # without a Spark session
+    stage.trained, stage._shipped = TrainedModel.from_model(model, model.initial()), None
+    for temperature in (1.0, 1.0, 5.0):
+        model.temperature = temperature
+        stage._broadcast_model(SimpleNamespace(sparkSession=None))
+    assert len(sent) == 2
+
+
+@pytest.mark.parametrize(
+    ("columns", "refused"),
+    [
+        ({"predictionCol": "p", "probabilityCol": "P"}, r"columns 'p' and 'P' for outputs, which"),
+        ({"predictionCol": ("p", "q", "p")}, "columns 'p' and 'p' for outputs: give each its own"),
+        ({"predictionCol": "", "probabilityCol": ""}, None),
+    ],
+)
+def test_two_outputs_with_one_column_are_refused_before_training(
+    columns: dict[str, Any], refused: str | None
+) -> None:
+    session = SimpleNamespace(conf=SimpleNamespace(get=lambda *_: "false"))
+    frame: Any = SimpleNamespace(schema=FRAME.schema, sparkSession=session)
+    stage, model = SparkstromEstimator(**columns), DenseNetwork([3, 2])
+    if refused is None:
+        assert stage._choose_converter(model, frame) is not None
+        return
+    with pytest.raises(UsageError, match=refused):
+        stage._choose_converter(model, frame)

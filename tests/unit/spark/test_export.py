@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from sparkstrom.base.errors import SetupError
+from sparkstrom.base.errors import SetupError, UsageError
 from sparkstrom.data.column_selection import ColumnSpec
 from sparkstrom.data.row_blocks import read_row_blocks
 from sparkstrom.spark.data import export
-from sparkstrom.spark.data.export import ExportCache, open_filesystem
+from sparkstrom.spark.data.export import ExportCache, delete_export, open_filesystem
 from sparkstrom.spark.data.partitioning import PartitionedData
 
 fs = pytest.importorskip("pyarrow.fs")
@@ -23,6 +23,33 @@ def test_local_directories_need_no_package_but_pyarrow(url: str) -> None:
     filesystem, path = open_filesystem(url)
     assert isinstance(filesystem, fs.LocalFileSystem)
     assert path == "/a/b"
+
+
+@pytest.mark.parametrize("name", ["run#1", "run?1", "run%201", "run::1", "rün 1"])
+@pytest.mark.parametrize("prefix", ["", "file:", "file://"])
+def test_a_local_name_is_taken_literally(name: str, prefix: str) -> None:
+    assert open_filesystem(f"{prefix}/a/{name}/b")[1] == f"/a/{name}/b"
+
+
+def test_an_export_beside_a_folder_of_the_user_does_not_touch_it(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    exports = ExportCache(None, f"{tmp_path}/run#1")
+    with pytest.raises(RuntimeError, match="boom"):
+        exports.partition_data(
+            None, ColumnSpec(), 2, lambda: PartitionedData(FailingJob(), read_row_blocks, 2)
+        )
+    exports.close()
+    assert (tmp_path / "run").exists()
+    with pytest.raises(AssertionError, match="is not a directory of exports"):
+        delete_export(str(tmp_path))
+
+
+@pytest.mark.parametrize("character", "#?")
+def test_a_url_that_would_be_cut_is_refused_before_rows_are_read(character: str) -> None:
+    exports = ExportCache(None, f"mock:///run{character}1")
+    with pytest.raises(UsageError, match=rf"/run\{character}1/.* has a '\{character}'"):
+        exports.partition_data(None, ColumnSpec(), 2, pytest.fail)  # type: ignore[arg-type]
+    exports.close()
 
 
 def test_what_nobody_opens_is_an_error_of_ours() -> None:

@@ -66,12 +66,15 @@ class Doubled(DenseNetwork):
     def describe(self) -> dict[str, Any]:
         return {"kind": "doubled"}
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {"factor": self.factor}
+
     def predict(self, features: Any) -> Any:
         return self.factor * super().predict(features)
 
 
-def test_models_that_differ_by_their_code_alone_are_two() -> None:
-    """As where the cell of a notebook that defines a model is changed, and run again."""
+def test_models_whose_descriptions_are_equal_are_two() -> None:
+    """As where an attribute or a frozen weight was changed, or the code in a notebook's cell."""
     model, other = Doubled([3, 4, 2], seed=1), Doubled([3, 4, 2], seed=1)
     other.factor = 3
     found = [get_open_model(TrainedModel.from_model(one, one.initial())) for one in (model, other)]
@@ -99,6 +102,25 @@ def test_other_parameters_or_another_architecture_have_another_digest() -> None:
     moved = TrainedModel.from_model(one.model, one.parameters + np.float32(1))
     other = TrainedModel.from_model(DenseNetwork([3, 4, 2], hidden="tanh", seed=1), one.parameters)
     assert len({one.digest, moved.digest, other.digest}) == 3
+
+
+def test_an_attribute_of_a_module_changes_the_digest_and_a_prediction_does_not() -> None:
+    torch = pytest.importorskip("torch")
+    from sparkstrom.models.torch import TorchModel
+
+    module = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.BatchNorm1d(2))
+    module.register_buffer("temperature", torch.ones(1), persistent=False)
+    model = TorchModel(module, torch.nn.CrossEntropyLoss(), partial(torch.optim.SGD, lr=0.1))
+    digests = []
+    for temperature in (1.0, 1.0, 5.0):
+        module.temperature.fill_(temperature)
+        digests.append(TrainedModel.from_model(model, np.zeros(model.n_params, np.float32)).digest)
+        model.bind(model.initial())
+        model.predict(FEATURES)
+    module.calibrated = True
+    digests.append(TrainedModel.from_model(model, np.zeros(model.n_params, np.float32)).digest)
+    assert digests[0] == digests[1]
+    assert len(set(digests)) == 3
 
 
 def reading_of(schema: pa.Schema) -> ArrowReadPlan:
@@ -252,6 +274,50 @@ def test_several_inputs_and_outputs() -> None:
         {"b": [2], "a": [1, 2]},
         {"b": [6], "a": [0, 2]},
     ]
+
+
+@pytest.mark.parametrize("value", [2**24 + 1, -(2**63)])
+def test_integers_that_float32_would_round_are_refused(value: int) -> None:
+    def concatenate(value: int) -> Any:
+        outputs: Any = SimpleNamespace(predict=lambda _: np.array([[value]]))
+        return inference.OutputConcatenator(outputs).predict(FEATURES)
+
+    assert concatenate(2**24).tolist() == [[2.0**24]]
+    with pytest.raises(UsageError, match=f"outputs the integer {value}, .* exact up to 16777216"):
+        concatenate(value)
+
+
+def test_the_score_of_an_ignored_label_is_nan() -> None:
+    """Its loss is a sum of nothing: a division by zero before."""
+    model = DenseNetwork([3, 2])
+    model.bind(model.initial())
+    usual = model.loss
+    model.loss = lambda batch: (0.0, 0.0) if batch.labels[0] == 1 else usual(batch)  # type: ignore[method-assign]
+    (block,) = row_blocks.read_row_blocks(0, [([1.0, 2.0, 3.0], i) for i in (0, 1, 0)])
+    assert np.isnan(inference.score_block(model, block, penalized=False)).tolist() == [
+        False,
+        True,
+        False,
+    ]
+
+
+@pytest.mark.parametrize(
+    ("names", "exact", "refused"),
+    [
+        (("p", "p"), True, "'p' and 'p' for outputs: give"),
+        (("p", "P"), False, "'p' and 'P' for outputs, which Spark considers equal: give"),
+        (("p", "P"), True, None),
+        (("p", "q"), False, None),
+    ],
+)
+def test_two_outputs_have_two_columns(
+    names: tuple[str, ...], exact: bool, refused: str | None
+) -> None:
+    """Before, the second replaced the first, silently."""
+    conf = SimpleNamespace(get=lambda *_: str(exact).lower())
+    frame: Any = SimpleNamespace(sparkSession=SimpleNamespace(conf=conf))
+    with pytest.raises(UsageError if refused else AttributeError, match=refused):
+        inference.add_output_columns(frame, None, "x", names)
 
 
 def test_images_are_predicted_some_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
