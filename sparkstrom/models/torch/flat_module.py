@@ -140,6 +140,31 @@ def _strip_storage(parameter: nn.Parameter) -> nn.Parameter:
     return stripped
 
 
+@contextlib.contextmanager
+def switch_mode(module: nn.Module, training: bool) -> Iterator[None]:
+    """Set the module's mode within the context; afterwards restore each submodule's mode.
+
+    The module's own ``train`` and ``eval`` are called on both ways, because they may also change
+    parameters: those of LoRA layers merge and unmerge weights.
+    """
+    modes = [(part, part.training) for part in module.modules()]
+    _set_mode(module, training)
+    try:
+        yield
+    finally:
+        _set_mode(module, modes[0][1])
+        for part, part_training in modes:
+            part.training = part_training
+
+
+def _set_mode(module: nn.Module, training: bool) -> None:
+    """Call the module's own ``train`` or ``eval``."""
+    if training:
+        module.train()
+    else:
+        module.eval()
+
+
 # Parameter name -> (hooks on its gradient, hooks called after its gradient was accumulated).
 Hooks = dict[str, tuple[list[Any], list[Any]]]
 
@@ -696,14 +721,9 @@ class FlatModule:
     def _evaluation_mode(self) -> Iterator[None]:
         """Set evaluation mode within the context; afterwards restore each submodule's mode."""
         self._require_bound().copy_from_shared()
-        modes = [(part, part.training) for part in self._module.modules()]
-        self._module.eval()
-        try:
-            with torch.no_grad():  # tensors from inference_mode could not be used in training
-                yield
-        finally:
-            for part, training in modes:
-                part.training = training
+        # Tensors from inference_mode could not be used in training.
+        with switch_mode(self._module, training=False), torch.no_grad():
+            yield
 
     def _autocast_context(self) -> Any:
         """Return the context manager for computing with the option ``autocast``."""

@@ -327,6 +327,41 @@ def test_dropout_and_batch_norm_are_off_in_prediction_and_as_they_were_afterward
     assert model.buffers_bytes() == before
 
 
+class Merging(nn.Linear):
+    """Like a LoRA layer: its evaluation mode merges the trained parameter into the frozen one."""
+
+    def __init__(self) -> None:
+        super().__init__(6, 3)
+        self.added = nn.Parameter(torch.ones(3, 6))
+        self.weight.requires_grad = False
+        self.is_merged = False
+
+    def train(self, mode: bool = True) -> Merging:
+        """Set the mode; merge in evaluation mode, and undo it in training mode."""
+        super().train(mode)
+        if mode == self.is_merged:
+            self.weight.data += self.added.data * (-1 if mode else 1)
+            self.is_merged = not mode
+        return self
+
+    def forward(self, x: Any) -> Any:
+        """Return the outputs, with the merged weight if there is one."""
+        weight = self.weight if self.is_merged else self.weight + self.added
+        return functional.linear(x, weight, self.bias)
+
+
+def test_a_module_that_works_in_train_and_eval_is_trained_after_a_validation() -> None:
+    model = TorchModel(nn.Sequential(Merging()), functional.cross_entropy, SGD)
+    bound(model)
+    expected = model.predict(FEATURES)
+    model.loss(BATCH)
+    model.bind(model.initial())  # as before each prediction on the driver
+    np.testing.assert_allclose(model.predict(FEATURES), expected, rtol=1e-5)
+    before = model.module[0].added.detach().clone()
+    model.step(BATCH)
+    assert not torch.equal(model.module[0].added, before)
+
+
 @pytest.mark.parametrize(
     ("loss", "kind"),
     [
