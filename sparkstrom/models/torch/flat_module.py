@@ -411,6 +411,7 @@ class FlatModule:
         self._has_values = True
         if not module.training:
             module.train()
+        self._note_training_modes()
 
     def _set_up(self, module: nn.Module) -> None:
         """Initialize everything that is derived from the module; also called after unpickling."""
@@ -426,6 +427,7 @@ class FlatModule:
         self._initial: Flat | None = None
         self._has_stepped = False
         self._is_placed = False
+        self._training_modes: dict[str, bool] = {}  # submodule -> its mode while training
         self._fit_length: FitLength | None = None  # None: not known yet
         self._early_optimizer_state: State | None = None  # loaded before the fit's length was known
 
@@ -725,6 +727,24 @@ class FlatModule:
         with switch_mode(self._module, training=False), torch.no_grad():
             yield
 
+    def _note_training_modes(self) -> None:
+        """Note each submodule's mode, unless the module as a whole is in evaluation mode."""
+        if self._module.training:
+            self._training_modes = {k: part.training for k, part in self._module.named_modules()}
+
+    def _copy_in_training_modes(self) -> nn.Module:
+        """Return ``copy_without_storage`` of the module, with the modes that were noted last.
+
+        The module itself keeps its modes, such as those of ``network.module.eval()``.
+        """
+        self._note_training_modes()
+        is_training = self._module.training
+        with contextlib.nullcontext() if is_training else switch_mode(self._module, training=True):
+            copied = copy_without_storage(self._module, self._named_parameters)
+        for name, part in copied.named_modules():
+            part.training = self._training_modes.get(name, part.training)
+        return copied
+
     def _autocast_context(self) -> Any:
         """Return the context manager for computing with the option ``autocast``."""
         if self._autocast is None:
@@ -732,16 +752,17 @@ class FlatModule:
         return torch.autocast(self._device.type, dtype=torch.bfloat16)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the options, the hooks, and the module without its parameters' memory."""
+        """Return the options, the hooks, and the module, in training mode, without its memory."""
         require_same_parameters(self._module, self._named_parameters)
         state = {name: self.__dict__[name] for name in self.OPTIONS}
         hooks = collect_hooks(self._module, self._named_parameters)
-        module = copy_without_storage(self._module, self._named_parameters)
+        module = self._copy_in_training_modes()
         return {**state, "_module": module, "_hooks": hooks}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Restore a pickled model, whose parameters have no values."""
         self._set_up(activate_parametrizations(state["_module"]))
+        self._note_training_modes()
         # Pickles of earlier versions lack hooks, and newer options, whose default is None.
         register_hooks(self._named_parameters, state.get("_hooks", {}))
         self.__dict__.update({name: state.get(name) for name in self.OPTIONS})
