@@ -18,7 +18,7 @@ from sparkstrom.data.packed_rows import ColumnStructure, arrange_arrays, structu
 from sparkstrom.data.row_blocks import (
     as_array,
     shorten_value,
-    split_columns,
+    split_labels,
 )
 from sparkstrom.models.base import Batch, Columns, arrays_of
 
@@ -214,9 +214,7 @@ def arrays_to_batch(data: tuple[Any, ...]) -> Batch:
     arrays = arrays_of(features)
     if not arrays or not all(array.ndim for array in arrays):
         raise UsageError(f"features are {shorten_value(data[0])}: give arrays [rows, ...]")
-    structure, columns = split_columns(
-        np.zeros((len(arrays[0]), 0)) if data[1] is None else data[1]
-    )
+    structure, columns = split_labels(data[1])
     try:
         labels = [as_array(column, is_label=True) for column in columns]
     except (TypeError, ValueError) as error:
