@@ -97,15 +97,24 @@ def test_the_loss_of_rows_in_parts_is_that_of_all_rows(
     assert total / weight == pytest.approx(wanted, abs=1e-6)
 
 
+@pytest.mark.parametrize("accumulate", [1, 3])
 @pytest.mark.parametrize("weights", [None, np.ones(24, np.float32)], ids=["plain", "ones"])
 def test_a_minibatch_whose_labels_are_all_ignored_changes_nothing(
-    weights: np.ndarray | None,
+    weights: np.ndarray | None, accumulate: int
 ) -> None:
-    model = TorchModel(mlp(), nn.CrossEntropyLoss(), partial(torch.optim.SGD, lr=0.1))
-    params = bound(model)
-    before, nothing = params.copy(), Batch(X, np.full(24, -100), weights)
-    assert model.step(nothing) == 0
-    np.testing.assert_array_equal(params, before)
+    model = TorchModel(
+        mlp(),
+        nn.CrossEntropyLoss(),
+        partial(torch.optim.AdamW, lr=0.1),
+        scheduler=partial(torch.optim.lr_scheduler.StepLR, step_size=1),
+        scheduler_interval="step",
+        accumulate=accumulate,
+    )
+    params, nothing = bound(model), Batch(X, np.full(24, -100), weights)
+    for trained in (nothing, Batch(X, Y, weights), nothing):
+        before = params.copy()
+        loss = model.step(trained)
+        assert (loss == 0) == (trained is nothing) == np.array_equal(params, before)
     assert model.loss(nothing) == (0.0, 0.0)
 
 
