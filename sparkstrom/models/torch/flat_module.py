@@ -65,9 +65,9 @@ from sparkstrom.models.torch.parameters import (
     ParameterViews,
     as_tensor,
     average_buffers,
-    check_buffer_shapes,
+    check_buffer_forms,
     gather_values,
-    get_buffer_shapes,
+    get_buffer_forms,
     load_buffers,
     make_layout,
     move_buffers,
@@ -418,7 +418,7 @@ class FlatModule:
         self._named_parameters = named_parameters(module)
         self._module = module
         self._layout: Layout = make_layout(self._named_parameters)
-        self._buffer_shapes = get_buffer_shapes(named_buffers(module))
+        self._buffer_forms = get_buffer_forms(named_buffers(module))
         self._device = torch.device("cpu")
         self._views: ParameterViews | None = None
         self._optimizer_pair: OptimizerPair | None = None
@@ -650,10 +650,10 @@ class FlatModule:
     def buffers_bytes(self) -> bytes:
         """Return the current buffers, such as BatchNorm's statistics.
 
-        Raise UsageError, naming the buffer, if the shape of a buffer has changed.
+        Raise UsageError, naming the buffer, if the shape or dtype of a buffer has changed.
         """
         buffers = named_buffers(self._module)
-        check_buffer_shapes(buffers, self._buffer_shapes)
+        check_buffer_forms(buffers, self._buffer_forms)
         return pack_buffers(buffers)
 
     def load_buffers_bytes(self, data: bytes) -> None:
