@@ -571,8 +571,12 @@ class FlatModule:
         """Return whether steps are divided by the size of past gradients, as in Adam."""
         # Before ``bind``, parameters have no values and are not on their device: keep no optimizer.
         optimizer, _ = self._optimizer_pair or self._make_optimizer()
-        # torch's and ``Dl4jOptimizer``'s names for what keeps the divisor above 0.
-        return any(group.get("eps") or group.get("epsilon") for group in optimizer.param_groups)
+        # torch's and ``Dl4jOptimizer``'s names for what keeps the divisor above 0. Muon's eps is
+        # for the norm of the current step, which it makes orthogonal in ns_steps iterations.
+        return any(
+            (group.get("eps") or group.get("epsilon")) and "ns_steps" not in group
+            for group in optimizer.param_groups
+        )
 
     def predict(self, features: Columns) -> Any:
         """Return the module's outputs in evaluation mode as arrays [rows, ...]."""
