@@ -18,6 +18,7 @@ import io
 import itertools
 import math
 import os
+import threading
 import types
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -428,6 +429,7 @@ class FlatModule:
         self._has_stepped = False
         self._is_placed = False
         self._training_modes: dict[str, bool] = {}  # submodule -> its mode while training
+        self._mode_lock = threading.RLock()  # of modes and memory during a prediction
         self._fit_length: FitLength | None = None  # None: not known yet
         self._early_optimizer_state: State | None = None  # loaded before the fit's length was known
 
@@ -512,10 +514,11 @@ class FlatModule:
         shared = as_tensor(params, self.n_params, self._device)
         if self._has_values:
             self._initial, self._has_values = gather_values(self._named_parameters), False
-        move_buffers(self._device, self._module)
-        self._views = ParameterViews(
-            self._named_parameters, self._layout, shared, shared.to(self._device)
-        )
+        with self._mode_lock:  # not while another thread predicts
+            move_buffers(self._device, self._module)
+            self._views = ParameterViews(
+                self._named_parameters, self._layout, shared, shared.to(self._device)
+            )
         if self._is_placed:  # in advance, because torch then imports 800 modules
             self._get_optimizer()
 
@@ -725,11 +728,15 @@ class FlatModule:
 
     @contextlib.contextmanager
     def _evaluation_mode(self) -> Iterator[None]:
-        """Set evaluation mode within the context; afterwards restore each submodule's mode."""
-        self._require_bound().copy_from_shared()
-        # Tensors from inference_mode could not be used in training.
-        with switch_mode(self._module, training=False), torch.no_grad():
-            yield
+        """Set evaluation mode within the context; afterwards restore each submodule's mode.
+
+        Other threads that predict with the same model wait meanwhile.
+        """
+        with self._mode_lock:
+            self._require_bound().copy_from_shared()
+            # Tensors from inference_mode could not be used in training.
+            with switch_mode(self._module, training=False), torch.no_grad():
+                yield
 
     def _note_training_modes(self) -> None:
         """Note each submodule's mode, unless the module as a whole is in evaluation mode."""
@@ -741,10 +748,13 @@ class FlatModule:
 
         The module itself keeps its modes, such as those of ``network.module.eval()``.
         """
-        self._note_training_modes()
-        is_training = self._module.training
-        with contextlib.nullcontext() if is_training else switch_mode(self._module, training=True):
-            copied = copy_without_storage(self._module, self._named_parameters)
+        with self._mode_lock:
+            self._note_training_modes()
+            if self._module.training:
+                copied = copy_without_storage(self._module, self._named_parameters)
+            else:
+                with switch_mode(self._module, training=True):
+                    copied = copy_without_storage(self._module, self._named_parameters)
         for name, part in copied.named_modules():
             part.training = self._training_modes.get(name, part.training)
         return copied

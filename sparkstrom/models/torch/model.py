@@ -293,7 +293,7 @@ class TorchModel(FlatModule):
             del output, mean  # before the next part needs memory
         gradients = require_gradients(self._named_parameters, self._clip_norm)
         if counts is not None and not counts.any():
-            optimizer._opt_called = True  # type: ignore[attr-defined]  # else schedulers warn
+            optimizer._opt_called = True  # else schedulers warn
             return torch.zeros(())
         step_optimizer(optimizer, gradients)
         return total

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import threading
 from functools import partial
 from typing import Any
 
@@ -325,6 +326,30 @@ def test_dropout_and_batch_norm_are_off_in_prediction_and_as_they_were_afterward
     model.step(BATCH)
     assert [part.training for part in module] == [False, True, True]
     assert model.buffers_bytes() == before
+
+
+def test_predictions_of_two_threads_are_both_in_evaluation_mode() -> None:
+    is_second_in, is_first_over = threading.Event(), threading.Event()
+    modes: list[bool] = []
+
+    class Meeting(nn.Linear):
+        def forward(self, x: Any) -> Any:
+            if threading.current_thread() is second:
+                is_second_in.set()
+                is_first_over.wait(60)
+            elif second.ident is None:
+                second.start()
+                is_second_in.wait(0.2)  # it must not come in now
+            modes.append(self.training)
+            return super().forward(x)
+
+    model = TorchModel(Meeting(6, 3), functional.cross_entropy, SGD)
+    second = threading.Thread(target=model.predict, args=(FEATURES,))
+    bound(model)
+    model.predict(FEATURES)
+    is_first_over.set()
+    second.join()
+    assert (modes, model.module.training) == ([False, False], True)
 
 
 class Merging(nn.Linear):
