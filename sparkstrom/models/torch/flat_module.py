@@ -746,7 +746,7 @@ class FlatModule:
     def _copy_in_training_modes(self) -> nn.Module:
         """Return ``copy_without_storage`` of the module, with the modes that were noted last.
 
-        The module itself keeps its modes, such as those of ``network.module.eval()``.
+        The module itself keeps its modes, such as evaluation mode after ``eval()``.
         """
         with self._mode_lock:
             self._note_training_modes()
