@@ -326,6 +326,7 @@ def check_same_model(current: dict[str, Any], saved: dict[str, Any], path: objec
         saved: description of the saved model.
         path: the saved file's name, for messages.
     """
+    current = json.loads(json.dumps(current))  # tuples become lists, as in the saved description
     kind, saved_kind = current.get("kind"), saved.get("kind")  # a user-defined model may have none
     if kind != saved_kind and (kind, saved_kind) not in EQUAL_KINDS:
         raise UsageError(f"{path} is of kind {saved_kind!r}, the model given is {kind!r}")

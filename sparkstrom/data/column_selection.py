@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from sparkstrom.base.errors import UsageError
 from sparkstrom.base.option_types import as_float, is_real, shown
 from sparkstrom.data.packed_rows import ColumnStructure, arrange_arrays, structure_of
-from sparkstrom.data.row_blocks import as_array, shorten_value, split_columns
+from sparkstrom.data.row_blocks import as_array, shorten_value, split_labels
 from sparkstrom.models.base import Batch, Columns, arrays_of, map_columns
 
 # One column; a list of numeric columns, stacked to one array; or a tuple or dictionary of these.
@@ -206,9 +206,7 @@ def arrays_to_batch(data: tuple[Any, ...]) -> Batch:
     arrays = arrays_of(features)
     if not arrays or not all(array.ndim for array in arrays):
         raise UsageError(f"features are {shorten_value(data[0])}: give arrays [rows, ...]")
-    structure, columns = split_columns(
-        np.zeros((len(arrays[0]), 0)) if data[1] is None else data[1]
-    )
+    structure, columns = split_labels(data[1])
     try:
         labels = [as_array(column, is_label=True) for column in columns]
     except (TypeError, ValueError) as error:

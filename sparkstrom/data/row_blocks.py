@@ -258,7 +258,7 @@ def _parse_labelled_row(row: Any, number: int, where: str) -> ParsedRow:
             f"row {number} of {where} is {shorten_value(row)}: an element must be a pair "
             "(features, label), or a triple with a weight"
         )
-    features, label = split_columns(row[0]), split_columns(() if row[1] is None else row[1])
+    features, label = split_columns(row[0]), split_labels(row[1])
     values = [*features[1], *label[1], *row[2:]]
     n_features = len(features[1])
     try:
@@ -287,6 +287,15 @@ def split_columns(value: Any) -> tuple[ColumnStructure, list[Any]]:
         return structure_of(value), list(value.values())
     many = isinstance(value, tuple) and not all(isinstance(v, numbers.Real) for v in value)
     return (len(value), list(value)) if many else (None, [value])
+
+
+def split_labels(value: Any) -> tuple[ColumnStructure, list[Any]]:
+    """Return (structure, columns) of a row's labels; None and () are no labels."""
+    return (
+        (0, [])
+        if value is None or (isinstance(value, tuple) and not value)
+        else split_columns(value)
+    )
 
 
 def as_array(value: Any, *, is_label: bool = False, own: bool = False) -> NDArray[Any]:

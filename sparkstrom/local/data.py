@@ -60,6 +60,7 @@ from sparkstrom.data.row_blocks import (
     refuse_masked,
     shorten_value,
     split_columns,
+    split_labels,
 )
 from sparkstrom.transport.aeron.driver_directories import (
     hold_lock_if_free,
@@ -355,7 +356,7 @@ def _pack_arrays(data: tuple[Any, ...], where: str) -> Iterator[tuple[RowFormat,
     Raise UsageError if arrays differ in length or are not numeric, or if weights are invalid.
     """
     features = split_columns(data[0])
-    label = split_columns(np.zeros(0, np.float32) if data[1] is None else data[1])
+    label = split_labels(data[1])
     n_features, n_labels = count_arrays(features[0]), count_arrays(label[0])
     given = [*features[1], *label[1], *data[2:]]
     label_places = range(n_features, n_features + n_labels)
@@ -365,8 +366,6 @@ def _pack_arrays(data: tuple[Any, ...], where: str) -> Iterator[tuple[RowFormat,
             arrays.append(_to_sliceable(_to_numpy(value), is_label=i in label_places))
         except (TypeError, ValueError) as error:
             raise UsageError(f"array {i} of {where} is {shorten_value(value)}: {error}") from None
-    if data[1] is None:
-        arrays[n_features] = np.zeros((*arrays[0].shape[:1], 0), np.float32)  # no label, all rows
     check_same_rows(arrays, f" of {where}")
     if len(data) == 3:
         arrays[-1] = as_array(arrays[-1])

@@ -39,10 +39,15 @@ _WIDTHS_REMEDY = "give at least inputs and outputs, each above 0, such as [64, 3
 
 
 def _check_optimizer(value: Any) -> Any:
-    """Return the value if it is None or has the methods of an updater; otherwise raise Refused."""
-    known = all(callable(getattr(value, name, None)) for name in ("init", "update"))
-    if value is not None and (isinstance(value, type) or not known):
-        raise Refused("must be None or an updater, such as sparkstrom.models.updaters.Adam(1e-3)")
+    """Return the value if it is None or a built-in updater; otherwise raise Refused.
+
+    Workers and saved files get only the updater's name and options, so subclasses are refused, too.
+    """
+    if value is not None and type(value) not in UPDATERS.values():
+        raise Refused(
+            "must be None or one of sparkstrom.models.updaters, such as Adam(1e-3); TorchModel"
+            " takes optimizers of your own"
+        )
     return value
 
 

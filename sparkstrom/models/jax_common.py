@@ -256,7 +256,8 @@ class ShapeCheck:
         has_classes = len(outputs) == labels.ndim + 1 and outputs[-1] > 1
         are_classes = self._takes_classes or np.issubdtype(labels.dtype, np.integer)
         if has_classes and are_classes and (labels.ndim == 1 or self._every_label_counts):
-            refuse_unknown_classes(labels, outputs[-1], self._ignored_label)
+            remedy = "" if self._takes_classes else FLOAT_REMEDY
+            refuse_unknown_classes(labels, outputs[-1], self._ignored_label, remedy)
 
     def _trace_outputs(self, features: Columns, labels: Columns) -> Any:
         """Return the outputs' shapes for rows like these; raise UsageError if the model fails."""
@@ -284,6 +285,9 @@ class ShapeCheck:
                 f" {describe_error(error)}{hint}"
             ) from error
         return self._checked_shapes[key]
+
+
+FLOAT_REMEDY = ", or cast them to float32 if they are not classes"
 
 
 def _make_trial_rows(array: Any) -> Any:

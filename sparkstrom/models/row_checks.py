@@ -98,12 +98,17 @@ def refuse_non_finite(role: str, columns: Columns) -> None:
             refuse_invalid_values(role, columns, i, np.isfinite(array), FILL_REMEDY)
 
 
-def refuse_unknown_classes(labels: NDArray[Any], classes: int, ignored: int | None = None) -> None:
-    """Raise BadValue for the first label that is neither in [0, classes) nor ``ignored``."""
+def refuse_unknown_classes(
+    labels: NDArray[Any], classes: int, ignored: int | None = None, remedy: str = ""
+) -> None:
+    """Raise BadValue for the first label that is neither in [0, classes) nor ``ignored``.
+
+    ``remedy``: end of the message, after the usual remedies.
+    """
     is_class = (labels >= 0) & (labels < classes) & (labels == np.floor(labels))
     if ignored is not None:
         is_class |= labels == ignored
-    refuse_invalid_values(LABELS, labels, 0, is_class, explain_unknown_class(classes))
+    refuse_invalid_values(LABELS, labels, 0, is_class, explain_unknown_class(classes) + remedy)
 
 
 def explain_unknown_class(classes: int) -> str:

@@ -18,6 +18,7 @@ import io
 import itertools
 import math
 import os
+import threading
 import types
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -65,9 +66,9 @@ from sparkstrom.models.torch.parameters import (
     ParameterViews,
     as_tensor,
     average_buffers,
-    check_buffer_shapes,
+    check_buffer_forms,
     gather_values,
-    get_buffer_shapes,
+    get_buffer_forms,
     load_buffers,
     make_layout,
     move_buffers,
@@ -138,6 +139,31 @@ def _strip_storage(parameter: nn.Parameter) -> nn.Parameter:
     stripped = nn.Parameter(values, requires_grad=parameter.requires_grad)
     stripped.__dict__.update(parameter.__dict__)  # user-defined attributes, such as no_decay
     return stripped
+
+
+@contextlib.contextmanager
+def switch_mode(module: nn.Module, training: bool) -> Iterator[None]:
+    """Set the module's mode within the context; afterwards restore each submodule's mode.
+
+    The module's own ``train`` and ``eval`` are called on both ways, because they may also change
+    parameters: those of LoRA layers merge and unmerge weights.
+    """
+    modes = [(part, part.training) for part in module.modules()]
+    _set_mode(module, training)
+    try:
+        yield
+    finally:
+        _set_mode(module, modes[0][1])
+        for part, part_training in modes:
+            part.training = part_training
+
+
+def _set_mode(module: nn.Module, training: bool) -> None:
+    """Call the module's own ``train`` or ``eval``."""
+    if training:
+        module.train()
+    else:
+        module.eval()
 
 
 # Parameter name -> (hooks on its gradient, hooks called after its gradient was accumulated).
@@ -368,13 +394,14 @@ class FlatModule:
         self._has_values = True
         if not module.training:
             module.train()
+        self._note_training_modes()
 
     def _set_up(self, module: nn.Module) -> None:
         """Initialize everything that is derived from the module; also called after unpickling."""
         self._named_parameters = named_parameters(module)
         self._module = module
         self._layout: Layout = make_layout(self._named_parameters)
-        self._buffer_shapes = get_buffer_shapes(named_buffers(module))
+        self._buffer_forms = get_buffer_forms(named_buffers(module))
         self._device = torch.device("cpu")
         self._views: ParameterViews | None = None
         self._optimizer_pair: OptimizerPair | None = None
@@ -383,6 +410,8 @@ class FlatModule:
         self._initial: Flat | None = None
         self._has_stepped = False
         self._is_placed = False
+        self._training_modes: dict[str, bool] = {}  # submodule -> its mode while training
+        self._mode_lock = threading.RLock()  # of modes and memory during a prediction
         self._fit_length: FitLength | None = None  # None: not known yet
         self._early_optimizer_state: State | None = None  # loaded before the fit's length was known
 
@@ -470,10 +499,11 @@ class FlatModule:
         shared = as_tensor(params, self.n_params, self._device)
         if self._has_values:
             self._initial, self._has_values = gather_values(self._named_parameters), False
-        move_buffers(self._device, self._module)
-        self._views = ParameterViews(
-            self._named_parameters, self._layout, shared, shared.to(self._device)
-        )
+        with self._mode_lock:  # not while another thread predicts
+            move_buffers(self._device, self._module)
+            self._views = ParameterViews(
+                self._named_parameters, self._layout, shared, shared.to(self._device)
+            )
         if self._is_placed:  # in advance, because torch then imports 800 modules
             self._get_optimizer()
 
@@ -529,8 +559,12 @@ class FlatModule:
         """Return whether steps are divided by the size of past gradients, as in Adam."""
         # Before ``bind``, parameters have no values and are not on their device: keep no optimizer.
         optimizer, _ = self._optimizer_pair or self._make_optimizer()
-        # torch's and ``Dl4jOptimizer``'s names for what keeps the divisor above 0.
-        return any(group.get("eps") or group.get("epsilon") for group in optimizer.param_groups)
+        # torch's and ``Dl4jOptimizer``'s names for what keeps the divisor above 0. Muon's eps is
+        # for the norm of the current step, which it makes orthogonal in ns_steps iterations.
+        return any(
+            (group.get("eps") or group.get("epsilon")) and "ns_steps" not in group
+            for group in optimizer.param_groups
+        )
 
     def predict(self, features: Columns) -> Any:
         """Return the module's outputs in evaluation mode as arrays [rows, ...]."""
@@ -608,10 +642,10 @@ class FlatModule:
     def buffers_bytes(self) -> bytes:
         """Return the current buffers, such as BatchNorm's statistics.
 
-        Raise UsageError, naming the buffer, if the shape of a buffer has changed.
+        Raise UsageError, naming the buffer, if the shape or dtype of a buffer has changed.
         """
         buffers = named_buffers(self._module)
-        check_buffer_shapes(buffers, self._buffer_shapes)
+        check_buffer_forms(buffers, self._buffer_forms)
         return pack_buffers(buffers)
 
     def load_buffers_bytes(self, data: bytes) -> None:
@@ -679,16 +713,36 @@ class FlatModule:
 
     @contextlib.contextmanager
     def _evaluation_mode(self) -> Iterator[None]:
-        """Set evaluation mode within the context; afterwards restore each submodule's mode."""
-        self._require_bound().copy_from_shared()
-        modes = [(part, part.training) for part in self._module.modules()]
-        self._module.eval()
-        try:
-            with torch.no_grad():  # tensors from inference_mode could not be used in training
+        """Set evaluation mode within the context; afterwards restore each submodule's mode.
+
+        Other threads that predict with the same model wait meanwhile.
+        """
+        with self._mode_lock:
+            self._require_bound().copy_from_shared()
+            # Tensors from inference_mode could not be used in training.
+            with switch_mode(self._module, training=False), torch.no_grad():
                 yield
-        finally:
-            for part, training in modes:
-                part.training = training
+
+    def _note_training_modes(self) -> None:
+        """Note each submodule's mode, unless the module as a whole is in evaluation mode."""
+        if self._module.training:
+            self._training_modes = {k: part.training for k, part in self._module.named_modules()}
+
+    def _copy_in_training_modes(self) -> nn.Module:
+        """Return ``copy_without_storage`` of the module, with the modes that were noted last.
+
+        The module itself keeps its modes, such as evaluation mode after ``eval()``.
+        """
+        with self._mode_lock:
+            self._note_training_modes()
+            if self._module.training:
+                copied = copy_without_storage(self._module, self._named_parameters)
+            else:
+                with switch_mode(self._module, training=True):
+                    copied = copy_without_storage(self._module, self._named_parameters)
+        for name, part in copied.named_modules():
+            part.training = self._training_modes.get(name, part.training)
+        return copied
 
     def _autocast_context(self) -> Any:
         """Return the context manager for computing with the option ``autocast``."""
@@ -697,16 +751,17 @@ class FlatModule:
         return torch.autocast(self._device.type, dtype=torch.bfloat16)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the options, the hooks, and the module without its parameters' memory."""
+        """Return the options, the hooks, and the module, in training mode, without its memory."""
         require_same_parameters(self._module, self._named_parameters)
         state = {name: self.__dict__[name] for name in self.OPTIONS}
         hooks = collect_hooks(self._module, self._named_parameters)
-        module = copy_without_storage(self._module, self._named_parameters)
+        module = self._copy_in_training_modes()
         return {**state, "_module": module, "_hooks": hooks}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Restore a pickled model, whose parameters have no values."""
         self._set_up(activate_parametrizations(state["_module"]))
+        self._note_training_modes()
         # Pickles of earlier versions lack hooks, and newer options, whose default is None.
         register_hooks(self._named_parameters, state.get("_hooks", {}))
         self.__dict__.update({name: state.get(name) for name in self.OPTIONS})
@@ -720,8 +775,9 @@ class FlatModule:
 
 
 def _has_zero_gradients(named: NamedParameters) -> bool:
-    """Return whether all gradients are zero, as after a minibatch whose labels are all ignored.
+    """Return whether there are gradients, all zero, as after labels that are all ignored.
 
     The loss of such a minibatch is a mean over no labels, for which torch returns NaN.
     """
-    return all(p.grad is None or not p.grad.any() for p in named.values())
+    gradients = [p.grad for p in named.values() if p.grad is not None]
+    return bool(gradients) and not any(gradient.any() for gradient in gradients)

@@ -270,7 +270,11 @@ class TorchModel(FlatModule):
         return self._gradient_step(optimizer, batch, rows)
 
     def _gradient_step(self, optimizer: Optimizer, batch: TorchBatch, rows: int) -> torch.Tensor:
-        """Take a step with the gradient summed over ``accumulate`` parts; return the mean loss."""
+        """Take a step with the gradient summed over ``accumulate`` parts; return the mean loss.
+
+        If no label counts, take no step and return 0: momentum, Adam and weight decay would
+        otherwise change the parameters without a gradient.
+        """
         optimizer.zero_grad()
         size = -(-rows // self._accumulate)
         total, shares = torch.zeros((), device=self._device), [1.0]
@@ -278,14 +282,20 @@ class TorchModel(FlatModule):
             with self._autocast_context():
                 output = self._call_module(part.features)
                 mean = self._compute_loss(output, part)
-            if i == 0 and size < rows:
-                shares = self._compute_shares(output, batch, rows, size)
+            if i == 0:
+                counts = self._compute_label_weights(output, batch)
+                if size < rows:
+                    shares = self._compute_shares(output, batch, rows, size)
             if shares[i]:  # the mean of a part in which no label counts may be NaN
                 loss = mean * shares[i]
                 loss.backward()
                 total += loss.detach()
             del output, mean  # before the next part needs memory
-        step_optimizer(optimizer, require_gradients(self._named_parameters, self._clip_norm))
+        gradients = require_gradients(self._named_parameters, self._clip_norm)
+        if counts is not None and not counts.any():
+            optimizer._opt_called = True  # else schedulers warn
+            return torch.zeros(())
+        step_optimizer(optimizer, gradients)
         return total
 
     def _compute_shares(self, output: Any, batch: TorchBatch, rows: int, size: int) -> list[float]:
@@ -323,11 +333,16 @@ class TorchModel(FlatModule):
         It is the row's own weight times the mean weight of its labels: the class weight, or 0 for
         an ignored label. ``output`` shows whether labels that are floats are classes.
         """
-        labels = cast_class_labels(self._loss, output, batch.labels)
         ones = torch.ones(rows, dtype=torch.float64, device=self._device)
         weights = ones if batch.weights is None else batch.weights.double()
-        counts = compute_label_weights(self._loss, labels, weights)
+        counts = self._compute_label_weights(output, batch)
         return weights if counts is None else weights * counts.reshape(rows, -1).mean(dim=1)
+
+    def _compute_label_weights(self, output: Any, batch: TorchBatch) -> torch.Tensor | None:
+        """Return the weight f64 of each label, as ``compute_label_weights`` does."""
+        labels = cast_class_labels(self._loss, output, batch.labels)
+        template = torch.zeros((), dtype=torch.float64, device=self._device)
+        return compute_label_weights(self._loss, labels, template)
 
     @contextlib.contextmanager
     def _broadcast_warning_as_error(self) -> Iterator[None]:

@@ -213,22 +213,31 @@ def named_buffers(module: nn.Module) -> Buffers:
     return {name: buffer for name, buffer in module.named_buffers() if name in keys}
 
 
-def get_buffer_shapes(buffers: Buffers) -> dict[str, tuple[int, ...]]:
-    """Return the shape of each buffer."""
-    return {name: tuple(buffer.shape) for name, buffer in buffers.items()}
+# Buffer name -> its shape and dtype.
+BufferForms = dict[str, tuple[tuple[int, ...], torch.dtype]]
 
 
-def check_buffer_shapes(buffers: Buffers, shapes: dict[str, tuple[int, ...]]) -> None:
-    """Raise UsageError, naming the buffer, if a shape differs from that in ``shapes``."""
-    for name, buffer in buffers.items():
-        if (shape := shapes.get(name)) != tuple(buffer.shape):
-            before = "missing" if shape is None else f"of shape {list(shape)}"
+def get_buffer_forms(buffers: Buffers) -> BufferForms:
+    """Return the shape and dtype of each buffer."""
+    return {name: (tuple(buffer.shape), buffer.dtype) for name, buffer in buffers.items()}
+
+
+def check_buffer_forms(buffers: Buffers, forms: BufferForms) -> None:
+    """Raise UsageError, naming the buffer, if a shape or dtype differs from that in ``forms``."""
+    for name, form in get_buffer_forms(buffers).items():
+        if (known := forms.get(name)) != form:
+            before = "missing" if known is None else _format_form(*known)
             raise UsageError(
-                f"buffer {name} has shape {list(buffer.shape)} now and was {before} when the model"
-                " was created: buffers are averaged over workers and must keep their shapes; give"
-                " it its final shape from the beginning, or register it with persistent=False, so"
-                " that each worker keeps its own"
+                f"buffer {name} is {_format_form(*form)} now and was {before} when the model"
+                " was created: buffers are averaged over workers and must keep shape and dtype;"
+                " give it its final shape and dtype from the beginning, or register it with"
+                " persistent=False, so that each worker keeps its own"
             )
+
+
+def _format_form(shape: tuple[int, ...], dtype: torch.dtype) -> str:
+    """Return a shape and dtype as text, such as ``float32[3]``."""
+    return f"{str(dtype).removeprefix('torch.')}{list(shape)}"
 
 
 def pack_buffers(buffers: Buffers) -> bytes:

@@ -239,6 +239,11 @@ def test_a_normalizer_is_compared_also_if_one_model_has_none(
             check_same_model(current, other, "f")
 
 
+def test_tuples_of_a_description_are_lists_in_a_file() -> None:
+    own = {"kind": "own", "parameters": [("w", (3,))]}
+    assert check_same_model(own, json.loads(json.dumps(own)), "f") is None
+
+
 def test_a_difference_is_logged_once_when_a_model_is_loaded(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -68,6 +68,17 @@ def test_rows_that_do_not_fit_are_named(features: Any, labels: Any, words: str) 
         make().check(features(rows.features), labels(rows.labels))
 
 
+def test_whole_numbers_that_are_no_classes_may_be_floats() -> None:
+    def squared(outputs: Any, labels: Any) -> Any:
+        return (outputs[:, 0] - labels) ** 2
+
+    model = JaxModel(init, apply, squared, optax.sgd(0.1))
+    rows, ages = batch(), np.arange(30, 38)
+    with pytest.raises(UsageError, match=r"label is 30: .* or cast them to float32 if they are"):
+        model.check(rows.features, ages)
+    model.check(rows.features, ages.astype(np.float32))
+
+
 def test_labels_of_steps_are_classes_for_a_loss_that_leaves_none_out() -> None:
     def masked(logits: Any, labels: Any) -> Any:
         return cross_entropy(logits, jnp.maximum(labels, 0)) * (labels >= 0)

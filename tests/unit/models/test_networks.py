@@ -12,7 +12,7 @@ from sklearn.datasets import load_digits
 
 from sparkstrom.base.errors import UsageError
 from sparkstrom.models import DenseNetwork, FlatModel
-from sparkstrom.models.base import Batch, from_description
+from sparkstrom.models.base import Batch, Flat, State, from_description
 from sparkstrom.models.updaters import AdaGrad, Adam, Nesterov, RmsProp, Sgd, Updater
 
 RATE = 2.0**-6
@@ -155,6 +155,19 @@ def test_what_ships_has_neither_parameters_nor_state() -> None:
     assert copy.describe() == network.describe()
     np.testing.assert_array_equal(copy.initial(), network.initial())
     assert from_description(network.describe()).describe() == network.describe()
+
+
+class HalfSgd(Sgd):
+    """A subclass, which workers would replace by Sgd."""
+
+    def update(self, gradient: Flat, state: State) -> Flat:
+        """Return half the step."""
+        return super().update(gradient, state) / 2
+
+
+def test_an_updater_of_ones_own_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"updater=HalfSgd.*one of sparkstrom.models.updaters"):
+        DenseNetwork([2, 2], updater=HalfSgd(0.1))
 
 
 def test_updater_state_is_taken_back() -> None:

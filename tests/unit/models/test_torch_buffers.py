@@ -56,6 +56,13 @@ def test_means_are_added_in_float64_in_the_given_order() -> None:
     assert model.average_buffers(reports[:1]) == reports[0]
 
 
+def test_a_buffer_of_another_dtype_is_named() -> None:
+    model = make(n=3)
+    model.module.n = model.module.n * 0.5  # as many bytes, were it an int32
+    with pytest.raises(UsageError, match=r"buffer n is float32\[\] now and was int64\[\] when"):
+        model.buffers_bytes()
+
+
 def test_weights_count() -> None:
     reports = [make(x=[v, 1e8], n=n).buffers_bytes() for v, n in ((1.0, 3), (2.0, 9), (7.0, 4))]
     made = make(x=[0.0, 0.0], n=0).weighed_buffers(reports, [32.0, 16.0, 0.0])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import threading
 from functools import partial
 from typing import Any
 
@@ -325,6 +326,65 @@ def test_dropout_and_batch_norm_are_off_in_prediction_and_as_they_were_afterward
     model.step(BATCH)
     assert [part.training for part in module] == [False, True, True]
     assert model.buffers_bytes() == before
+
+
+def test_predictions_of_two_threads_are_both_in_evaluation_mode() -> None:
+    is_second_in, is_first_over = threading.Event(), threading.Event()
+    modes: list[bool] = []
+
+    class Meeting(nn.Linear):
+        def forward(self, x: Any) -> Any:
+            if threading.current_thread() is second:
+                is_second_in.set()
+                is_first_over.wait(60)
+            elif second.ident is None:
+                second.start()
+                is_second_in.wait(0.2)  # it must not come in now
+            modes.append(self.training)
+            return super().forward(x)
+
+    model = TorchModel(Meeting(6, 3), functional.cross_entropy, SGD)
+    second = threading.Thread(target=model.predict, args=(FEATURES,))
+    bound(model)
+    model.predict(FEATURES)
+    is_first_over.set()
+    second.join()
+    assert (modes, model.module.training) == ([False, False], True)
+
+
+class Merging(nn.Linear):
+    """Like a LoRA layer: its evaluation mode merges the trained parameter into the frozen one."""
+
+    def __init__(self) -> None:
+        super().__init__(6, 3)
+        self.added = nn.Parameter(torch.ones(3, 6))
+        self.weight.requires_grad = False
+        self.is_merged = False
+
+    def train(self, mode: bool = True) -> Merging:
+        """Set the mode; merge in evaluation mode, and undo it in training mode."""
+        super().train(mode)
+        if mode == self.is_merged:
+            self.weight.data += self.added.data * (-1 if mode else 1)
+            self.is_merged = not mode
+        return self
+
+    def forward(self, x: Any) -> Any:
+        """Return the outputs, with the merged weight if there is one."""
+        weight = self.weight if self.is_merged else self.weight + self.added
+        return functional.linear(x, weight, self.bias)
+
+
+def test_a_module_that_works_in_train_and_eval_is_trained_after_a_validation() -> None:
+    model = TorchModel(nn.Sequential(Merging()), functional.cross_entropy, SGD)
+    bound(model)
+    expected = model.predict(FEATURES)
+    model.loss(BATCH)
+    model.bind(model.initial())  # as before each prediction on the driver
+    np.testing.assert_allclose(model.predict(FEATURES), expected, rtol=1e-5)
+    before = model.module[0].added.detach().clone()
+    model.step(BATCH)
+    assert not torch.equal(model.module[0].added, before)
 
 
 @pytest.mark.parametrize(

@@ -99,6 +99,12 @@ def test_adaptive_optimizers_are_known(name: str, adaptive: bool) -> None:
     assert model.has_adaptive_optimizer() == adaptive
 
 
+def test_muon_is_not_adaptive() -> None:
+    module = nn.Linear(6, 3, bias=False)
+    muon = partial(optim.Muon, lr=0.1)
+    assert not TorchModel(module, functional.cross_entropy, muon).has_adaptive_optimizer()
+
+
 def test_an_executor_that_asks_for_the_kind_keeps_no_optimizer() -> None:
     """Parameters have no values before ``bind``; Adagrad, for example, starts from their device."""
     module = nn.Linear(6, 3)

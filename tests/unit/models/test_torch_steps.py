@@ -97,15 +97,24 @@ def test_the_loss_of_rows_in_parts_is_that_of_all_rows(
     assert total / weight == pytest.approx(wanted, abs=1e-6)
 
 
+@pytest.mark.parametrize("accumulate", [1, 3])
 @pytest.mark.parametrize("weights", [None, np.ones(24, np.float32)], ids=["plain", "ones"])
 def test_a_minibatch_whose_labels_are_all_ignored_changes_nothing(
-    weights: np.ndarray | None,
+    weights: np.ndarray | None, accumulate: int
 ) -> None:
-    model = TorchModel(mlp(), nn.CrossEntropyLoss(), partial(torch.optim.SGD, lr=0.1))
-    params = bound(model)
-    before, nothing = params.copy(), Batch(X, np.full(24, -100), weights)
-    assert model.step(nothing) == 0
-    np.testing.assert_array_equal(params, before)
+    model = TorchModel(
+        mlp(),
+        nn.CrossEntropyLoss(),
+        partial(torch.optim.AdamW, lr=0.1),
+        scheduler=partial(torch.optim.lr_scheduler.StepLR, step_size=1),
+        scheduler_interval="step",
+        accumulate=accumulate,
+    )
+    params, nothing = bound(model), Batch(X, np.full(24, -100), weights)
+    for trained in (nothing, Batch(X, Y, weights), nothing):
+        before = params.copy()
+        loss = model.step(trained)
+        assert (loss == 0) == (trained is nothing) == np.array_equal(params, before)
     assert model.loss(nothing) == (0.0, 0.0)
 
 
@@ -211,7 +220,7 @@ def test_a_buffer_that_changes_its_shape_is_named() -> None:
     module.register_buffer("bank", torch.zeros(0, 4))
     model = TorchModel(module, nn.CrossEntropyLoss(), SGD)
     module.bank = torch.zeros(3, 4)
-    with pytest.raises(UsageError, match=r"buffer bank has shape \[3, 4\] now.*\[0, 4\]"):
+    with pytest.raises(UsageError, match=r"bank is float32\[3, 4\] now.*float32\[0, 4\] when"):
         model.buffers_bytes()
 
 
@@ -312,3 +321,13 @@ def test_a_schedule_that_is_exhausted_in_the_first_epoch_is_warned_of() -> None:
             model.set_position(0, 0, batches)
         model.step(Batch(X, Y))
         model.set_position(0, 0, batches)
+
+
+def test_a_nan_without_gradients_is_reported() -> None:
+    def step(module: Any, optimizer: Any, batch: Any) -> Any:
+        optimizer.zero_grad()
+        return torch.tensor(float("nan"))  # such as after an overflow, which it skips
+
+    model = TorchModel(mlp(), None, SGD, step=step)
+    bound(model)
+    assert np.isnan(model.step(Batch(X, Y)))

@@ -66,6 +66,17 @@ def test_a_deep_copy_is_a_model_of_its_own_with_the_same_beginning() -> None:
     assert twin.module is not model.module
 
 
+@pytest.mark.parametrize("travel", [lambda model: pickle.loads(pickle.dumps(model)), copy.deepcopy])
+def test_a_module_in_evaluation_mode_travels_in_the_modes_of_training(travel: Any) -> None:
+    module = nn.Sequential(nn.BatchNorm1d(6), nn.Dropout(0.5), nn.Linear(6, 3))
+    module[0].eval()  # frozen by its owner
+    model = TorchModel(module, functional.cross_entropy, SGD)
+    module.eval()  # as users do with network.module between two fits
+    arrived = travel(travel(model))
+    assert [part.training for part in arrived.module.modules()] == [True, False, True, True]
+    assert not any(part.training for part in module.modules())
+
+
 def test_marks_on_parameters_travel() -> None:
     module = mlp()
     module[0].bias.no_decay = True

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from sparkstrom.base.errors import UsageError
 from sparkstrom.data import row_blocks
+from sparkstrom.data.column_selection import arrays_to_batch
 from sparkstrom.data.packed_rows import ENTRY_DTYPE, Leaf, RowFormat
 from sparkstrom.data.row_blocks import (
     Block,
@@ -34,6 +35,14 @@ def test_pairs_become_arrays() -> None:
     assert features.dtype == np.float32
     assert features.tolist() == [[1, 2], [3, 4]]
     assert (labels.dtype, labels.tolist(), weights) == (np.int64, [0, 1], None)
+
+
+@pytest.mark.parametrize("rows", [[([1], None)] * 2, [([1], None, 0.5)] * 2])
+def test_rows_without_labels_have_none(rows: list[Any]) -> None:
+    features, labels, weights = read(rows)
+    assert (features.tolist(), labels) == ([[1], [1]], ())
+    assert weights is None or weights.tolist() == [0.5, 0.5]
+    assert arrays_to_batch((features, None, weights)).labels == ()
 
 
 @pytest.mark.parametrize(
@@ -78,7 +87,7 @@ def test_several_inputs_and_outputs_and_a_weight() -> None:
         ([([1], "cat")], r"row 0 of partition 3 is \(\[1\], 'cat'\)"),
         ([([1], [1.0]), ([1], [1.0, 2.0])], r"row 1 of partition 3 has label float32\[2\]"),
         ([([1], 1), ([1], 0.5)], r"row 1 of partition 3 has label float32\[\], row 0 has int64"),
-        ([([1], 0), ([1], None)], r"row 1 of partition 3 has label float32\[0\], row 0 has int64"),
+        ([([1], 0), ([1], None)], r"row 1 of partition 3 is .*: it has other parts than row 0"),
         ([([1], 0, -1.0)], "row 0 of partition 3 has weight -1.0: give 0 or above"),
         ([({"a": 1}, 0), ({"b": 1}, 0)], "row 1 of partition 3 .* has other parts than row 0"),
         ([([[1], [1, 2]], 0)], "row 0 of partition 3"),
