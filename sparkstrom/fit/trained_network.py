@@ -78,6 +78,24 @@ class TrainedNetwork:
     def __init__(self, model: FlatModel, checkpoints: FitCheckpoints, progress: bool | str) -> None:
         self._model, self._checkpoints, self._progress = model, checkpoints, progress
         self._state = NetworkStateHolder(model)
+        self._training = threading.Lock()  # held by a fit, and by whatever replaces the state
+
+    @contextlib.contextmanager
+    def _exclusive(self) -> Iterator[None]:
+        """Change the network's state in the block. Raise UsageError while a fit is under way.
+
+        The fit's result would replace the change, or the change would be based on another state.
+        """
+        if not self._training.acquire(blocking=False):
+            name = type(self).__name__
+            raise UsageError(
+                f"a fit of this {name} is under way in another thread: wait for its end, or make"
+                f" another {name}"
+            )
+        try:
+            yield
+        finally:
+            self._training.release()
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._model!r}, {self._state.epochs} epochs trained)"
@@ -110,8 +128,9 @@ class TrainedNetwork:
 
     @parameters.setter
     def parameters(self, values: Flat) -> None:
-        """Replace the parameters. Raise UsageError for another shape."""
-        self._state.assign(values)
+        """Replace the parameters. Raise UsageError for another shape, or while a fit runs."""
+        with self._exclusive():
+            self._state.assign(values)
 
     @property
     def checkpoint_directory(self) -> str | None:
@@ -169,9 +188,9 @@ class TrainedNetwork:
             path: A checkpoint file, or a directory whose newest complete checkpoint is used.
 
         Raises:
-            UsageError: There is no checkpoint, or it is of another model.
+            UsageError: There is no checkpoint, it is of another model, or a fit is under way.
         """
-        with closing(make_progress_display(self._progress)) as progress:
+        with self._exclusive(), closing(make_progress_display(self._progress)) as progress:
             self._state.load_checkpoint(
                 self._checkpoints.restore(check_path_argument(path), progress.say)
             )
