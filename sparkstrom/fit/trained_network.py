@@ -30,6 +30,7 @@ import numpy as np
 from sparkstrom.base.errors import UsageError, first_line
 from sparkstrom.base.option_types import COUNT_MAX, KEY, check_path_argument, whole
 from sparkstrom.checkpoint.saved_model import path_to_save, save_model
+from sparkstrom.codec.optimizer_state_codec import plain_scalars
 from sparkstrom.data.column_selection import ColumnSpec, check_validation_value
 from sparkstrom.data.row_blocks import Block, check_block
 from sparkstrom.fit.checkpoints import (
@@ -293,7 +294,8 @@ def dry_run_step(
     """Train a copy of the model for one step on the first rows, to find errors before a fit starts.
 
     The step is skipped for large models, for user-defined model classes, and if ``first`` is None.
-    Errors other than UsageError are only logged, because a worker would report them.
+    Of a user-defined class, only the optimizer state is checked. Errors other than UsageError are
+    only logged, because a worker would report them.
 
     Args:
         model: The model of the fit, which is not changed.
@@ -305,13 +307,19 @@ def dry_run_step(
             UsageError.
 
     Raises:
-        UsageError: Rows, model and loss do not fit together, or ``examine`` raised it.
+        UsageError: Rows, model and loss do not fit together, the optimizer state has other values
+            than arrays and numbers, or ``examine`` raised it.
     """
-    if first is None or not _can_dry_run(model):
+    if model.n_params > PARAMETERS_MAX:
         return
     try:
         with preserve_process_state():
-            block = next(iter(first()), None)
+            if not type(model).__module__.startswith("sparkstrom."):
+                unknown: FlatModel = pickle.loads(pack(model))
+                unknown.bind(parameters.copy())
+                plain_scalars(unknown.updater_state())
+                return
+            block = None if first is None else next(iter(first()), None)
             if block is not None and len(block.records):
                 copied, batch = _train_copy(model, parameters, block, pack, metric)
                 if examine is not None:
@@ -321,12 +329,6 @@ def dry_run_step(
             raise
     except Exception as error:  # a worker reports it if it occurs there, too
         log.info("the dry run before the fit was skipped: %s", first_line(error))
-
-
-def _can_dry_run(model: FlatModel) -> bool:
-    """Return whether the model's class is one of this package, and the model small enough."""
-    is_known = type(model).__module__.startswith("sparkstrom.")
-    return is_known and model.n_params <= PARAMETERS_MAX
 
 
 def _train_copy(

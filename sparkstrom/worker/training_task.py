@@ -25,6 +25,7 @@ from sparkstrom.base.errors import SetupError, UsageError, escape_surrogates, fo
 from sparkstrom.base.untrusted_files import check_npz, open_regular
 from sparkstrom.base.version import __version__
 from sparkstrom.codec.messages import ResidualCheckpoint
+from sparkstrom.codec.optimizer_state_codec import plain_scalars
 from sparkstrom.data.row_blocks import Block
 from sparkstrom.data.row_store import Batches
 from sparkstrom.encoding.backends import Backend, host, on_device, warm_up
@@ -107,16 +108,12 @@ def save_residual(replica: Replica, directory: Path, network: str) -> ResidualCh
     """
     residual = replica.residual()
     arrays = {"residual": residual}
-    scalars: dict[str, dict[str, float | int]] = {}
+    scalars = dict[str, dict[str, Any]]()
     encoder = replica.encoder.state()
     encoder.pop("residual", None)  # stored as an array of its own
     for part, state in (("encoder", encoder), ("updater", replica.model.updater_state())):
-        scalars[part] = {}
-        for name, value in state.items():
-            if isinstance(value, np.ndarray):
-                arrays[f"{part}/{name}"] = value
-            else:
-                scalars[part][name] = value
+        scalars[part] = plain_scalars(state)
+        arrays |= {f"{part}/{k}": v for k, v in state.items() if isinstance(v, np.ndarray)}
     path = directory / f"{RESIDUAL_FILE_PREFIX}{network}-{os.getpid()}-{secrets.token_hex(6)}.npz"
     temporary = path.with_suffix(".tmp")
     try:
@@ -308,7 +305,7 @@ class TrainingSession:
             time.sleep(0.05)
 
     def _save_residual(self, replica: Replica) -> ResidualCheckpoint | None:
-        """Save the residual for the next fit, if that is enabled; only warn if the disk refuses it.
+        """Save the residual for the next fit, if that is enabled; only warn if that fails.
 
         All that is trained is committed by now, and a fit without this file ends well.
         """
@@ -317,7 +314,7 @@ class TrainingSession:
         directory = self._environment.scratch
         try:
             return save_residual(replica, directory, self._job.network)
-        except OSError as error:
+        except (OSError, UsageError) as error:
             log.warning(RESIDUAL_NOT_SAVED, directory, error)
             return None
 
