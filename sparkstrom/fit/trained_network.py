@@ -327,7 +327,9 @@ def dry_run_step(
     except UsageError as error:
         if BATCH_NORM_ERROR not in str(error):
             raise
-    except Exception as error:  # a worker reports it if it occurs there, too
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # a worker reports it if it occurs there, too
         log.info("the dry run before the fit was skipped: %s", first_line(error))
 
 

@@ -223,7 +223,9 @@ def _run_captured(
             raise failure
         with retain_freed_memory():
             end = session.trainer.run()
-    except Exception as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # a user's model may even raise SystemExit
         if error is not failure:
             session.report(error, session.channel.describe_activity())
         session.wait_for_abort()
@@ -287,7 +289,7 @@ class TrainingSession:
         route, environment = self._job.controller_route, self._environment
         return transport_opener(route.driver_key(environment), route.driver_options(environment))
 
-    def report(self, error: Exception, doing: str) -> None:
+    def report(self, error: BaseException, doing: str) -> None:
         """Report why training failed.
 
         If the node's thread has not started yet, the node later reports the error instead of
