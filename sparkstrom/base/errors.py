@@ -87,7 +87,7 @@ def first_line(words: object) -> str:
     return line if len(line) <= LINE_MAX else f"{line[: LINE_MAX - 4]} ..."
 
 
-def format_reason(error: Exception) -> str:
+def format_reason(error: BaseException) -> str:
     """Format an exception as one line of text, for messages that do not show its traceback."""
     if isinstance(error, SparkstromError):
         return next(iter(escape_surrogates(str(error)).splitlines()), "no reason")

@@ -10,17 +10,40 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sparkstrom.base.errors import WireError
+from sparkstrom.base.errors import UsageError, WireError
 from sparkstrom.base.untrusted_files import read_npz
 
 Values = Mapping[str, "NDArray[Any] | float | int"]
 SCALARS = "scalars"
 
 
+def plain_scalars(state: Values) -> dict[str, Any]:
+    """Return the state's values that are not arrays, with NumPy's numbers as Python's.
+
+    Raise UsageError, which names the value, if JSON has nothing like it.
+    """
+    plain = dict[str, Any]()
+    for name, value in state.items():
+        if isinstance(value, np.ndarray):
+            continue
+        plain[name] = value.item() if isinstance(value, np.generic) else value
+        try:
+            json.dumps(plain[name])
+        except (TypeError, ValueError) as error:
+            raise UsageError(
+                f"updater_state() of the model contains {name!r}, a {type(value).__name__}, which"
+                " cannot be saved or sent: return arrays and numbers only"
+            ) from error
+    return plain
+
+
 def encode_state(state: Values) -> bytes:
-    """Return the state as bytes in NumPy's npz format. Names may be any text."""
+    """Return the state as bytes in NumPy's npz format. Names may be any text.
+
+    Raise UsageError for a value that is neither an array nor a number.
+    """
     arrays = {f"/{k}": v for k, v in state.items() if isinstance(v, np.ndarray)}
-    scalars = {k: v for k, v in state.items() if not isinstance(v, np.ndarray)}
+    scalars = plain_scalars(state)
     file = io.BytesIO()
     np.savez(file, **{SCALARS: np.array(json.dumps(scalars))}, **arrays)  # type: ignore[arg-type]
     return file.getvalue()

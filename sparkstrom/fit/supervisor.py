@@ -158,7 +158,7 @@ class FitSupervisor:
             if self._master.finished.wait(POLL_S):
                 return
         if not self._master.finished.is_set():
-            raise TrainingError("the Spark job ended before training was done")
+            raise TrainingError("the tasks of the fit ended before training was done")
 
     def _end(self) -> None:
         """Wait for the tasks to return, and cancel those that do not; ignore their failures."""

@@ -30,6 +30,7 @@ import numpy as np
 from sparkstrom.base.errors import UsageError, first_line
 from sparkstrom.base.option_types import COUNT_MAX, KEY, check_path_argument, whole
 from sparkstrom.checkpoint.saved_model import path_to_save, save_model
+from sparkstrom.codec.optimizer_state_codec import plain_scalars
 from sparkstrom.data.column_selection import ColumnSpec, check_validation_value
 from sparkstrom.data.row_blocks import Block, check_block
 from sparkstrom.fit.checkpoints import (
@@ -79,6 +80,24 @@ class TrainedNetwork:
     def __init__(self, model: FlatModel, checkpoints: FitCheckpoints, progress: bool | str) -> None:
         self._model, self._checkpoints, self._progress = model, checkpoints, progress
         self._state = NetworkStateHolder(model)
+        self._training = threading.Lock()  # held by a fit, and by whatever replaces the state
+
+    @contextlib.contextmanager
+    def _exclusive(self) -> Iterator[None]:
+        """Change the network's state in the block. Raise UsageError while a fit is under way.
+
+        The fit's result would replace the change, or the change would be based on another state.
+        """
+        if not self._training.acquire(blocking=False):
+            name = type(self).__name__
+            raise UsageError(
+                f"a fit of this {name} is under way in another thread: wait for its end, or make"
+                f" another {name}"
+            )
+        try:
+            yield
+        finally:
+            self._training.release()
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._model!r}, {self._state.epochs} epochs trained)"
@@ -111,8 +130,9 @@ class TrainedNetwork:
 
     @parameters.setter
     def parameters(self, values: Flat) -> None:
-        """Replace the parameters. Raise UsageError for another shape."""
-        self._state.assign(values)
+        """Replace the parameters. Raise UsageError for another shape, or while a fit runs."""
+        with self._exclusive():
+            self._state.assign(values)
 
     @property
     def checkpoint_directory(self) -> str | None:
@@ -170,9 +190,9 @@ class TrainedNetwork:
             path: A checkpoint file, or a directory whose newest complete checkpoint is used.
 
         Raises:
-            UsageError: There is no checkpoint, or it is of another model.
+            UsageError: There is no checkpoint, it is of another model, or a fit is under way.
         """
-        with closing(make_progress_display(self._progress)) as progress:
+        with self._exclusive(), closing(make_progress_display(self._progress)) as progress:
             self._state.load_checkpoint(
                 self._checkpoints.restore(check_path_argument(path), progress.say)
             )
@@ -273,7 +293,8 @@ def dry_run_step(
     """Train a copy of the model for one step on the first rows, to find errors before a fit starts.
 
     The step is skipped for large models, for user-defined model classes, and if ``first`` is None.
-    Errors other than UsageError are only logged, because a worker would report them.
+    Of a user-defined class, only the optimizer state is checked. Errors other than UsageError are
+    only logged, because a worker would report them.
 
     Args:
         model: The model of the fit, which is not changed.
@@ -285,13 +306,19 @@ def dry_run_step(
             UsageError.
 
     Raises:
-        UsageError: Rows, model and loss do not fit together, or ``examine`` raised it.
+        UsageError: Rows, model and loss do not fit together, the optimizer state has other values
+            than arrays and numbers, or ``examine`` raised it.
     """
-    if first is None or not _can_dry_run(model):
+    if model.n_params > PARAMETERS_MAX:
         return
     try:
         with preserve_process_state():
-            block = next(iter(first()), None)
+            if not type(model).__module__.startswith("sparkstrom."):
+                unknown: FlatModel = pickle.loads(pack(model))
+                unknown.bind(parameters.copy())
+                plain_scalars(unknown.updater_state())
+                return
+            block = None if first is None else next(iter(first()), None)
             if block is not None and len(block.records):
                 copied, batch = _train_copy(model, parameters, block, pack, metric)
                 if examine is not None:
@@ -299,14 +326,10 @@ def dry_run_step(
     except UsageError as error:
         if BATCH_NORM_ERROR not in str(error):
             raise
-    except Exception as error:  # a worker reports it if it occurs there, too
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # a worker reports it if it occurs there, too
         log.info("the dry run before the fit was skipped: %s", first_line(error))
-
-
-def _can_dry_run(model: FlatModel) -> bool:
-    """Return whether the model's class is one of this package, and the model small enough."""
-    is_known = type(model).__module__.startswith("sparkstrom.")
-    return is_known and model.n_params <= PARAMETERS_MAX
 
 
 def _train_copy(

@@ -6,6 +6,7 @@ Aeron media driver and exchange updates over shared memory. Worker processes tha
 
 from __future__ import annotations
 
+import logging
 import os
 import pickle
 import secrets
@@ -20,7 +21,7 @@ from typing import Any
 
 from sparkstrom.base.child_processes import pickle_by_value
 from sparkstrom.base.clock import SystemClock
-from sparkstrom.base.errors import SparkstromError
+from sparkstrom.base.errors import SparkstromError, TrainingError
 from sparkstrom.codec.sealed_frames import KEY_BYTES, Seal
 from sparkstrom.encoding.backends import warm_up
 from sparkstrom.fit.early_stopping_listener import EarlyStoppingListener
@@ -52,6 +53,8 @@ from sparkstrom.transport.aeron.media_driver import DriverOptions
 from sparkstrom.worker.network_setup import ControllerRoute, transport_opener, warm_up_transport
 from sparkstrom.worker.task_environment import TaskEnvironment
 from sparkstrom.worker.training_job import TrainingJob, pack_parameters
+
+log = logging.getLogger(__name__)
 
 LOOPBACK = "127.0.0.1"  # address for UDP, which only the messages for joining the fit use
 EDGES_OVER_UDP = 2  # number of neighbours for which UDP buffers are sized; join messages are short
@@ -238,6 +241,9 @@ class ProcessJob(ThreadedJob):
                     self._handle_answer(partition, answer)
         except SparkstromError as error:
             self.error = error
+        except BaseException as error:  # the thread would end silently
+            log.exception("the thread of the worker processes ends")
+            self.error = TrainingError(f"the worker processes' thread failed: {error!r}")
         finally:
             self._workers.drop(self._missing)
 

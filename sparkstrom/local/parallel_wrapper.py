@@ -6,7 +6,6 @@ import os
 import secrets
 import shutil
 import tempfile
-import threading
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
@@ -150,7 +149,7 @@ class ParallelWrapper(TrainedNetwork):
         scratch = ScratchDirectory()
         pool = WorkerPool(workers, scratch.path, self._master.void.lease_s)
         self._context = LocalFitContext(model, self._master, name, pool, scratch.path)
-        self._owner, self._training = os.getpid(), threading.Lock()
+        self._owner = os.getpid()
         self._closing = weakref.finalize(self, _close_wrapper, pool, scratch, self._owner)
 
     def fit(
@@ -197,6 +196,7 @@ class ParallelWrapper(TrainedNetwork):
         rehearse_instead(self.rehearse, data, epochs=epochs, validation=validation, **columns)
         if not self._closing.alive:
             raise UsageError("this ParallelWrapper is closed: create another one")
+        self._check_owner()
         record = FitRecord()
         held = validation if holds_rows(validation) else None
         chosen = ColumnSpec(features, label, weight, validation if held is None else HELD_OUT)
@@ -295,27 +295,16 @@ class ParallelWrapper(TrainedNetwork):
             cpus = self._context.pool.threads
             return rehearse(make_recipe(*fit), sample, request, progress, cpus=cpus)
 
-    @contextmanager
-    def _exclusive(self) -> Iterator[None]:
-        """Allow only one fit at a time. Raise UsageError for a second fit, or in a forked process.
+    def _check_owner(self) -> None:
+        """Raise UsageError in a forked process.
 
-        A forked process inherits the sockets to the workers, so the messages of both processes
-        would be mixed up.
+        It inherits the sockets to the workers, so the messages of both processes would be mixed up.
         """
         if os.getpid() != self._owner:
             raise UsageError(
                 f"this ParallelWrapper was made in process {self._owner}, and this one was forked"
                 " from it: create another one here"
             )
-        if not self._training.acquire(blocking=False):
-            raise UsageError(
-                "a fit of this ParallelWrapper is under way in another thread: wait for its end, or"
-                " make another wrapper"
-            )
-        try:
-            yield
-        finally:
-            self._training.release()
 
     @contextmanager
     def _partition_into_files(

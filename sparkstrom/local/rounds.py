@@ -237,7 +237,7 @@ class RoundsThread(ThreadedJob):
         """Train all rounds; store an unexpected exception as the job's error."""
         try:
             self.reports = self._train()
-        except Exception as error:
+        except BaseException as error:  # the thread would end silently
             log.exception("the thread of the rounds ends")
             self.error = TrainingError(f"the rounds failed: {error!r}")
             self.error.__cause__ = error

@@ -77,7 +77,9 @@ def run_task(task: WorkerTask) -> WorkerAnswer:
     """Run a task; return its report, or a description of the exception that it raised."""
     try:
         return WorkerAnswer(task.run())
-    except Exception as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # a user's model may even raise SystemExit
         trace = "".join(traceback.format_exception(error))
         is_superseded, kind = isinstance(error, PeerError), type(error).__name__
         return WorkerAnswer("", format_reason(error), trace, is_superseded, kind)

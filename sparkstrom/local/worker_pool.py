@@ -33,6 +33,7 @@ from typing import Any, NamedTuple, Protocol
 from sparkstrom.base.child_processes import count_cores, make_child_environment
 from sparkstrom.base.errors import SetupError, SparkstromError, TrainingError, UsageError
 from sparkstrom.local.data import RowFile
+from sparkstrom.protocol.common.process_pause import PauseDetector
 from sparkstrom.worker.task_environment import TaskEnvironment, free_last_model
 
 log = logging.getLogger(__name__)
@@ -366,6 +367,7 @@ class HeartbeatMonitor:
         self._memory = mmap.mmap(self.descriptor, COUNTER_BYTES)
         self._lease_s = lease_s
         self._count, self._since_s = 0, time.monotonic()
+        self._pauses = PauseDetector(lease_s, self._since_s)
 
     @property
     def limit_s(self) -> float:
@@ -375,10 +377,12 @@ class HeartbeatMonitor:
     def is_silent(self) -> bool:
         """Poll the counter; return True if it has not changed for longer than ``limit_s``.
 
-        If the calling process itself was suspended, the counter has changed by its next poll, so a
-        worker is not considered silent by mistake.
+        Time in which the calling process did not poll, for instance because it was suspended
+        together with its workers, does not count.
         """
         count, now_s = int.from_bytes(self._memory, "little"), time.monotonic()
+        if pause := self._pauses.pause_before(now_s):
+            self._since_s = pause.shift(self._since_s)
         if count != self._count:
             self._count, self._since_s = count, now_s
         return now_s - self._since_s > self.limit_s

@@ -19,7 +19,11 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sparkstrom.base.child_processes import THREAD_LIMIT_VARIABLES, make_child_environment
+from sparkstrom.base.child_processes import (
+    CGROUP,
+    THREAD_LIMIT_VARIABLES,
+    make_child_environment,
+)
 
 if TYPE_CHECKING:
     from sparkstrom.rehearsal.fit import SimulatedFit
@@ -29,7 +33,6 @@ MODULE = "sparkstrom.rehearsal.run_process"
 # Also if this process has more: bits of sums may depend on the number of threads.
 ONE_THREAD = dict.fromkeys(THREAD_LIMIT_VARIABLES, "1")
 PROGRESS_INTERVAL_S = 0.2  # between two messages about a run's progress
-CGROUP = Path("/sys/fs/cgroup")
 
 
 class RunProcess:

@@ -364,7 +364,9 @@ def apply_accumulator(
     try:
         # Copies, because a user's function may change its argument or keep its result.
         made = np.array(accumulator(before.copy(), after, np.array(rows, np.int64)), np.float32)
-    except Exception as error:  # a user's function may raise anything
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # a user's function may raise anything, even SystemExit
         trace = traceback.format_exc()
         raise TrainingError(ACCUMULATOR_RAISED.format(error), trace=trace) from error
     if made.shape != after.shape[1:] or not np.isfinite(made).all():

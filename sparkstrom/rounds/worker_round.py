@@ -106,18 +106,18 @@ class ReplicaReport(WorkerReport):
 def reporting(report: WorkerReport, output: WorkerOutput | None = None) -> Iterator[None]:
     """Record in ``report`` what the block prints, and any exception that it raises.
 
-    Only IncompleteInput is raised again. Other exceptions come from the user's model, and would
-    recur if a backend repeated the task. ``output`` limits the number of lines of several tasks
-    together; None means a limit for this task alone.
+    IncompleteInput and interruptions are raised again. Other exceptions come from the user's model,
+    and would recur if a backend repeated the task. ``output`` limits the number of lines of several
+    tasks together; None means a limit for this task alone.
     """
     output = output or WorkerOutput(SystemClock())
     output.phase = lambda: report.activity
     try:
         with capture_output(output):
             yield
-    except IncompleteInput:
+    except (IncompleteInput, KeyboardInterrupt, GeneratorExit):
         raise
-    except Exception as error:  # a user's model may raise anything
+    except BaseException as error:  # a user's model may raise anything, even SystemExit
         trace = "".join(traceback.format_exception(error))[-TRACE_CHARS_MAX:]
         report.error = ModelFailure(format_reason(error), trace, isinstance(error, UsageError))
     if printed := output.take():

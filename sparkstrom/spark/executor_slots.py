@@ -10,7 +10,6 @@ round-based fit runs ordinary jobs with one task per worker; with fewer executor
 
 from __future__ import annotations
 
-import os
 import re
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -171,7 +170,10 @@ def compute_slots(
     """
     # Local mode has no resources besides CPUs.
     if local_match := re.fullmatch(r"local(\[(\d+|\*)(\s*,\s*\d+)?])?", master):
-        return TaskSlots(1, count_executor_slots(conf, _parse_local_cores(local_match.group(2))))
+        cores = local_match.group(2) or "1"
+        if cores == "*":  # the JVM counts them, by affinity and the container's limits
+            return TaskSlots(1, max(1, registered_slots()))
+        return TaskSlots(1, count_executor_slots(conf, int(cores)))
     if cluster_match := re.fullmatch(r"local-cluster\[\s*(\d+)\s*,\s*(\d+)\s*,\s*\d+\s*]", master):
         executors, cores = map(int, cluster_match.groups())
         return TaskSlots(executors, count_executor_slots(conf, cores, resources))
@@ -269,16 +271,6 @@ def _list_task_resources(context: Any) -> list[str]:
     """Return the names of the resources that a task of a SparkContext needs besides CPUs."""
     pairs = context._jsc.sc().getConf().getAllWithPrefix(TASK_RESOURCE)
     return list_resources(TASK_RESOURCE + pair._1() for pair in pairs)
-
-
-def _parse_local_cores(text: str | None) -> int:
-    """Return the number of cores in a master URL ``local[N]``.
-
-    ``text`` is N; "*" means all cores of this machine, and None, for ``local``, means one.
-    """
-    if text is None:
-        return 1
-    return os.cpu_count() or 1 if text == "*" else int(text)
 
 
 def count_workers(slots: TaskSlots, strategy: Strategy[CommonOptions]) -> int:

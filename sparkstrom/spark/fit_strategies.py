@@ -55,6 +55,7 @@ from sparkstrom.spark.jobs import SparkJob
 from sparkstrom.worker.network_setup import (
     check_driver_machine,
     choose_driver_address,
+    require_ports_on_one_host,
     warm_up_transport,
 )
 from sparkstrom.worker.training_job import ParametersBroadcast, StateBroadcast, TrainingJob
@@ -232,6 +233,8 @@ class SparkGradientSharingStrategy(GradientSharing):
         UsageError for settings that make a fit impossible.
         """
         warnings = check_conf(conf, workers, footprint, self.master) + check_key_encryption(conf)
+        if conf.get("spark.master", "").startswith("local"):
+            require_ports_on_one_host(self.master.void)
         check_driver_machine(self.master.void, workers, application.host)
         return warnings
 

@@ -192,16 +192,19 @@ class SparkNetwork(Dl4jMethodNames, TrainedNetwork):
         require_active_session(self._application)
         record, options = FitRecord(), self._strategy.master
         named = ColumnSpec(features, label, weight)
-        data, columns = self._held_out.unite(data, named, validation, options.repartition)
-        rule = check_fit_arguments(self._model, epochs, columns, early_stopping, listeners, run_log)
-        epochs, epoch_limit = limit_epochs(rule, parse_epochs(epochs))
-        # The model may have been changed since the network was made.
-        require_picklable(self._model, pickle_by_value)
-        self._application.check_data(data)
         with (
+            self._exclusive(),
             closing(make_progress_display(self._progress)) as progress,
             self._checkpoints.undo_find_on_error(),
         ):
+            data, columns = self._held_out.unite(data, named, validation, options.repartition)
+            rule = check_fit_arguments(
+                self._model, epochs, columns, early_stopping, listeners, run_log
+            )
+            epochs, epoch_limit = limit_epochs(rule, parse_epochs(epochs))
+            # The model may have been changed since the network was made.
+            require_picklable(self._model, pickle_by_value)
+            self._application.check_data(data)
             slots = self._application.await_slots(options.start_timeout, progress.say)
             workers, warnings = self._prepare(slots, progress.say)
             strategy = self._strategy

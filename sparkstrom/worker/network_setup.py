@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from sparkstrom.base.errors import DriverLost, NetworkError, SetupError
+from sparkstrom.base.errors import DriverLost, NetworkError, SetupError, UsageError
 from sparkstrom.base.identity import Endpoint
 from sparkstrom.options.network import VoidConfiguration, master_name, parse_controller
 from sparkstrom.options.resolution import local_ip
@@ -44,6 +44,10 @@ Joined = TypeVar("Joined")
 # A media driver may exit while a client joins it; the next attempt starts another one.
 JOIN_ATTEMPTS: Final = 3
 
+NO_PORT_LEFT: Final = (
+    "port {0}: unicast_port and port_range allow executors no other port than the controller's, and"
+    " both are on one host: set port_range to at least two more ports per executor of a host"
+)
 DISCARD_PORT: Final = 9  # used only to find a route; nothing is sent to it
 
 
@@ -111,12 +115,22 @@ def local_address_towards(controller: Endpoint) -> str:
 def exclude_controller_port(ports: range | None, host: str, controller: Endpoint) -> range | None:
     """Return an executor's ports without the controller's port if both share one address.
 
-    Of the two parts that remain, the longer one is returned.
+    Of the two parts that remain, the longer one is returned. Raise SetupError if none remains.
     """
     if ports is None or controller.host != host or controller.port not in ports:
         return ports
+    if len(ports) == 1:
+        raise SetupError(NO_PORT_LEFT.format(controller.port))
     index = ports.index(controller.port)
     return max(ports[:index], ports[index + 1 :], key=len)
+
+
+def require_ports_on_one_host(void: VoidConfiguration) -> None:
+    """Raise UsageError if executors on the controller's host would have no port."""
+    ports = void.executor_ports()
+    controllers = parse_controller(void.controller).ports(void.controller_ports())
+    if ports is not None and len(ports) == 1 and ports == controllers:
+        raise UsageError(NO_PORT_LEFT.format(ports[0]))
 
 
 def transport_opener(key: str, options: DriverOptions) -> OpenTransport:

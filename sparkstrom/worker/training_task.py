@@ -16,7 +16,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, TypedDict
+from typing import IO, Any, TypedDict
 
 import numpy as np
 
@@ -25,6 +25,7 @@ from sparkstrom.base.errors import SetupError, UsageError, escape_surrogates, fo
 from sparkstrom.base.untrusted_files import check_npz, open_regular
 from sparkstrom.base.version import __version__
 from sparkstrom.codec.messages import ResidualCheckpoint
+from sparkstrom.codec.optimizer_state_codec import plain_scalars
 from sparkstrom.data.row_blocks import Block
 from sparkstrom.data.row_store import Batches
 from sparkstrom.encoding.backends import Backend, host, on_device, warm_up
@@ -107,16 +108,12 @@ def save_residual(replica: Replica, directory: Path, network: str) -> ResidualCh
     """
     residual = replica.residual()
     arrays = {"residual": residual}
-    scalars: dict[str, dict[str, float | int]] = {}
+    scalars = dict[str, dict[str, Any]]()
     encoder = replica.encoder.state()
     encoder.pop("residual", None)  # stored as an array of its own
     for part, state in (("encoder", encoder), ("updater", replica.model.updater_state())):
-        scalars[part] = {}
-        for name, value in state.items():
-            if isinstance(value, np.ndarray):
-                arrays[f"{part}/{name}"] = value
-            else:
-                scalars[part][name] = value
+        scalars[part] = plain_scalars(state)
+        arrays |= {f"{part}/{k}": v for k, v in state.items() if isinstance(v, np.ndarray)}
     path = directory / f"{RESIDUAL_FILE_PREFIX}{network}-{os.getpid()}-{secrets.token_hex(6)}.npz"
     temporary = path.with_suffix(".tmp")
     try:
@@ -226,7 +223,9 @@ def _run_captured(
             raise failure
         with retain_freed_memory():
             end = session.trainer.run()
-    except Exception as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # a user's model may even raise SystemExit
         if error is not failure:
             session.report(error, session.channel.describe_activity())
         session.wait_for_abort()
@@ -287,7 +286,7 @@ class TrainingSession:
             optimizer_server=optimizer_server,
         )
 
-    def report(self, error: Exception, doing: str) -> None:
+    def report(self, error: BaseException, doing: str) -> None:
         """Report why training failed.
 
         If the node's thread has not started yet, the node later reports the error instead of
@@ -305,7 +304,7 @@ class TrainingSession:
             time.sleep(0.05)
 
     def _save_residual(self, replica: Replica) -> ResidualCheckpoint | None:
-        """Save the residual for the next fit, if that is enabled; only warn if the disk refuses it.
+        """Save the residual for the next fit, if that is enabled; only warn if that fails.
 
         All that is trained is committed by now, and a fit without this file ends well.
         """
@@ -314,7 +313,7 @@ class TrainingSession:
         directory = self._environment.scratch
         try:
             return save_residual(replica, directory, self._job.network)
-        except OSError as error:
+        except (OSError, UsageError) as error:
             log.warning(RESIDUAL_NOT_SAVED, directory, error)
             return None
 

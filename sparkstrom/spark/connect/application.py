@@ -128,6 +128,8 @@ def check_dataframe(data: Any, session: Any) -> None:
         )
 
 
+# Settings of Spark's default number of tasks.
+TASKS_OF_A_JOB = {"spark.default.parallelism", "spark.sql.leafNodeDefaultParallelism"}
 WAITING_NOTICE = "sparkstrom waits: for executors of {}, which a job counts"
 NO_EXECUTORS = (
     "no executor of {} has run a task within {:g} s (start_timeout): check the cluster's web page:"
@@ -266,7 +268,7 @@ class ConnectApplication:
         """
         conf = self.conf()
         resources = list_resources(conf)
-        list_executors = cache(partial(self._list_executors, seconds, notify))
+        list_executors = cache(partial(self._list_executors, conf, seconds, notify))
         self._slots = compute_slots(
             conf,
             conf.get("spark.master", ""),
@@ -278,15 +280,20 @@ class ConnectApplication:
         )
         return self._slots
 
-    def _list_executors(self, seconds: float, notify: Notify) -> dict[str, int]:
+    def _list_executors(
+        self, conf: Mapping[str, str], seconds: float, notify: Notify
+    ) -> dict[str, int]:
         """Run a job with Spark's default number of tasks; return their executors' cores, by name.
 
-        By default, there is one task per core.
+        In local mode there is one task per core, unless the configuration sets their number.
         """
         run = partial(self._run_tasks, identify_executor, None, "counting executors")
         job = ConnectJob(self._session, f"sparkstrom-{secrets.token_hex(8)}", run)
         server = f"the Spark Connect server {self._session.client.host}"
-        return dict(discover_executors(job, server, seconds, notify))
+        found = discover_executors(job, server, seconds, notify)
+        if conf.get("spark.master", "").startswith("local[") and not conf.keys() & TASKS_OF_A_JOB:
+            found = [(name, len(found)) for name, _ in found]
+        return dict(found)
 
     def resolve_controller(
         self, master: SharedTrainingMaster, slots: TaskSlots, notify: Notify

@@ -22,6 +22,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sparkstrom.base.child_processes import count_cores
 from sparkstrom.base.errors import TrainingError
 from sparkstrom.fit.supervisor import find_cause, setup_error_in
 from sparkstrom.spark.controller.driver_messages import pack_message, unpack_message
@@ -114,8 +115,9 @@ def count_rows(batches: ArrowBatches) -> Iterator[Any]:
 
 def identify_executor(items: Iterable[Any]) -> Iterator[tuple[str, int]]:
     """Yield the executor that runs this task: its host and process, and its number of cores."""
-    place = get_task_context()
-    yield f"{place.host}/{place.jvm}", read_executor_name().cores
+    place, executor = get_task_context(), read_executor_name()
+    cores = count_cores() if executor.number == "driver" else executor.cores
+    yield f"{place.host}/{place.jvm}", cores
 
 
 @dataclass(slots=True)

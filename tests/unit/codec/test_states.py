@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sparkstrom.base.errors import WireError
+from sparkstrom.base.errors import UsageError, WireError
 from sparkstrom.codec.optimizer_state_codec import decode_state_untrusted, encode_state
 from sparkstrom.models import Adam, DenseNetwork
 from sparkstrom.models.base import Batch
@@ -31,6 +31,18 @@ def test_what_went_in_comes_out(state: dict[str, Any]) -> None:
         np.testing.assert_array_equal(back[name], value)
         assert np.asarray(back[name]).dtype == np.asarray(value).dtype
         assert isinstance(back[name], np.ndarray) is isinstance(value, np.ndarray)
+
+
+def test_numbers_of_numpy_come_back_as_those_of_python() -> None:
+    sent: Any = {"steps": np.int64(3), "rate": np.float32(0.5), "warm": np.bool_(True)}
+    back = decode_state_untrusted(encode_state(sent))
+    assert back == {"steps": 3, "rate": 0.5, "warm": True}
+    assert [type(value) for value in back.values()] == [int, float, bool]
+
+
+def test_a_value_that_cannot_be_sent_is_refused_by_name() -> None:
+    with pytest.raises(UsageError, match="contains 'seen', a set, which cannot be saved or sent"):
+        encode_state({"steps": 3, "seen": {1}})  # type: ignore[dict-item]
 
 
 def test_an_optimizer_goes_on_as_if_nothing_had_happened() -> None:

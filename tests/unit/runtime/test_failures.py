@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, cast
 
+import numpy as np
 import pytest
 
 from sparkstrom.base.errors import RowsRefused, TrainingError, UsageError
 from sparkstrom.codec.messages import TrainingFailure
 from sparkstrom.codec.wire import decode_untrusted, encode
+from sparkstrom.local.fit_runner import ProcessJob
+from sparkstrom.local.rounds import RoundsThread
+from sparkstrom.local.worker_main import run_task
 from sparkstrom.protocol.common import events_and_effects as ev
+from sparkstrom.rounds.averaging import apply_accumulator
+from sparkstrom.rounds.worker_round import RoundReport, raise_failure, reporting
 from sparkstrom.runtime.master_control import READING_ROWS, error_from_abort
+from sparkstrom.worker import training_task
 from sparkstrom.worker.training_task import TrainingSession
 
 WHY = "row 3 of partition 1: column 'x' is null: fill or drop it"
@@ -65,3 +73,77 @@ def test_an_exception_without_text_reaches_the_master(error: Exception) -> None:
     session = SimpleNamespace(channel=SimpleNamespace(post=events.append))
     TrainingSession.report(cast(Any, session), error, "training")
     assert events[0].reason.endswith("no reason")
+
+
+class Panic(BaseException):
+    """What libraries in Rust raise, for example."""
+
+
+def train_on_spark(fail: Callable[..., Any]) -> None:
+    """Raise what a training task reports to the controller."""
+    reports = list[Any]()
+    session: Any = SimpleNamespace(
+        trainer=SimpleNamespace(run=fail),
+        thread=SimpleNamespace(start=int, stop=int),
+        channel=SimpleNamespace(describe_activity=lambda: "training"),
+        wait_for_abort=int,
+        report=lambda *report: reports.append(report),
+    )
+    job: Any = SimpleNamespace(model=None)
+    output: Any = SimpleNamespace(take=None)
+    batches: Any = SimpleNamespace(close=int)
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("warm_up", "warm_up_transport", "freeze_garbage_collector"):
+            patch.setattr(training_task, name, int)
+        for name in ("remember_model", "place_model"):
+            patch.setattr(training_task, name, lambda *given: None)
+        patch.setattr(training_task, "load_batches", lambda *given: batches)
+        patch.setattr(training_task, "TrainingSession", lambda *given: session)
+        with pytest.raises(BaseException):  # noqa: B017, PT011
+            training_task._run_captured(job, cast(Any, None), iter(()), output)
+    for error, doing in reports:
+        raise TrainingError(f"{type(error).__name__}: {error} ({doing})")
+
+
+def train_one_round(fail: Callable[..., Any]) -> None:
+    report = RoundReport(0)
+    with reporting(report):
+        fail()
+    raise_failure([report])
+
+
+def run_in_a_process(fail: Callable[..., Any]) -> None:
+    raise run_task(cast(Any, SimpleNamespace(run=fail))).as_error(0)
+
+
+def accumulate(fail: Callable[..., Any]) -> None:
+    apply_accumulator(fail, np.zeros(2, np.float32), np.zeros((1, 2), np.float32), [1])
+
+
+def run_rounds(fail: Callable[..., Any]) -> None:
+    thread = RoundsThread(fail, abort=int)
+    thread._run()
+    assert thread.error is not None
+    raise thread.error
+
+
+def run_processes(fail: Callable[..., Any]) -> None:
+    workers = SimpleNamespace(begin=fail, drop=lambda partitions: None)
+    job: Any = SimpleNamespace(_workers=workers, _missing=set(), error=None)
+    ProcessJob._run(job)
+    raise job.error
+
+
+@pytest.mark.parametrize("error", [SystemExit("no GPU"), Panic("no GPU"), ValueError("no GPU")])
+@pytest.mark.parametrize(
+    "train",
+    [train_on_spark, train_one_round, run_in_a_process, accumulate, run_rounds, run_processes],
+)
+def test_whatever_a_user_s_code_raises_ends_the_fit_and_is_named(
+    train: Callable[[Callable[..., Any]], None], error: BaseException
+) -> None:
+    def fail(*_: Any) -> Any:
+        raise error
+
+    with pytest.raises(TrainingError, match=rf"{type(error).__name__}.*no GPU"):
+        train(fail)

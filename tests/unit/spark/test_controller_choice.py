@@ -7,17 +7,22 @@ from typing import Any
 
 import pytest
 
-from sparkstrom.base.errors import UsageError
+from sparkstrom.base.errors import SetupError, UsageError
 from sparkstrom.base.identity import Endpoint
 from sparkstrom.fit.fit_context import TaskSlots
 from sparkstrom.options.gradient_sharing import SharedTrainingMaster
 from sparkstrom.options.network import ControllerChoice, VoidConfiguration, parse_controller
 from sparkstrom.options.resolution import resolve
+from sparkstrom.planning.memory import ModelFootprint
 from sparkstrom.spark.executor_slots import count_workers
 from sparkstrom.spark.fit_strategies import strategy_for
 from sparkstrom.transport.aeron.driver_directories import find_executor_process
 from sparkstrom.transport.bind_address import InterfaceAddress
-from sparkstrom.worker.network_setup import ControllerRoute, exclude_controller_port
+from sparkstrom.worker.network_setup import (
+    ControllerRoute,
+    exclude_controller_port,
+    require_ports_on_one_host,
+)
 from sparkstrom.worker.task_environment import ExecutorName, read_executor_name
 
 LISTED = [
@@ -98,6 +103,28 @@ def test_workers_leave_it_its_port() -> None:
     )  # another host's
     assert exclude_controller_port(ports, here, Endpoint(here, 40123)) == ports
     assert exclude_controller_port(None, here, Endpoint(here, 50003)) is None
+
+
+ONE_PORT: list[dict[str, Any]] = [
+    {"unicast_port": 65535},
+    {"port_range": (40123, 40123)},
+    {"unicast_port": 40123, "port_range": (40123, 40123)},
+]
+
+
+@pytest.mark.parametrize("options", ONE_PORT)
+def test_where_the_controller_has_the_only_port_it_is_named(options: dict[str, Any]) -> None:
+    here, void = "10.1.2.3", VoidConfiguration(**options)
+    (port,) = void.executor_ports() or ()
+    with pytest.raises(SetupError, match=f"port {port}: .* set port_range to at least two more"):
+        exclude_controller_port(void.executor_ports(), here, Endpoint(here, port))
+    with pytest.raises(UsageError, match=f"port {port}: "):
+        require_ports_on_one_host(void)
+    local: Any = strategy_for(SharedTrainingMaster(void=void))
+    with pytest.raises(UsageError, match=f"port {port}: "):
+        local.check(None, {"spark.master": "local[2]"}, 2, ModelFootprint(1))
+    require_ports_on_one_host(VoidConfiguration(unicast_port=1, port_range=(2, 2)))
+    require_ports_on_one_host(VoidConfiguration(unicast_port=65534))
 
 
 def test_workers_wait_for_one_that_has_not_been_heard_of() -> None:

@@ -233,6 +233,18 @@ def test_a_program_without_standard_output_still_has_none(monkeypatch: pytest.Mo
         assert sys.stdout is None
 
 
+class Odd(DenseNetwork):
+    """A custom model, whose optimizer's state cannot be saved."""
+
+    def updater_state(self) -> Any:
+        return super().updater_state() | {"seen": {1}}
+
+
+def test_a_state_that_cannot_be_saved_is_found_before_a_fit() -> None:
+    with pytest.raises(UsageError, match="contains 'seen', a set"):
+        attempt(Odd([3, 2]), None)
+
+
 def test_models_with_other_code_and_large_ones_are_not_tried(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -128,3 +128,34 @@ def test_an_updater_may_call_an_array_residual(tmp_path: Path, train_on: str) ->
     )
     assert isinstance(after.model, Remembering)
     np.testing.assert_array_equal(after.model.remembered, np.ones(3))
+
+
+class Counting(DenseNetwork):
+    """A custom model, which counts steps in a number of NumPy, and later in something else."""
+
+    counted: Any = np.int64(2)
+
+    def updater_state(self) -> State:
+        return {**super().updater_state(), "counted": self.counted}
+
+    def load_updater_state(self, state: State) -> None:
+        self.counted = state["counted"]
+        super().load_updater_state({k: v for k, v in state.items() if k != "counted"})
+
+
+def test_a_number_of_numpy_in_a_state_costs_neither_the_file_nor_the_fit(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    session: Any = SimpleNamespace(
+        _job=SimpleNamespace(keep_residuals=True, network="n1"),
+        _environment=SimpleNamespace(scratch=tmp_path),
+    )
+    before, after = (replica_of("local", kind=Counting) for _ in range(2))
+    save = residual_files.TrainingSession._save_residual
+    saved = save(session, before)
+    assert saved is not None
+    residual_files.restore_residual(after, saved.path)
+    assert cast(Counting, after.model).counted == 2
+    cast(Counting, before.model).counted = {2}
+    assert save(session, before) is None
+    assert "contains 'counted', a set" in caplog.text

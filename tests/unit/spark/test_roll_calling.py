@@ -114,6 +114,24 @@ def test_an_application_counts_once_for_executors_and_cores(
 
 
 @pytest.mark.parametrize(
+    ("setting", "slots"),
+    [
+        ({}, 5),  # one task per core of the JVM
+        ({"spark.default.parallelism": "5"}, 2),  # the cores of the server's process
+        ({"spark.task.cpus": "2"}, 2),
+    ],
+)
+def test_the_cores_of_a_server_in_local_mode_are_counted_there(
+    monkeypatch: pytest.MonkeyPatch, setting: dict[str, str], slots: int
+) -> None:
+    conf = {"spark.master": "local[*]"} | setting
+    monkeypatch.setattr(connect_application, "discover_executors", lambda *_: [("1", 2)] * 5)
+    monkeypatch.setattr(connect_application, "read_session_conf", lambda session: conf)
+    session: Any = SimpleNamespace(client=SimpleNamespace(host="gateway"))
+    assert ConnectApplication(session).await_slots(33.0, print) == TaskSlots(1, slots)
+
+
+@pytest.mark.parametrize(
     ("master", "said"),
     [("yarn", "executor.instances"), ("spark://h:7077", "dynamicAllocation.initialExecutors")],
 )
