@@ -124,7 +124,7 @@ class FitSession:
             n_params=self._checkpoints.model.n_params,
             version=__version__,
             job=secrets.randbits(63),
-            first_epoch=state.epochs,
+            first_epoch=point.first_epoch if point else state.epochs,
             minibatches_before=point.minibatches_before if point else state.minibatches_before,
             fraction=request.columns.fraction,
             metric=rule.metric if rule else LOSS,
