@@ -85,6 +85,16 @@ class CheckpointContent:
     epochs_done: int | None = None  # epochs of a finished fit; None if it is not finished
     summaries: dict[str, Any] = field(default_factory=dict)  # of finished fits, by number
 
+    @property
+    def delivers_best(self) -> bool:
+        """Whether the fit is finished and delivers its best epoch, not its last parameters."""
+        copy = self.best[1] if self.best is not None else None
+        return (
+            self.epochs_done is not None
+            and copy is not None
+            and copy.commit != self.snapshot.commit
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class CheckpointConfig:
@@ -269,7 +279,9 @@ class CheckpointListener(FitListener):
         if fit is not None:
             # Workers without a fresh copy, as after an interrupt, keep their previous one.
             self._states = self._merge_copies(self._master.optimizer_copies, self._states)
-            last = build_checkpoint(self._config.model, replace(fit, states=self._states))
+            # Optimizer states belong to the last parameters, not to the best ones.
+            states = OptimizerStates() if fit.delivers_best else self._states
+            last = build_checkpoint(self._config.model, replace(fit, states=states))
         self._writer.close(last)
         self._announce_written()
         unsaved = self._writer.unsaved_reason

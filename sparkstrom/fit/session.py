@@ -251,8 +251,9 @@ class FitSession:
             )
         if not point.states.one:
             self._reporting.warn(
-                f"{point.path} has no optimizer state, because no worker sent one in time:"
-                " momentum and second moments start at zero"
+                f"{point.path} has no optimizer state, because it holds the parameters of the best"
+                " epoch, or because no worker sent one in time: momentum and second moments start"
+                " at zero"
             )
         if point.missing_states and point.states.one and workers == len(point.starts):
             partitions = ", ".join(map(str, point.missing_states))

@@ -60,3 +60,20 @@ def test_missing_epochs_are_trained_as_if_all_had_been_asked_for_at_once(program
     once.fit((X, Y), 4, run_log="")
     assert [each.epoch for each in summary.history] == [1, 2, 3, 4]
     np.testing.assert_array_equal(more.parameters, once.parameters)
+
+
+def test_a_fit_after_one_that_delivers_its_best_epoch_is_the_same_in_a_later_program(
+    program: Program,
+) -> None:
+    """The optimizer's state at the end belongs to other parameters than those of the best epoch."""
+    rule: dict[str, Any] = {"validation": 0.3, "early_stopping": EarlyStopping(patience=3)}
+    found = []
+    for name, fits in (("at once", 2), ("later", 1), ("later", 2)):
+        network = program(name)
+        summary = network.fit((X, Y), 30, **rule, run_log="")
+        assert summary.best is not None
+        assert summary.best.epoch < len(summary.history)
+        if fits == 2:
+            network.fit((X, Y), 1, run_log="")
+            found.append(network.parameters)
+    np.testing.assert_array_equal(*found)
