@@ -377,6 +377,7 @@ class FitCheckpoints:
     # Checkpoint read by ``restore``; None once a fit that used it is over or wrote its own.
     _restored: ResumePoint | None = None
     _reads_newest: bool = True  # whether the next fit reads the newest checkpoint
+    _are_assigned: bool = False  # the user has assigned parameters for the next fit
 
     @property
     def directory(self) -> CheckpointDirectory | None:
@@ -391,7 +392,7 @@ class FitCheckpoints:
         UsageError if the checkpoint is of another model.
         """
         self._pending = self._restored = self._read(*open_checkpoint(path, say), say)
-        self._reads_newest = False
+        self._reads_newest = self._are_assigned = False
         done = self._pending.epochs_done is not None
         self.fits = self._pending.key.number - (0 if done else 1)
         return self._pending
@@ -400,7 +401,8 @@ class FitCheckpoints:
         """Decide what a fit does with the newest checkpoint, and show a message about it.
 
         If ``restore`` has read a checkpoint, use that one instead of the newest. Return None if
-        there is no checkpoint. The summaries of finished fits are taken from the checkpoint.
+        there is no checkpoint, or if parameters were assigned later; see ``mark_assigned``. The
+        summaries of finished fits are taken from the checkpoint.
 
         Args:
             key: Identifies the fit within its program.
@@ -419,6 +421,9 @@ class FitCheckpoints:
         action = choose_resume_action(point, key, epochs)
         if action is not ResumeAction.SKIP:
             self._pending = None
+        if self._are_assigned and (point is self._restored or action is ResumeAction.START_FROM):
+            say(ASSIGNED_MESSAGE.format(path=point.path))
+            return None
         say(RESUME_MESSAGES[action].format(**_message_fields(point, key)))
         return ResumeDecision(action, point)
 
@@ -505,6 +510,16 @@ class FitCheckpoints:
     def mark_over(self, number: int) -> None:
         """Record that fit ``number`` ended or was interrupted: the next one has the next number."""
         self.fits, self._restored = max(self.fits, number), None
+        self._are_assigned = False
+
+    def mark_assigned(self) -> None:
+        """Record that the user assigned parameters: the next fit starts with them.
+
+        It then uses neither the checkpoint of ``restore`` nor one of an earlier fit. Parameters
+        assigned before the program's first fit do not count: a program that is run again assigns
+        them again, and continues from its checkpoint.
+        """
+        self._are_assigned = self.fits > 0 or not self._reads_newest
 
     def mark_written(self) -> None:
         """Record that a fit wrote a checkpoint, which replaces the restored one if it is read."""
@@ -757,6 +772,14 @@ def _message_fields(point: ResumePoint, key: FitKey) -> Mapping[str, Any]:
     }
 
 
+NOTHING_LEFT_MESSAGE = (
+    "sparkstrom: no minibatch of the {epochs} epochs asked for is left to train: the fit delivers"
+    " the checkpoint's parameters"
+)
+ASSIGNED_MESSAGE = (
+    "sparkstrom: parameters were assigned after {path} was written or restored: the fit starts with"
+    " them, and does not use that checkpoint"
+)
 RESUME_MESSAGES = {
     ResumeAction.RESUME: "sparkstrom resumes from {path}: it has {minibatches} minibatches of "
     "{fit}, {complete} of {epochs} epochs are complete",

@@ -77,3 +77,20 @@ def test_a_fit_after_one_that_delivers_its_best_epoch_is_the_same_in_a_later_pro
             network.fit((X, Y), 1, run_log="")
             found.append(network.parameters)
     np.testing.assert_array_equal(*found)
+
+
+@pytest.mark.parametrize("fails", [True, False])
+def test_parameters_that_are_assigned_after_a_restore_are_what_the_fit_starts_with(
+    program: Program, tmp_path: Path, fails: bool
+) -> None:
+    """Whether the restored fit was complete or not."""
+    saved, restored = program("saved", checkpoint_every="1 epochs"), program(None, rate=1e-9)
+    if fails:
+        with pytest.raises(TrainingError, match="a bug of the listener"):
+            saved.fit((X, Y), 5000, listeners=[Failing(1)], run_log="")
+    else:
+        saved.fit((X, Y), 1, run_log="")
+    restored.restore(tmp_path / "saved")
+    restored.parameters = np.zeros(restored.parameters.shape)
+    restored.fit((X, Y), 1, run_log="")
+    assert np.abs(restored.parameters).max() < 1e-6
