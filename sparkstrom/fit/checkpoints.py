@@ -321,6 +321,11 @@ class ResumePoint:
         """Number of completed epochs by partition, for partitions with rows."""
         return {i: s.position.epoch for i, s in enumerate(self.starts) if s.rows}
 
+    @property
+    def complete_epochs(self) -> int:
+        """Number of epochs that all partitions with rows have completed."""
+        return min(self.epochs_completed.values(), default=0)
+
     def starts_for(self, workers: int) -> tuple[PartitionStart, ...]:
         """Return the position from which each of ``workers`` workers continues.
 
@@ -330,8 +335,7 @@ class ResumePoint:
         """
         if workers == len(self.starts):
             return self.starts
-        complete = min(self.epochs_completed.values(), default=0)
-        return (PartitionStart(Position(complete, 0)),) * workers
+        return (PartitionStart(Position(self.complete_epochs, 0)),) * workers
 
     def figures_for(self, workers: int) -> EpochFigures:
         """Return losses and metrics of the epochs before the positions ``starts_for(workers)``."""
@@ -425,6 +429,8 @@ class FitCheckpoints:
             say(ASSIGNED_MESSAGE.format(path=point.path))
             return None
         say(RESUME_MESSAGES[action].format(**_message_fields(point, key)))
+        if action is ResumeAction.RESUME and epochs <= point.complete_epochs:
+            say(NOTHING_LEFT_MESSAGE.format(epochs=epochs))
         return ResumeDecision(action, point)
 
     def _read_newest(self, say: Say) -> ResumePoint | None:
@@ -762,12 +768,11 @@ def choose_resume_action(point: ResumePoint, key: FitKey, epochs: int) -> Resume
 
 def _message_fields(point: ResumePoint, key: FitKey) -> Mapping[str, Any]:
     """Return the values for the placeholders of RESUME_MESSAGES."""
-    complete = min(point.epochs_completed.values(), default=0)
     return {
         "path": point.path,
         "fit": f"micro-batch {key.batch}" if key.stream else f"fit {key.number}",
         "minibatches": f"{point.minibatches:,}",
-        "complete": complete,
+        "complete": point.complete_epochs,
         "epochs": point.epochs,
     }
 

@@ -94,3 +94,19 @@ def test_parameters_that_are_assigned_after_a_restore_are_what_the_fit_starts_wi
     restored.parameters = np.zeros(restored.parameters.shape)
     restored.fit((X, Y), 1, run_log="")
     assert np.abs(restored.parameters).max() < 1e-6
+
+
+def test_a_fit_that_has_nothing_left_to_train_tells_what_the_checkpoint_holds(
+    program: Program, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also if fewer epochs are asked for than it has."""
+    with pytest.raises(TrainingError, match="a bug of the listener"):
+        program("some", checkpoint_every="1 epochs").fit(
+            (X, Y), 5000, listeners=[Failing(3)], run_log=""
+        )
+    network = program("some", progress="plain")
+    summary = network.fit((X, Y), 2, run_log="")
+    assert summary.epochs == summary.epochs_resumed == network._state.epochs >= 3
+    assert summary.loss == summary.history[-1].loss
+    assert summary.warnings == []
+    assert "no minibatch of the 2 epochs asked for is left to train" in capsys.readouterr().err
