@@ -85,6 +85,16 @@ class CheckpointContent:
     epochs_done: int | None = None  # epochs of a finished fit; None if it is not finished
     summaries: dict[str, Any] = field(default_factory=dict)  # of finished fits, by number
 
+    @property
+    def delivers_best(self) -> bool:
+        """Whether the fit is finished and delivers its best epoch, not its last parameters."""
+        copy = self.best[1] if self.best is not None else None
+        return (
+            self.epochs_done is not None
+            and copy is not None
+            and copy.commit != self.snapshot.commit
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class CheckpointConfig:
@@ -269,7 +279,9 @@ class CheckpointListener(FitListener):
         if fit is not None:
             # Workers without a fresh copy, as after an interrupt, keep their previous one.
             self._states = self._merge_copies(self._master.optimizer_copies, self._states)
-            last = build_checkpoint(self._config.model, replace(fit, states=self._states))
+            # Optimizer states belong to the last parameters, not to the best ones.
+            states = OptimizerStates() if fit.delivers_best else self._states
+            last = build_checkpoint(self._config.model, replace(fit, states=states))
         self._writer.close(last)
         self._announce_written()
         unsaved = self._writer.unsaved_reason
@@ -309,6 +321,11 @@ class ResumePoint:
         """Number of completed epochs by partition, for partitions with rows."""
         return {i: s.position.epoch for i, s in enumerate(self.starts) if s.rows}
 
+    @property
+    def complete_epochs(self) -> int:
+        """Number of epochs that all partitions with rows have completed."""
+        return min(self.epochs_completed.values(), default=0)
+
     def starts_for(self, workers: int) -> tuple[PartitionStart, ...]:
         """Return the position from which each of ``workers`` workers continues.
 
@@ -318,8 +335,7 @@ class ResumePoint:
         """
         if workers == len(self.starts):
             return self.starts
-        complete = min(self.epochs_completed.values(), default=0)
-        return (PartitionStart(Position(complete, 0)),) * workers
+        return (PartitionStart(Position(self.complete_epochs, 0)),) * workers
 
     def figures_for(self, workers: int) -> EpochFigures:
         """Return losses and metrics of the epochs before the positions ``starts_for(workers)``."""
@@ -365,6 +381,7 @@ class FitCheckpoints:
     # Checkpoint read by ``restore``; None once a fit that used it is over or wrote its own.
     _restored: ResumePoint | None = None
     _reads_newest: bool = True  # whether the next fit reads the newest checkpoint
+    _are_assigned: bool = False  # the user has assigned parameters for the next fit
 
     @property
     def directory(self) -> CheckpointDirectory | None:
@@ -379,7 +396,7 @@ class FitCheckpoints:
         UsageError if the checkpoint is of another model.
         """
         self._pending = self._restored = self._read(*open_checkpoint(path, say), say)
-        self._reads_newest = False
+        self._reads_newest = self._are_assigned = False
         done = self._pending.epochs_done is not None
         self.fits = self._pending.key.number - (0 if done else 1)
         return self._pending
@@ -388,7 +405,8 @@ class FitCheckpoints:
         """Decide what a fit does with the newest checkpoint, and show a message about it.
 
         If ``restore`` has read a checkpoint, use that one instead of the newest. Return None if
-        there is no checkpoint. The summaries of finished fits are taken from the checkpoint.
+        there is no checkpoint, or if parameters were assigned later; see ``mark_assigned``. The
+        summaries of finished fits are taken from the checkpoint.
 
         Args:
             key: Identifies the fit within its program.
@@ -407,7 +425,12 @@ class FitCheckpoints:
         action = choose_resume_action(point, key, epochs)
         if action is not ResumeAction.SKIP:
             self._pending = None
+        if self._are_assigned and (point is self._restored or action is ResumeAction.START_FROM):
+            say(ASSIGNED_MESSAGE.format(path=point.path))
+            return None
         say(RESUME_MESSAGES[action].format(**_message_fields(point, key)))
+        if action is ResumeAction.RESUME and epochs <= point.complete_epochs:
+            say(NOTHING_LEFT_MESSAGE.format(epochs=epochs))
         return ResumeDecision(action, point)
 
     def _read_newest(self, say: Say) -> ResumePoint | None:
@@ -493,6 +516,16 @@ class FitCheckpoints:
     def mark_over(self, number: int) -> None:
         """Record that fit ``number`` ended or was interrupted: the next one has the next number."""
         self.fits, self._restored = max(self.fits, number), None
+        self._are_assigned = False
+
+    def mark_assigned(self) -> None:
+        """Record that the user assigned parameters: the next fit starts with them.
+
+        It then uses neither the checkpoint of ``restore`` nor one of an earlier fit. Parameters
+        assigned before the program's first fit do not count: a program that is run again assigns
+        them again, and continues from its checkpoint.
+        """
+        self._are_assigned = self.fits > 0 or not self._reads_newest
 
     def mark_written(self) -> None:
         """Record that a fit wrote a checkpoint, which replaces the restored one if it is read."""
@@ -735,16 +768,23 @@ def choose_resume_action(point: ResumePoint, key: FitKey, epochs: int) -> Resume
 
 def _message_fields(point: ResumePoint, key: FitKey) -> Mapping[str, Any]:
     """Return the values for the placeholders of RESUME_MESSAGES."""
-    complete = min(point.epochs_completed.values(), default=0)
     return {
         "path": point.path,
         "fit": f"micro-batch {key.batch}" if key.stream else f"fit {key.number}",
         "minibatches": f"{point.minibatches:,}",
-        "complete": complete,
+        "complete": point.complete_epochs,
         "epochs": point.epochs,
     }
 
 
+NOTHING_LEFT_MESSAGE = (
+    "sparkstrom: no minibatch of the {epochs} epochs asked for is left to train: the fit delivers"
+    " the checkpoint's parameters"
+)
+ASSIGNED_MESSAGE = (
+    "sparkstrom: parameters were assigned after {path} was written or restored: the fit starts with"
+    " them, and does not use that checkpoint"
+)
 RESUME_MESSAGES = {
     ResumeAction.RESUME: "sparkstrom resumes from {path}: it has {minibatches} minibatches of "
     "{fit}, {complete} of {epochs} epochs are complete",

@@ -32,9 +32,12 @@ class FinishedFit:
 
     @property
     def epochs_trained(self) -> int:
-        """Number of this fit's epochs; if it was stopped, those that some partition completed."""
+        """Number of this fit's epochs; if it was stopped, those that some partition completed.
+
+        A checkpoint may have more epochs than the fit that resumes from it was asked for.
+        """
         if self.outcome.stop_reason is None:
-            return self.spec.epochs
+            return max(self.spec.epochs, self.spec.epochs_resumed)
         return self.history[-1].epoch - self.spec.first_epoch if self.history else 0
 
 

@@ -124,7 +124,7 @@ class FitSession:
             n_params=self._checkpoints.model.n_params,
             version=__version__,
             job=secrets.randbits(63),
-            first_epoch=state.epochs,
+            first_epoch=point.first_epoch if point else state.epochs,
             minibatches_before=point.minibatches_before if point else state.minibatches_before,
             fraction=request.columns.fraction,
             metric=rule.metric if rule else LOSS,
@@ -251,8 +251,9 @@ class FitSession:
             )
         if not point.states.one:
             self._reporting.warn(
-                f"{point.path} has no optimizer state, because no worker sent one in time:"
-                " momentum and second moments start at zero"
+                f"{point.path} has no optimizer state, because it holds the parameters of the best"
+                " epoch, or because no worker sent one in time: momentum and second moments start"
+                " at zero"
             )
         if point.missing_states and point.states.one and workers == len(point.starts):
             partitions = ", ".join(map(str, point.missing_states))

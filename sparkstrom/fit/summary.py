@@ -133,8 +133,9 @@ class TrainingSummary:
     spilled_bytes: int = figure(lambda fit: fit.total.training.spilled_bytes)
     # Committed updates.
     updates: int = figure(lambda fit: fit.outcome.commits)
-    # Mean over the examples of each worker's last epoch.
-    loss: float = figure(lambda fit: mean_loss(fit.total))
+    # Mean over the examples of each worker's last epoch; if none was trained after a resume, that
+    # of the checkpoint's last epoch.
+    loss: float = figure(lambda fit: final_loss(fit))
     # Entries sent / (publications x n_params).
     sent_fraction: float = figure(lambda fit: mean_sent_fraction(fit.total, fit.n_params))
     # Number of commits that an update missed -> number of such updates.
@@ -481,6 +482,13 @@ def count_ignored_messages(outcome: FitOutcome, total: FitTotals) -> dict[str, i
     return dict(by_reason.most_common())
 
 
+def final_loss(fit: FitFacts) -> float:
+    """Return the mean loss of the last epoch, which may be one before a resume."""
+    if fit.end.history and not fit.outcome.minibatches_trained:
+        return fit.end.history[-1].loss
+    return mean_loss(fit.total)
+
+
 def mean_loss(total: FitTotals) -> float:
     """Return the mean loss over each worker's last complete epoch; NaN if none is complete."""
     examples = total.training.last_examples
@@ -559,7 +567,7 @@ def summary_warnings(fit: FitFacts) -> list[str]:
         *_replica_warning(outcome.hashes),
         *_fresh_optimizer_warning(total.training.fresh_updaters),
         *_unmeasured_partition_warnings(outcome),
-        *_unchanged_parameters_warning(outcome.minibatches, total),
+        *_unchanged_parameters_warning(outcome.minibatches_trained, total),
         *_unknown_counter_warning(total.unknown),
     ]
 
@@ -583,7 +591,7 @@ def skew_warnings(rows: list[int], executors_used: int, executors: int) -> list[
             f"partitions have between {min(filled):,} and {max(filled):,} rows: the largest one "
             "decides how long an epoch takes; on Spark repartition='always' evens them out"
         )
-    if executors_used < min(executors, len(rows)):
+    if 0 < executors_used < min(executors, len(rows)):  # 0: nothing was left to train
         out.append(
             f"workers ran on {executors_used} of {executors} executors: Spark gave the others no "
             "task; workers_per_node=-1 uses every slot"

@@ -123,8 +123,8 @@ class TrainedNetwork:
     def parameters(self) -> Flat:
         """A copy of the shared parameters, f32[n_params].
 
-        Assigning parameters is a warm start: residual files and optimizer states that workers kept
-        for the next fit belong to the former parameters and are not used.
+        Assigning parameters is a warm start: residual files, optimizer states and a restored
+        checkpoint for the next fit belong to the former parameters and are not used.
         """
         return self._state.parameters.copy()
 
@@ -133,6 +133,7 @@ class TrainedNetwork:
         """Replace the parameters. Raise UsageError for another shape, or while a fit runs."""
         with self._exclusive():
             self._state.assign(values)
+            self._checkpoints.mark_assigned()
 
     @property
     def checkpoint_directory(self) -> str | None:

@@ -54,6 +54,11 @@ class FitSpec:
     metric: str = LOSS  # metric that is computed on held-out rows
     starts: tuple[PartitionStart, ...] = ()  # by partition; (): all start at their first minibatch
 
+    @property
+    def epochs_resumed(self) -> int:
+        """Number of epochs that all partitions with rows had completed when the fit was resumed."""
+        return min((start.position.epoch for start in self.starts if start.rows), default=0)
+
     def start_of(self, partition: int) -> Position:
         """Return the position of a partition's first minibatch in this fit."""
         return self.starts[partition].position if self.starts else Position(0, 0)

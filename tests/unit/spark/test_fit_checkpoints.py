@@ -375,6 +375,37 @@ def test_one_that_is_given_by_hand_is_the_next_fits(
     assert found.action is use
 
 
+@pytest.mark.parametrize("assigns", [True, False])
+def test_parameters_assigned_after_a_fit_are_what_the_next_one_starts_with(
+    tmp_path: Path, model: FlatModel, assigns: bool
+) -> None:
+    """Also if it fails and reads the checkpoint of the fit before, which is older than they."""
+    made = checkpoints(model, str(tmp_path))
+    assert find(made) is None
+    done = progressed(model, key=FitKey(1), epochs_done=5)
+    CheckpointDirectory(str(tmp_path)).write(build_checkpoint(model, done))
+    made.mark_over(1)
+    if assigns:
+        made.mark_assigned()
+    for _ in range(2):
+        made.mark_failed()
+        found = find(made)
+        assert (found is None) == assigns
+
+
+def test_parameters_assigned_before_the_first_fit_do_not_hide_its_checkpoint(
+    model: FlatModel, directory: str
+) -> None:
+    """A program that is run again assigns them again."""
+    made = checkpoints(model, directory)
+    for number, action in ((1, ResumeAction.SKIP), (2, ResumeAction.RESUME)):
+        made.mark_assigned()
+        found = find(made)
+        assert found is not None
+        assert found.action is action
+        made.mark_over(number)
+
+
 def test_where_there_is_none_the_name_is_said(tmp_path: Path, model: FlatModel) -> None:
     with pytest.raises(UsageError, match="contains no checkpoint"):
         checkpoints(model, None).restore(str(tmp_path), pytest.fail)

@@ -1,0 +1,112 @@
+"""Programs that are run again with the checkpoints of before: their fits end as they would have."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sparkstrom import EarlyStopping, ParallelWrapper, TrainingError
+from sparkstrom.local import rounds as local_rounds
+from sparkstrom.models import Adam, DenseNetwork
+from tests.unit.rounds.fits_here import WorkersHere
+
+CHANCE = np.random.default_rng(0)
+X = CHANCE.normal(size=(120, 6)).astype(np.float32)
+Y = CHANCE.integers(0, 2, 120)  # nothing that can be learnt: held-out rows get worse
+
+Program = Callable[..., ParallelWrapper]
+
+
+class Failing:
+    """A listener that ends a fit once ``epochs`` epochs are in a checkpoint."""
+
+    def __init__(self, epochs: int) -> None:
+        self._epochs = epochs
+
+    def on_checkpoint(self, event: Any) -> None:
+        if event.epochs >= self._epochs:
+            raise ZeroDivisionError("a bug of the listener")
+
+
+@pytest.fixture
+def program(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Program]:
+    """``program(name)``: a network in rounds, of another program with the checkpoints ``name``."""
+    monkeypatch.setattr(local_rounds, "ActiveWorkers", WorkersHere)
+    made: list[ParallelWrapper] = []
+
+    def start(name: str | None, rate: float = 0.05, **options: Any) -> ParallelWrapper:
+        monkeypatch.setattr("sparkstrom.fit.checkpoints._directory_owners", {})
+        given = {"training_mode": "AVERAGING", "progress": False, "batch_size_per_worker": 10}
+        if name is not None:
+            given["checkpoint_directory"] = str(tmp_path / name)
+        model = DenseNetwork([6, 12, 2], updater=Adam(rate), seed=3)
+        made.append(ParallelWrapper(model, 1, **given | options))
+        return made[-1]
+
+    yield start
+    for each in made:
+        each.close()
+
+
+def test_missing_epochs_are_trained_as_if_all_had_been_asked_for_at_once(program: Program) -> None:
+    """With their own numbers: on these depend the order of rows and schedules of learning rates."""
+    program("twice").fit((X, Y), 2, run_log="")
+    more, once = program("twice"), program("once")
+    summary = more.fit((X, Y), 4, run_log="")
+    once.fit((X, Y), 4, run_log="")
+    assert [each.epoch for each in summary.history] == [1, 2, 3, 4]
+    np.testing.assert_array_equal(more.parameters, once.parameters)
+
+
+def test_a_fit_after_one_that_delivers_its_best_epoch_is_the_same_in_a_later_program(
+    program: Program,
+) -> None:
+    """The optimizer's state at the end belongs to other parameters than those of the best epoch."""
+    rule: dict[str, Any] = {"validation": 0.3, "early_stopping": EarlyStopping(patience=3)}
+    found = []
+    for name, fits in (("at once", 2), ("later", 1), ("later", 2)):
+        network = program(name)
+        summary = network.fit((X, Y), 30, **rule, run_log="")
+        assert summary.best is not None
+        assert summary.best.epoch < len(summary.history)
+        if fits == 2:
+            network.fit((X, Y), 1, run_log="")
+            found.append(network.parameters)
+    np.testing.assert_array_equal(*found)
+
+
+@pytest.mark.parametrize("fails", [True, False])
+def test_parameters_that_are_assigned_after_a_restore_are_what_the_fit_starts_with(
+    program: Program, tmp_path: Path, fails: bool
+) -> None:
+    """Whether the restored fit was complete or not."""
+    saved, restored = program("saved", checkpoint_every="1 epochs"), program(None, rate=1e-9)
+    if fails:
+        with pytest.raises(TrainingError, match="a bug of the listener"):
+            saved.fit((X, Y), 5000, listeners=[Failing(1)], run_log="")
+    else:
+        saved.fit((X, Y), 1, run_log="")
+    restored.restore(tmp_path / "saved")
+    restored.parameters = np.zeros(restored.parameters.shape)
+    restored.fit((X, Y), 1, run_log="")
+    assert np.abs(restored.parameters).max() < 1e-6
+
+
+def test_a_fit_that_has_nothing_left_to_train_tells_what_the_checkpoint_holds(
+    program: Program, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also if fewer epochs are asked for than it has."""
+    with pytest.raises(TrainingError, match="a bug of the listener"):
+        program("some", checkpoint_every="1 epochs").fit(
+            (X, Y), 5000, listeners=[Failing(3)], run_log=""
+        )
+    network = program("some", progress="plain")
+    summary = network.fit((X, Y), 2, run_log="")
+    assert summary.epochs == summary.epochs_resumed == network._state.epochs >= 3
+    assert summary.loss == summary.history[-1].loss
+    assert summary.warnings == []
+    assert "no minibatch of the 2 epochs asked for is left to train" in capsys.readouterr().err
