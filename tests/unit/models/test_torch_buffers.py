@@ -20,7 +20,7 @@ from sparkstrom.models.torch import TorchModel  # noqa: E402
 def make(**buffers: object) -> TorchModel:
     module = nn.Linear(1, 1)
     for name, value in buffers.items():
-        module.register_buffer(name, torch.tensor(value), persistent=name != "passing")
+        module.register_buffer(name, torch.as_tensor(value), persistent=name != "passing")
     return TorchModel(module, nn.MSELoss(), partial(torch.optim.SGD, lr=0.1))
 
 
@@ -70,8 +70,7 @@ def test_weights_count() -> None:
 
 
 def test_bfloat16_and_empty_buffers_travel() -> None:
-    model = make(narrow=[0.0, 0.0], none=[])
-    model.module.narrow = torch.tensor([1.0, 3.0], dtype=torch.bfloat16)
+    model = make(narrow=torch.tensor([1.0, 3.0], dtype=torch.bfloat16), none=[])
     data = model.buffers_bytes()
     assert len(data) == 4
     assert model.average_buffers([data, data]) == data
