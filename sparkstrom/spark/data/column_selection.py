@@ -77,6 +77,11 @@ def find_fields(frame: DataFrame, spec: ColumnSpec) -> dict[str, StructField]:
     return {name: frame_columns.fields[name] for name in positions}
 
 
+def has_exact_names(frame: DataFrame) -> bool:
+    """Return whether names of columns are case-sensitive in the DataFrame's session."""
+    return frame.sparkSession.conf.get("spark.sql.caseSensitive", "false") == "true"
+
+
 class _FrameColumns(NamedTuple):
     """A DataFrame's columns, read only once because a table may have thousands."""
 
@@ -87,7 +92,7 @@ class _FrameColumns(NamedTuple):
     @classmethod
     def from_frame(cls, frame: DataFrame) -> _FrameColumns:
         """Read a DataFrame's columns and whether their names are case-sensitive."""
-        exact = frame.sparkSession.conf.get("spark.sql.caseSensitive", "false") == "true"
+        exact = has_exact_names(frame)
         fields, by_spark = dict[str, Any](), dict[str, list[str]]()
         for field in frame.schema.fields:
             fields.setdefault(field.name, field)

@@ -67,7 +67,7 @@ from sparkstrom.models.output_interpretation import (
     predict_flattened,
     select_rows,
 )
-from sparkstrom.spark.data.column_selection import resolve_columns
+from sparkstrom.spark.data.column_selection import has_exact_names, resolve_columns
 from sparkstrom.spark.data.partitioning import RowSource
 from sparkstrom.spark.executor.entry_points import (
     forget_spark_archive_importers,
@@ -374,7 +374,8 @@ def _to_list_array(rows: NDArray[Any], kind: pa.DataType) -> pa.Array:
 def resolve_output_columns(output: Any) -> dict[str | int, str]:
     """Return the column's name for each output of the model, by the output's name or index.
 
-    Raise UsageError unless ``output`` is a column's name, or a tuple or dictionary of these.
+    Raise UsageError unless ``output`` is a column's name, or a tuple or dictionary of different
+    ones.
     """
     names = output if isinstance(output, dict) else {0: output}
     if isinstance(output, tuple):
@@ -384,7 +385,24 @@ def resolve_output_columns(output: Any) -> dict[str | int, str]:
             f"output={output!r}: give a column's name; for a model of several outputs a tuple of "
             "names, or a dictionary of them by the model's own"
         )
+    require_distinct_columns(names.values(), exact=True)
     return names
+
+
+def require_distinct_columns(names: Iterable[str], *, exact: bool) -> None:
+    """Raise UsageError if two new columns have one name, since the second would replace the first.
+
+    ``exact``: whether names are case-sensitive.
+    """
+    known: dict[str, str] = {}
+    for name in names:
+        key = name if exact else name.lower()
+        if key in known:
+            case = "" if name == known[key] else ", which Spark considers equal"
+            raise UsageError(
+                f"columns {known[key]!r} and {name!r} for outputs{case}: give each its own name"
+            )
+        known[key] = name
 
 
 def to_pandas(names: dict[str | int, str], outputs: Outputs) -> pd.Series[Any] | pd.DataFrame:
@@ -423,6 +441,7 @@ def add_output_columns(
     from pyspark.sql import functions as sql
 
     names = resolve_output_columns(output)
+    require_distinct_columns(names.values(), exact=has_exact_names(frame))
     types = [f"array<{element}>"] * len(names)
     schema = types[0]
     if len(names) > 1:

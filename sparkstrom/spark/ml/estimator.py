@@ -31,7 +31,7 @@ from sparkstrom.observe.early_stopping import EarlyStopping
 from sparkstrom.options.gradient_sharing import SharedTrainingMaster
 from sparkstrom.options.parameter_averaging import TrainingMaster
 from sparkstrom.options.resolution import replace_options
-from sparkstrom.spark.data.column_selection import is_scalar_label
+from sparkstrom.spark.data.column_selection import has_exact_names, is_scalar_label
 from sparkstrom.spark.executor.inference import (
     OutputConcatenator,
     OutputConverter,
@@ -39,6 +39,7 @@ from sparkstrom.spark.executor.inference import (
     TrainedModel,
     add_output_columns,
     create_output_column,
+    require_distinct_columns,
     resolve_output_columns,
     to_pandas,
 )
@@ -151,11 +152,10 @@ class SparkstromEstimator(
 
     def _choose_converter(self, model: FlatModel, dataset: DataFrame) -> OutputConverter | None:
         """Return the function that converts outputs to columns; None if none will be added."""
-        prediction, *others = map(
-            self.getOrDefault, ("predictionCol", "probabilityCol", "rawPredictionCol")
-        )
+        prediction, *others = map(self.getOrDefault, OUTPUT_PARAMS)
         if not prediction and (get_output_kind(model) == VALUES or not any(others)):
             return None
+        require_distinct_outputs(dataset, self, model)
         several = not is_scalar_label(dataset, self.getOrDefault("labelCol"))
         return make_converter(model, prediction, several=several)
 
@@ -300,6 +300,7 @@ class SparkstromModel(Model, OutputParams, MLWritable, MLReadable["SparkstromMod
         from pyspark.ml.functions import array_to_vector
         from pyspark.sql import functions as sql
 
+        require_distinct_outputs(dataset, self, self.trained.model)
         temporary = f"{self.uid}_outputs"
         has_labels = predicts_labels(self.trained.model, several=self.several)
         schema = LABEL_SCHEMA if has_labels else CLASS_SCHEMA
@@ -335,6 +336,20 @@ class SparkstromModel(Model, OutputParams, MLWritable, MLReadable["SparkstromMod
     def read(cls) -> ModelReader:
         """Return a reader, for ``read().load(path)``."""
         return ModelReader(cls)
+
+
+OUTPUT_PARAMS = "predictionCol", "probabilityCol", "rawPredictionCol"
+
+
+def require_distinct_outputs(dataset: DataFrame, stage: OutputParams, model: FlatModel) -> None:
+    """Raise UsageError if two columns that ``stage`` adds to ``dataset`` have one name."""
+    prediction, *others = map(stage.getOrDefault, OUTPUT_PARAMS)
+    names = [prediction, *others]
+    if isinstance(prediction, tuple | dict):
+        names = list(resolve_output_columns(prediction).values())
+    elif get_output_kind(model) == VALUES:
+        return
+    require_distinct_columns(filter(None, names), exact=has_exact_names(dataset))
 
 
 def predicts_labels(model: FlatModel, *, several: bool) -> bool:

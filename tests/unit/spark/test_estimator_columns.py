@@ -22,7 +22,8 @@ FRAME: Any = SimpleNamespace(
     .add("label", DoubleType())
     .add("other", IntegerType())
     .add("steps", ArrayType(IntegerType()))
-    .add("shares", VectorUDT())
+    .add("shares", VectorUDT()),
+    sparkSession=SimpleNamespace(conf=SimpleNamespace(get=lambda *_: "false")),
 )
 
 
@@ -90,3 +91,22 @@ def test_a_model_is_sent_again_if_an_attribute_has_changed(monkeypatch: pytest.M
         model.temperature = temperature
         stage._broadcast_model(SimpleNamespace(sparkSession=None))
     assert len(sent) == 2
+
+
+@pytest.mark.parametrize(
+    ("columns", "refused"),
+    [
+        ({"predictionCol": "p", "probabilityCol": "P"}, r"columns 'p' and 'P' for outputs, which"),
+        ({"predictionCol": ("p", "q", "p")}, "columns 'p' and 'p' for outputs: give each its own"),
+        ({"predictionCol": "", "probabilityCol": ""}, None),
+    ],
+)
+def test_two_outputs_with_one_column_are_refused_before_training(
+    columns: dict[str, Any], refused: str | None
+) -> None:
+    stage, model = SparkstromEstimator(**columns), DenseNetwork([3, 2])
+    if refused is None:
+        assert stage._choose_converter(model, FRAME) is not None
+        return
+    with pytest.raises(UsageError, match=refused):
+        stage._choose_converter(model, FRAME)

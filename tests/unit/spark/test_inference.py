@@ -301,6 +301,25 @@ def test_the_score_of_an_ignored_label_is_nan() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("names", "exact", "refused"),
+    [
+        (("p", "p"), True, "'p' and 'p' for outputs: give"),
+        (("p", "P"), False, "'p' and 'P' for outputs, which Spark considers equal: give"),
+        (("p", "P"), True, None),
+        (("p", "q"), False, None),
+    ],
+)
+def test_two_outputs_have_two_columns(
+    names: tuple[str, ...], exact: bool, refused: str | None
+) -> None:
+    """Before, the second replaced the first, silently."""
+    conf = SimpleNamespace(get=lambda *_: str(exact).lower())
+    frame: Any = SimpleNamespace(sparkSession=SimpleNamespace(conf=conf))
+    with pytest.raises(UsageError if refused else AttributeError, match=refused):
+        inference.add_output_columns(frame, None, "x", names)
+
+
 def test_images_are_predicted_some_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """A batch of Spark's is 10,000 rows, decoded they may not find room; but the model computes
     256 rows at once, however few it is given: no fewer are."""
