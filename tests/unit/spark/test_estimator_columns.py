@@ -22,7 +22,8 @@ FRAME: Any = SimpleNamespace(
     .add("label", DoubleType())
     .add("other", IntegerType())
     .add("steps", ArrayType(IntegerType()))
-    .add("shares", VectorUDT())
+    .add("shares", VectorUDT()),
+    sparkSession=SimpleNamespace(conf=SimpleNamespace(get=lambda *_: "false")),
 )
 
 
@@ -103,11 +104,9 @@ def test_a_model_is_sent_again_if_an_attribute_has_changed(monkeypatch: pytest.M
 def test_two_outputs_with_one_column_are_refused_before_training(
     columns: dict[str, Any], refused: str | None
 ) -> None:
-    session = SimpleNamespace(conf=SimpleNamespace(get=lambda *_: "false"))
-    frame: Any = SimpleNamespace(schema=FRAME.schema, sparkSession=session)
     stage, model = SparkstromEstimator(**columns), DenseNetwork([3, 2])
     if refused is None:
-        assert stage._choose_converter(model, frame) is not None
+        assert stage._choose_converter(model, FRAME) is not None
         return
     with pytest.raises(UsageError, match=refused):
-        stage._choose_converter(model, frame)
+        stage._choose_converter(model, FRAME)
