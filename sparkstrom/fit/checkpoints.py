@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import copy
 import enum
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
@@ -309,6 +310,7 @@ class ResumePoint:
     figures: EpochFigures  # losses and metrics by epoch
     best: tuple[Best, Snapshot | None] | None  # with early stopping
     summaries: dict[str, Any]  # of finished fits, by number
+    metric: str | None = None  # of the held-out rows, in ``figures`` and ``best``; None: unknown
     warning: str | None = None  # that the model may differ; None: no difference was found
 
     @property
@@ -341,6 +343,17 @@ class ResumePoint:
         """Return losses and metrics of the epochs before the positions ``starts_for(workers)``."""
         parts = self.figures["parts"] if workers == len(self.starts) else []
         return {"whole": self.figures["whole"], "parts": parts}
+
+    @property
+    def has_validation(self) -> bool:
+        """Whether a complete epoch has a value of its held-out rows."""
+        return any(math.isfinite(epoch["validation"]) for epoch in self.figures["whole"])
+
+    def without_validation(self) -> ResumePoint:
+        """Return the checkpoint without values of held-out rows, for a fit with another metric."""
+        whole = [epoch | {"validation": math.nan} for epoch in self.figures["whole"]]
+        parts = [[p, epoch | {"held_sum": math.nan}] for p, epoch in self.figures["parts"]]
+        return replace(self, figures={"whole": whole, "parts": parts}, best=None)
 
 
 class ResumeAction(enum.Enum):
@@ -598,6 +611,7 @@ def build_checkpoint(model: FlatModel, fit: CheckpointContent) -> Checkpoint:
         "figures": fit.figures,
         "best": None if best is None else asdict(best),
         "summaries": fit.summaries,
+        "metric": spec.metric,
     }
     arrays: dict[str, NDArray[Any]] = {
         "parameters": snapshot.parameters,
@@ -677,6 +691,7 @@ class _Description(msgspec.Struct):
     best: Best | None
     summaries: dict[str, Any]
     updaters: dict[str, Any] | None = None
+    metric: str | None = None
 
 
 def _build_resume_point(path: str, checkpoint: Checkpoint, model: FlatModel) -> ResumePoint:
@@ -727,6 +742,8 @@ def _build_resume_point(path: str, checkpoint: Checkpoint, model: FlatModel) -> 
         figures=said["figures"],
         best=best,
         summaries=said["summaries"],
+        # Older checkpoints have the metric only with a best epoch.
+        metric=said.get("metric", best[0].metric if best is not None else None),
         warning=warning,
     )
 

@@ -240,8 +240,19 @@ class FitSession:
         point, workers = self.request.resume_from, runner.spec.workers
         if point is None:
             return
+        metric = runner.spec.metric
+        is_other = point.metric is not None and point.metric != metric
+        if is_other:
+            if point.has_validation:
+                self._reporting.warn(
+                    f"{point.path} has the {point.metric} of held-out rows, and this fit measures"
+                    f" their {metric}: the epochs before the resume have no value (NaN), and cannot"
+                    " be the best"
+                )
+            point = point.without_validation()
         runner.book.restore(point.figures_for(workers))
-        stopping.resume(runner.book.history()[: runner.book.epochs_resumed_from], point.best)
+        history = runner.book.history()[: runner.book.epochs_resumed_from]
+        stopping.resume([] if is_other else history, point.best)
         if workers != len(point.starts):
             complete = runner.spec.starts[0].position.epoch
             self._reporting.warn(

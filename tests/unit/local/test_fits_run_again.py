@@ -110,3 +110,30 @@ def test_a_fit_that_has_nothing_left_to_train_tells_what_the_checkpoint_holds(
     assert summary.loss == summary.history[-1].loss
     assert summary.warnings == []
     assert "no minibatch of the 2 epochs asked for is left to train" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("before", "after"), [("loss", "accuracy"), ("accuracy", "loss")])
+def test_values_of_another_metric_are_not_compared_with_those_of_before(
+    program: Program, before: str, after: str
+) -> None:
+    """Of random labels every accuracy is smaller than every loss."""
+
+    def rule(metric: str) -> dict[str, Any]:
+        stopping = EarlyStopping(metric=metric, patience=5000)
+        return {"validation": 0.3, "early_stopping": stopping, "run_log": ""}
+
+    with pytest.raises(TrainingError, match="a bug of the listener"):
+        program("some", rate=1e-6, checkpoint_every="1 epochs").fit(
+            (X, Y), 5000, listeners=[Failing(2)], **rule(before)
+        )
+    network = program("some", rate=1e-6)
+    epochs = network._checkpoints._read_newest(pytest.fail).complete_epochs  # type: ignore
+    summary = network.fit((X, Y), epochs + 2, **rule(after))
+    assert summary.epochs_resumed == epochs
+    values = [each.validation for each in summary.history]
+    assert np.isfinite(values).tolist() == [False] * epochs + [True] * 2
+    assert summary.best is not None
+    assert summary.best.metric == after
+    assert summary.best.epoch > epochs
+    (warning,) = summary.warnings
+    assert f"has the {before} of held-out rows, and this fit measures their {after}" in warning
