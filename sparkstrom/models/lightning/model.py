@@ -542,8 +542,16 @@ class LightningModel(FlatModule):
         require_validation_step(self._module)
 
     def loss(self, batch: Batch) -> tuple[float, float]:
-        """Return (number of rows x the value that validation_step logs as ``monitor``, rows)."""
+        """Return (weight x the value that validation_step logs as ``monitor``, weight).
+
+        The weight is the sum of the rows' weights, or the number of rows. With weight 0, nothing is
+        computed.
+        """
         self.need_loss()
+        weights = batch.weights
+        weight = float(batch.rows if weights is None else weights.sum(dtype="float64"))
+        if not weight:
+            return 0.0, 0.0
         step_batch = self._make_step_batch(batch_to_device(self._device, batch))
         step = self._module.validation_step
         with (
@@ -563,7 +571,7 @@ class LightningModel(FlatModule):
                 f" self.log({self._monitor!r}, loss), or pass LightningModel(module, monitor=...);"
                 f" it returned {_describe_result(result)}"
             )
-        return value * batch.rows, float(batch.rows)
+        return value * weight, weight
 
     def check(self, features: Columns, labels: Columns) -> None:
         """Raise UsageError with row and value for rows that are not finite numbers."""

@@ -300,6 +300,22 @@ def test_held_out_rows_are_measured_by_what_validation_logs() -> None:
         other.loss(batch_at(0))
 
 
+def test_weights_of_held_out_rows_count_where_minibatches_are_merged() -> None:
+    class Measured(Weighted):
+        def validation_step(self, batch: Any, batch_idx: int) -> None:
+            features, labels, weights = batch
+            losses = functional.cross_entropy(self(features), labels, reduction="none")
+            self.log("val_loss", (weights * losses).sum() / weights.sum())
+
+    model, _ = travelled(LightningModel(Measured(), batch=tuple))
+    weights = np.arange(len(ROWS), dtype=np.float32)
+    whole = model.loss(Batch(ROWS, CLASSES, weights))
+    parts = [model.loss(Batch(ROWS[i::2], CLASSES[i::2], weights[i::2])) for i in range(2)]
+    assert np.sum(parts, axis=0) == pytest.approx(whole, rel=1e-5)
+    assert whole[1] == weights.sum()
+    assert model.loss(Batch(ROWS, CLASSES, np.zeros_like(weights))) == (0.0, 0.0)
+
+
 def test_what_cannot_be_measured_is_said_before_the_fit() -> None:
     class Blind(Net):
         validation_step = pl.LightningModule.validation_step
