@@ -10,7 +10,9 @@ import math
 import os
 import secrets
 import stat
+import struct
 import zipfile
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any, BinaryIO, TextIO, cast
@@ -20,6 +22,11 @@ from numpy.typing import NDArray
 
 EXPANSION_MAX = 1040  # deflate's own limit is 1,032
 READ_BYTES = 4 << 20  # size of the pieces in which arrays are read
+# What ``read_npz`` and ``numpy.load`` raise for a file that is missing or damaged.
+READ_ERRORS = (
+    *(OSError, EOFError, TypeError, ValueError, KeyError, RuntimeError),
+    *(zipfile.BadZipFile, zlib.error, struct.error),
+)
 
 
 class NotAFileError(OSError):

@@ -17,10 +17,7 @@ import logging
 import os
 import re
 import shutil
-import struct
 import tempfile
-import zipfile
-import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -31,7 +28,7 @@ import numpy as np
 
 from sparkstrom.base.errors import SetupError, SparkstromError, UsageError, first_line
 from sparkstrom.base.option_types import check_path_argument, shown
-from sparkstrom.base.untrusted_files import check_npz, create_beside, open_regular
+from sparkstrom.base.untrusted_files import READ_ERRORS, check_npz, create_beside, open_regular
 from sparkstrom.base.version import __version__
 from sparkstrom.checkpoint.files import open_parent
 from sparkstrom.models.base import Flat, FlatModel, from_description, load_buffers
@@ -73,10 +70,6 @@ KERAS_IGNORED = {"compile_config", "build_config", "build_input_shape"}
 KERAS_REFERENCES = {"keras_history", "input_layers", "output_layers"}
 # In strings, addresses of objects and numbers that Keras adds to names, unique in a process.
 CHANGING = re.compile(r" at 0x[0-9a-f]+|_\d+$")
-READ_ERRORS = (
-    *(OSError, EOFError, TypeError, ValueError, KeyError, RuntimeError),
-    *(zipfile.BadZipFile, zlib.error, struct.error),
-)
 
 
 def description_path(path: Path) -> Path:

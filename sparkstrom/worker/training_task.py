@@ -16,13 +16,13 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any, TypedDict
+from typing import Any, TypedDict
 
 import numpy as np
 
 from sparkstrom.base.clock import SystemClock
 from sparkstrom.base.errors import SetupError, UsageError, escape_surrogates, format_reason
-from sparkstrom.base.untrusted_files import check_npz, open_regular
+from sparkstrom.base.untrusted_files import READ_ERRORS, open_regular, read_npz
 from sparkstrom.base.version import __version__
 from sparkstrom.codec.messages import ResidualCheckpoint
 from sparkstrom.codec.optimizer_state_codec import plain_scalars
@@ -33,6 +33,7 @@ from sparkstrom.encoding.encoder import Encoder
 from sparkstrom.encoding.thresholds import AUTO
 from sparkstrom.models.base import (
     DeviceModel,
+    Flat,
     FlatModel,
     KnowsOptimizerKind,
     State,
@@ -129,25 +130,32 @@ def save_residual(replica: Replica, directory: Path, network: str) -> ResidualCh
 
 
 def restore_residual(replica: Replica, path: str) -> None:
-    """Add a saved residual to this replica, and delete its file so that it is added only once."""
-    with open_regular(path, follow=False) as opened:
-        check_npz(opened)
-        _load_residual(replica, opened)
-    Path(path).unlink()
-
-
-def _load_residual(replica: Replica, opened: IO[bytes]) -> None:
-    """Add the residual of an open file to the replica, and load encoder and optimizer state."""
-    with np.load(opened, allow_pickle=False) as file:
-        scalars = json.loads(str(file["description"]))
-        states: dict[str, State] = {part: dict(values) for part, values in scalars.items()}
-        for name in file.files:
-            part, _, key = name.partition("/")
-            if key:
-                states[part][key] = file[name]
-        replica.add_residual(zero_frozen_entries(replica.model, file["residual"]))
+    """Add a saved residual and its states to this replica; only warn if its file is unusable."""
+    try:
+        residual, states = _take_residual(path)
+    except READ_ERRORS as error:
+        log.warning(RESIDUAL_NOT_READ, path, error)
+        return
+    replica.add_residual(zero_frozen_entries(replica.model, residual))
     replica.encoder.load_state(states["encoder"])
     replica.model.load_updater_state(states["updater"])
+
+
+def _take_residual(path: str) -> tuple[Flat, dict[str, State]]:
+    """Read a saved residual, f32[n_params], and the states of encoder and updater.
+
+    Delete the file, so that it is used only once. Raise one of READ_ERRORS if it is missing or
+    damaged.
+    """
+    with open_regular(path, follow=False) as opened:
+        arrays = read_npz(opened)
+    states: dict[str, State] = json.loads(str(arrays.pop("description")))
+    residual = arrays.pop("residual")
+    for name, array in arrays.items():
+        part, _, key = name.partition("/")
+        states[part][key] = array
+    Path(path).unlink()
+    return residual, states
 
 
 def delete_residuals(directory: Path, network: str) -> int:
@@ -323,6 +331,10 @@ class TrainingSession:
             restore_residual(replica, path)
 
 
+RESIDUAL_NOT_READ = (
+    "this worker begins without what the fit before has learned but not sent, and with a new"
+    " optimizer state, because the file %s cannot be read (%s)"
+)
 RESIDUAL_NOT_SAVED = (
     "the next fit begins without what this worker has learned but not sent: "
     "no file could be written in %s (%s)"

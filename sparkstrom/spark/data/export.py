@@ -21,8 +21,6 @@ import itertools
 import os
 import re
 import secrets
-import zipfile
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -30,7 +28,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from sparkstrom.base.errors import SetupError, UsageError, first_line
-from sparkstrom.base.untrusted_files import check_npz
+from sparkstrom.base.untrusted_files import READ_ERRORS, check_npz
 from sparkstrom.data.arrow_conversion import (
     format_from_schema,
     records_from_arrow,
@@ -310,15 +308,6 @@ ARRAY_NAMES = {  # accepted names of an npz file's arrays, the preferred name fi
 }
 WILDCARDS = "*?["
 ZIP_MAGIC = b"PK\x03\x04"  # npz files are zip archives
-READ_ERRORS = (
-    OSError,
-    ValueError,
-    KeyError,
-    EOFError,
-    RuntimeError,
-    zipfile.BadZipFile,
-    zlib.error,
-)
 
 
 def list_minibatch_files(paths: str | Sequence[str]) -> tuple[str, list[str]]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -107,6 +109,27 @@ def test_a_full_disk_at_the_end_of_a_fit_costs_the_file_and_not_the_fit(
     assert list(tmp_path.iterdir()) == []
     told = [f"{tmp_path} ([Errno 28] No space left on device)" in line for line in caplog.messages]
     assert told == [True] * keeps
+
+
+def damage_last_array(path: Path) -> None:
+    """Change one byte of the last array, which is read after the residual."""
+    content = bytearray(path.read_bytes())
+    content[content.index(b"PK\x01\x02") - 1] ^= 1  # before the directory
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    "damage", [Path.unlink, lambda path: os.truncate(path, 100), damage_last_array]
+)
+def test_a_file_that_cannot_be_read_costs_the_residual_and_not_the_fit(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, damage: Callable[[Path], None]
+) -> None:
+    note = residual_files.save_residual(trained("local"), tmp_path, "n1")
+    damage(Path(note.path))
+    after = replica_of("local")
+    residual_files.restore_residual(after, note.path)
+    assert not after.residual().any()
+    assert [note.path in line for line in caplog.messages] == [True]
 
 
 class Remembering(DenseNetwork):
