@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import fcntl
 import math
 import os
+import subprocess
 import sys
-from contextlib import suppress
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
 from sparkstrom.base.errors import SetupError
 
+FIRST_FREE_DESCRIPTOR = 3  # after standard input, output and error
 THREAD_LIMIT_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 CGROUP = Path("/sys/fs/cgroup")  # limits of the container
 # Files with microseconds of CPU time per period, and the period: cgroup v2 and v1.
@@ -37,6 +41,46 @@ def make_child_environment(threads: int) -> dict[str, str]:
     path = os.pathsep.join(os.path.abspath(entry) for entry in sys.path)
     limits = {name: str(threads) for name in THREAD_LIMIT_VARIABLES}
     return limits | os.environ | {"PYTHONPATH": path}
+
+
+def start_module(
+    module: str,
+    descriptors: Sequence[int],
+    *arguments: str,
+    output: Any,
+    env: Mapping[str, str],
+    stdin: Any = subprocess.DEVNULL,
+) -> subprocess.Popen[bytes]:
+    """Start ``python -m module`` in a process group of its own, so that Ctrl-C does not reach it.
+
+    Args:
+        module: Name of the module. Its first arguments are the numbers of the passed descriptors.
+        descriptors: File descriptors of which the process gets copies.
+        *arguments: Further arguments.
+        output: Receives the process's stdout and stderr: a file or subprocess.DEVNULL.
+        env: Environment variables of the process.
+        stdin: Standard input of the process: a file or subprocess.DEVNULL.
+
+    Raises:
+        OSError: The process cannot be started.
+    """
+    with ExitStack() as closing:
+        # A program that was started without stdin, stdout or stderr gives their numbers to other
+        # files, which the process's own streams would replace.
+        copies = [
+            fcntl.fcntl(each, fcntl.F_DUPFD_CLOEXEC, FIRST_FREE_DESCRIPTOR) for each in descriptors
+        ]
+        for copy in copies:
+            closing.callback(os.close, copy)
+        return subprocess.Popen(
+            [sys.executable, "-P", "-m", module, *map(str, copies), *arguments],
+            stdin=stdin,
+            stdout=output,
+            stderr=output,
+            env=env,
+            process_group=0,
+            pass_fds=copies,
+        )
 
 
 def pickle_by_value(value: Any) -> bytes:

@@ -30,7 +30,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from sparkstrom.base.child_processes import count_cores, make_child_environment
+from sparkstrom.base.child_processes import count_cores, make_child_environment, start_module
 from sparkstrom.base.errors import SetupError, SparkstromError, TrainingError, UsageError
 from sparkstrom.local.data import RowFile
 from sparkstrom.protocol.common.process_pause import PauseDetector
@@ -222,14 +222,8 @@ class WorkerProcess:
         ours, theirs = socket.socketpair()
         with ours, theirs, log.open("wb") as output:
             descriptors = theirs.fileno(), self._heartbeats.descriptor
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", WORKER_MODULE, *map(str, descriptors)],
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                env=make_child_environment(threads),
-                process_group=0,  # so that Ctrl-C interrupts the calling process only
-                pass_fds=descriptors,
+            self._process = start_module(
+                WORKER_MODULE, descriptors, output=output, env=make_child_environment(threads)
             )
             self.connection = Connection(ours.detach())
 

@@ -23,6 +23,7 @@ from sparkstrom.base.child_processes import (
     CGROUP,
     THREAD_LIMIT_VARIABLES,
     make_child_environment,
+    start_module,
 )
 
 if TYPE_CHECKING:
@@ -46,14 +47,12 @@ class RunProcess:
         with ours, theirs, tempfile.TemporaryFile() as file:
             file.write(simulator)
             file.seek(0)
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", MODULE, str(theirs.fileno())],
-                stdin=file,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
+            self._process = start_module(
+                MODULE,
+                [theirs.fileno()],
+                output=subprocess.DEVNULL,
                 env=make_child_environment(1) | ONE_THREAD,
-                process_group=0,  # so that Ctrl-C interrupts the calling process only
-                pass_fds=[theirs.fileno()],
+                stdin=file,
             )
             self.connection = Connection(ours.detach())
 

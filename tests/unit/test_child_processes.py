@@ -1,13 +1,30 @@
-"""How many processes a machine or a container has room for."""
+"""How many processes a machine has room for, and what they get from this one."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from sparkstrom.base import child_processes
 from sparkstrom.base.child_processes import count_cores
+
+CLOSED = 'exec "$@" <&- >&- 2>&-'
+PROGRAM = """
+import os, subprocess, sys
+from pathlib import Path
+from sparkstrom.base.child_processes import start_module
+
+folder = Path(sys.argv[1])
+ours, theirs = os.pipe()
+assert theirs in (1, 2)
+environment = os.environ | {"PYTHONPATH": str(folder)}
+with start_module("answer", [theirs], output=subprocess.DEVNULL, env=environment) as child:
+    os.close(theirs)
+    (folder / "answer").write_bytes(os.read(ours, 100))
+"""
 
 
 @pytest.mark.parametrize(
@@ -31,3 +48,11 @@ def test_cores_that_a_container_may_not_use_do_not_count(
     monkeypatch.setattr(child_processes, "CGROUP", tmp_path)
     monkeypatch.setattr("os.sched_getaffinity", lambda pid: set(range(8)))
     assert count_cores() == cores
+
+
+def test_a_program_without_standard_streams_passes_descriptors(tmp_path: Path) -> None:
+    """Its files have the numbers of the streams, which the child's streams must not replace."""
+    (tmp_path / "answer.py").write_text("import os, sys; os.write(int(sys.argv[1]), b'ready')")
+    command = [sys.executable, "-c", PROGRAM, str(tmp_path)]
+    subprocess.run(["sh", "-c", CLOSED, "sh", *command], check=True)
+    assert (tmp_path / "answer").read_bytes() == b"ready"

@@ -16,7 +16,6 @@ import logging
 import os
 import signal
 import struct
-import subprocess
 import sys
 import tempfile
 import time
@@ -26,6 +25,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from sparkstrom.base.child_processes import start_module
 from sparkstrom.base.descriptors import wait_until_readable
 from sparkstrom.base.errors import DriverLost, SetupError
 from sparkstrom.base.identity import Endpoint
@@ -306,19 +306,16 @@ def _launch_process(
         "sizes": asdict(sizes),
     }
     read_end, write_end = os.pipe()
-    command = [sys.executable, "-P", "-m", DRIVER_PROCESS_MODULE, str(write_end)]
     try:
         with (directory / LOG_FILE).open("wb") as log:
-            starter = subprocess.Popen(
-                [*command, json.dumps(settings)],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
+            # Not in the process group that pyspark's daemon kills, but in its session: Linux
+            # autogroups, one per session, starved drivers that had a session of their own.
+            starter = start_module(
+                DRIVER_PROCESS_MODULE,
+                [write_end],
+                json.dumps(settings),
+                output=log,
                 env=_driver_environment(),
-                # Not in the process group that pyspark's daemon kills, but in its session: Linux
-                # autogroups, one per session, starved drivers that had a session of their own.
-                process_group=0,
-                pass_fds=(write_end,),
             )
         os.close(write_end)
         try:
