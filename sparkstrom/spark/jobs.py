@@ -161,7 +161,7 @@ class SparkJob:
     def running_tasks(self) -> list[RunningTask]:
         """Return the job's running task attempts."""
         return [
-            RunningTask(int(task.taskId()), int(task.index()), str(task.executorId()))
+            RunningTask(int(task.taskId()), int(task.partitionId()), str(task.executorId()))
             for task in self._tasks(self._stages())
             if task.status() == TASK_RUNNING
         ]

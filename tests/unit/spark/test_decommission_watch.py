@@ -10,7 +10,7 @@ import pytest
 from sparkstrom.codec.messages import Phase
 from sparkstrom.runtime.master_control import Progress
 from sparkstrom.spark import jobs as decommission_watch
-from sparkstrom.spark.jobs import DecommissionMonitor, ExecutorState, RunningTask
+from sparkstrom.spark.jobs import DecommissionMonitor, ExecutorState, RunningTask, SparkJob
 
 TASKS = [RunningTask(70, 0, "1"), RunningTask(71, 1, "1"), RunningTask(72, 2, "2")]
 
@@ -42,6 +42,15 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Cluster:
     monkeypatch.setattr(decommission_watch, "live_conf", lambda context: made.conf)
     monkeypatch.setattr(decommission_watch, "list_executors", lambda context: made.known)
     return made
+
+
+def test_a_task_of_a_repeated_stage_has_its_partition(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its index is its place among the tasks that are repeated."""
+    names = {"taskId": 70, "index": 0, "partitionId": 2, "executorId": "1", "status": "RUNNING"}
+    task = SimpleNamespace(**{name: lambda value=value: value for name, value in names.items()})
+    monkeypatch.setattr(SparkJob, "_stages", lambda job: [])
+    monkeypatch.setattr(SparkJob, "_tasks", lambda job, stages: [task])
+    assert SparkJob(None, "group", list).running_tasks() == [RunningTask(70, 2, "1")]
 
 
 def test_each_moves_once_as_there_is_room_and_until_then_trains_on(cluster: Cluster) -> None:
