@@ -506,7 +506,13 @@ class SparkNetwork(Dl4jMethodNames, TrainedNetwork):
 
         After ``spark.stop()`` the workers' files are gone already, and Spark is not called.
         """
-        self._exports.close()
+        try:
+            self._exports.close()
+        finally:
+            self._delete_worker_files()
+
+    def _delete_worker_files(self) -> None:
+        """Delete the files that workers kept for the next fit, if there are any."""
         if not self._may_have_files:
             return
         if not self._application.is_stopped:  # executors, and what they keep, end with Spark

@@ -14,6 +14,7 @@ from sparkstrom.data.row_blocks import read_row_blocks
 from sparkstrom.spark.data import export
 from sparkstrom.spark.data.export import ExportCache, delete_export, open_filesystem
 from sparkstrom.spark.data.partitioning import PartitionedData
+from sparkstrom.spark.network import SparkNetwork
 
 fs = pytest.importorskip("pyarrow.fs")
 
@@ -125,3 +126,19 @@ def test_an_export_is_not_used_for_columns_that_were_changed_in_place(tmp_path: 
     names.append("c")
     exports.partition_data(None, columns, 1, partition)
     assert len(made) == 2
+
+
+def test_an_export_that_cannot_be_deleted_leaves_no_files_of_workers() -> None:
+    def fail() -> None:
+        raise SetupError("the export cannot be deleted")
+
+    deleted: list[str] = []
+    network: Any = SparkNetwork.__new__(SparkNetwork)
+    network._exports = SimpleNamespace(close=fail)
+    network._application = SimpleNamespace(is_stopped=False, delete_worker_files=deleted.append)
+    network._fit_context = SimpleNamespace(network="n1")
+    network._state = SimpleNamespace(forget_resume_state=lambda: None)
+    network._may_have_files = True
+    with pytest.raises(SetupError, match="cannot be deleted"):
+        network.close()
+    assert deleted == ["n1"]
