@@ -1,20 +1,15 @@
 """Hold a network's state from one fit to the next.
 
 The state includes the parameters, the optimizer states, the number of epochs trained so far, and
-the names of the residual files that workers left on executors.
-
-Buffers (such as BatchNorm statistics) are in the model itself. Several networks may have the same
-model object: it contains the buffers of the network that used it last, and the other networks keep
-theirs until they use it again.
+the names of the residual files that workers left on executors. Buffers (such as BatchNorm
+statistics) are kept in the model itself.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
-import threading
-import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -50,7 +45,7 @@ FILES_LOST = (
 class NetworkState:
     """The parameters and everything else with which the next fit continues, as an immutable value.
 
-    Buffers are not included, because they are in the model.
+    Buffers are not included, because the model itself holds them.
     """
 
     parameters: Flat  # f32[n_params], read-only
@@ -68,47 +63,8 @@ class NetworkState:
         object.__setattr__(self, "parameters", parameters)
 
 
-@dataclass(slots=True)
-class ModelUse:
-    """Which network's buffers a model contains."""
-
-    initial: bytes  # the buffers before any network used the model
-    user: Callable[[], NetworkStateHolder | None] = lambda: None  # a weak reference
-
-
-_uses: dict[int, ModelUse] = {}  # by the model's id
-_uses_lock = threading.RLock()
-
-
-def _get_use(model: FlatModel) -> ModelUse:
-    """Return the use of a model; an unused model's present buffers are its initial ones."""
-    if (use := _uses.get(id(model))) is None:
-        use = ModelUse(get_buffers(model))
-        try:
-            weakref.finalize(model, _uses.pop, id(model), None).atexit = False
-        except TypeError:  # its class allows no weak references
-            return use
-        _uses[id(model)] = use
-    return use
-
-
-def hand_over(model: FlatModel) -> bytes:
-    """Before other buffers are loaded into a model, let its present user keep a copy of its own.
-
-    Return the buffers that the model had before any network used it; b"" if it has none.
-    """
-    with _uses_lock:
-        use = _get_use(model)
-        if (user := use.user()) is not None:
-            user.kept_buffers = get_buffers(model)
-        use.user = lambda: None
-        return use.initial
-
-
 class NetworkStateHolder:
     """Holds a network's present ``NetworkState``; each change replaces the state as a whole."""
-
-    kept_buffers: bytes | None = None  # while the model contains others; None: the initial ones
 
     def __init__(self, model: FlatModel) -> None:
         self._model = model
@@ -133,8 +89,8 @@ class NetworkStateHolder:
 
     @property
     def buffers(self) -> bytes:
-        """The network's present buffers."""
-        return get_buffers(self.use_model())
+        """The model's present buffers."""
+        return get_buffers(self._model)
 
     @property
     def minibatches_before(self) -> int:
@@ -147,9 +103,7 @@ class NetworkStateHolder:
 
         ``multipliers``: thresholds of layers in multiples of tau, by layer name.
         """
-        return make_initial_theta(
-            self.use_model(), self.parameters, self.grid_exponent(), multipliers
-        )
+        return make_initial_theta(self._model, self.parameters, self.grid_exponent(), multipliers)
 
     def grid_exponent(self) -> int:
         """Return k, and remember it: parameters are rounded to multiples of 2^-k.
@@ -160,16 +114,6 @@ class NetworkStateHolder:
         k = first_exponent(parameters) if k is None else next_exponent(parameters, k)
         self._value = replace(self._value, k=k)
         return k
-
-    def use_model(self) -> FlatModel:
-        """Return the model, after loading this network's buffers if it contains another's."""
-        with _uses_lock:
-            use = _get_use(self._model)
-            if use.user() is not self:
-                initial, kept = hand_over(self._model), self.kept_buffers
-                load_buffers(self._model, initial if kept is None else kept)
-                use.user = weakref.ref(self)
-        return self._model
 
     @contextlib.contextmanager
     def rollback_on_error(self) -> Iterator[None]:
@@ -183,7 +127,8 @@ class NetworkStateHolder:
         except (KeyboardInterrupt, FitCancelled):
             raise
         except BaseException:
-            self._replace_state(replace(before, kept={}), buffers)
+            self._value = replace(before, kept={})
+            load_buffers(self._model, buffers)
             if before.kept:
                 log.warning(FILES_LOST)
             raise
@@ -203,13 +148,12 @@ class NetworkStateHolder:
         """Forget the residual files and optimizer states, because a fit uses them."""
         self._value = replace(self._value, kept={}, states=NO_STATES)
 
-    def assign(self, values: Flat, epochs: int | None = None, buffers: bytes = b"") -> None:
+    def assign(self, values: Flat, epochs: int | None = None) -> None:
         """Replace the parameters, and drop residual files and optimizer states of earlier fits.
 
         Args:
             values: f32[n_params], or anything that NumPy converts to it.
             epochs: Number of epochs that the values were trained for; None: as many as before.
-            buffers: The buffers that belong to the values; b"": they do not change.
 
         Raises:
             UsageError: The values are not numbers, not finite as float32, or not as many as the
@@ -232,14 +176,13 @@ class NetworkStateHolder:
                 f"parameters[{index}]={np.asarray(given)[index]}: must be a finite number of"
                 " float32; look at how it was computed, or at the file"
             )
-        assigned = replace(
+        self._value = replace(
             self._value,
             parameters=np.ascontiguousarray(values).copy(),
             kept={},
             states=NO_STATES,
             epochs=self.epochs if epochs is None else epochs,
         )
-        self._replace_state(assigned, buffers)
 
     def take_result(
         self,
@@ -294,9 +237,6 @@ class NetworkStateHolder:
         self._replace_state(saved, checkpoint.buffers)
 
     def _replace_state(self, state: NetworkState, buffers: bytes) -> None:
-        """Replace the state and, unless they are b"", the buffers."""
+        """Replace the state and load the buffers into the model."""
         self._value = state
-        if buffers:
-            with _uses_lock:
-                load_buffers(self.use_model(), buffers)
-                self.kept_buffers = buffers
+        load_buffers(self._model, buffers)

@@ -23,13 +23,13 @@ import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from typing import Any, TextIO, TypeVar, cast
+from typing import Any, TextIO, cast
 
 import numpy as np
 
 from sparkstrom.base.errors import UsageError, first_line
 from sparkstrom.base.option_types import COUNT_MAX, KEY, check_path_argument, whole
-from sparkstrom.checkpoint.saved_model import load_model, path_to_load, path_to_save, save_model
+from sparkstrom.checkpoint.saved_model import path_to_save, save_model
 from sparkstrom.codec.optimizer_state_codec import plain_scalars
 from sparkstrom.data.column_selection import ColumnSpec, check_validation_value
 from sparkstrom.data.row_blocks import Block, check_block
@@ -42,7 +42,7 @@ from sparkstrom.fit.checkpoints import (
 )
 from sparkstrom.fit.early_stopping_listener import check_validation
 from sparkstrom.fit.listeners import check_listeners, check_run_log
-from sparkstrom.fit.network_state import NetworkStateHolder, hand_over
+from sparkstrom.fit.network_state import NetworkStateHolder
 from sparkstrom.fit.summary import TrainingSummary, summary_of_skipped_fit
 from sparkstrom.models.base import (
     Batch,
@@ -105,13 +105,12 @@ class TrainedNetwork:
     def _apply_decision(
         self, decision: ResumeDecision | None, key: FitKey
     ) -> tuple[TrainingSummary | None, ResumePoint | None]:
-        """Prepare the model for the fit ``key``; load the decision's checkpoint, if there is one.
+        """Load the decision's checkpoint, if there is a decision.
 
         Return (summary, None) if the fit ``key`` was finished before and is skipped. Otherwise
         return (None, checkpoint), where the checkpoint is the one from which the fit resumes, or
         None.
         """
-        self._state.use_model()
         if decision is None:
             return None, None
         self._state.load_checkpoint(decision.checkpoint)
@@ -144,9 +143,8 @@ class TrainedNetwork:
     @property
     def model(self) -> FlatModel:
         """The model, bound to a copy of the shared parameters."""
-        model = self._state.use_model()
-        model.bind(self.parameters)
-        return model
+        self._model.bind(self.parameters)
+        return self._model
 
     @property
     def module(self) -> Any:
@@ -199,32 +197,6 @@ class TrainedNetwork:
             self._state.load_checkpoint(
                 self._checkpoints.restore(check_path_argument(path), progress.say)
             )
-
-
-Network = TypeVar("Network", bound=TrainedNetwork)
-
-
-def load_network(
-    path: str | os.PathLike[str], model: FlatModel | None, make: Callable[[FlatModel], Network]
-) -> Network:
-    """Return a network with a saved model's parameters and buffers.
-
-    Args:
-        path: Where ``TrainedNetwork.save`` wrote the model.
-        model: A model like the saved one; None: it is made from the saved description.
-        make: Makes the network of the model.
-
-    Raises:
-        UsageError: The file cannot be read, or is of another model.
-    """
-    if model is not None:
-        hand_over(model)
-    with path_to_load(path) as local:
-        model, parameters, epochs = load_model(local, model)
-    buffers = get_buffers(model)
-    network = make(model)
-    network._state.assign(parameters, epochs, buffers)
-    return network
 
 
 def parse_epochs(epochs: object) -> int:

@@ -15,6 +15,7 @@ from typing import Any, Self
 from sparkstrom.base.child_processes import count_cores, pickle_by_value
 from sparkstrom.base.errors import UsageError
 from sparkstrom.base.option_types import KEY
+from sparkstrom.checkpoint.saved_model import load_model, path_to_load
 from sparkstrom.data.column_selection import HELD_OUT, ColumnNames, ColumnSpec, features_to_arrays
 from sparkstrom.data.row_blocks import check_block
 from sparkstrom.data.row_sample import sample_blocks
@@ -30,7 +31,6 @@ from sparkstrom.fit.trained_network import (
     TrainedNetwork,
     check_fit_arguments,
     dry_run_step,
-    load_network,
     parse_epochs,
 )
 from sparkstrom.local.data import (
@@ -288,7 +288,7 @@ class ParallelWrapper(TrainedNetwork):
         chosen = ColumnSpec(features, label, weight, validation if held is None else HELD_OUT)
         check_fit_arguments(self._model, epochs, chosen, None, (), "")
         blocks = read_blocks_with_held_out(data, held, chosen)
-        packed = pickle_by_value(self.model)
+        packed = pickle_by_value(self._model)
         fit = self._model, self._state, self._master, packed, parse_epochs(epochs), chosen.fraction
         with closing(make_progress_display(self._progress)) as progress:
             sample = sample_blocks(blocks, request.rows, request.seed)
@@ -417,7 +417,11 @@ class ParallelWrapper(TrainedNetwork):
         Raises:
             UsageError: The saved network cannot be read, or an argument is invalid.
         """
-        return load_network(path, model, lambda model: cls(model, **given))
+        with path_to_load(path) as local:
+            model, parameters, epochs = load_model(local, model)
+        wrapper = cls(model, **given)
+        wrapper._state.assign(parameters, epochs)
+        return wrapper
 
     @property
     def workers(self) -> int:

@@ -61,7 +61,6 @@ class RoundsRun(FitRunner):
         self.spec, self.states, self._keeps_states = spec, states, keeps_states
         self.book = EpochHistory(spec.first_epoch)
         steps = spec.minibatches_before // spec.workers
-        network.use_model()  # its buffers become the state's
         state = RoundState(model, options, network.parameters, states, steps)
         self.theta = AveragedParameters(state, network.grid_exponent())
         self.master = RoundsControl(spec, state, has_observer=has_observer, abort=backend.abort)

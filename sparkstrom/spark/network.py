@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from sparkstrom.base.errors import UsageError
 from sparkstrom.base.option_types import shown
+from sparkstrom.checkpoint.saved_model import load_model, path_to_load
 from sparkstrom.data.column_selection import ColumnNames, ColumnSpec
 from sparkstrom.data.row_sample import RowSample
 from sparkstrom.fit.checkpoints import FitCheckpoints, make_fit_key
@@ -27,7 +28,6 @@ from sparkstrom.fit.trained_network import (
     TrainedNetwork,
     check_fit_arguments,
     dry_run_step,
-    load_network,
     parse_epochs,
     restart_warnings,
 )
@@ -294,7 +294,7 @@ class SparkNetwork(Dl4jMethodNames, TrainedNetwork):
         data, columns = self._held_out.unite(data, named, validation, master.repartition)
         check_fit_arguments(self._model, epochs, columns, None, (), "")
         self._application.check_data(data)
-        packed = pickle_by_value(self.model)
+        packed = pickle_by_value(self._model)
         fit = self._model, self._state, master, packed, parse_epochs(epochs), columns.fraction
         with closing(make_progress_display(self._progress)) as progress:
             with self._application.cancel_jobs_on_interrupt():
@@ -495,7 +495,11 @@ class SparkNetwork(Dl4jMethodNames, TrainedNetwork):
         Raises:
             UsageError: The file or another argument cannot be used.
         """
-        return load_network(path, model, lambda model: cls(spark, model, master, progress=progress))
+        with path_to_load(path) as local:
+            model, parameters, epochs = load_model(local, model)
+        network = cls(spark, model, master, progress=progress)
+        network._state.assign(parameters, epochs)
+        return network
 
     def close(self) -> None:
         """Remove exported rows and the files that workers kept for the next fit. Idempotent.

@@ -18,9 +18,8 @@ from pyspark.ml.util import MLReadable, MLWritable
 
 from sparkstrom.base.errors import UsageError
 from sparkstrom.data.column_selection import ColumnNames, features_to_arrays
-from sparkstrom.fit.network_state import hand_over
 from sparkstrom.fit.summary import TrainingSummary
-from sparkstrom.models.base import Batch, Flat, FlatModel, load_buffers
+from sparkstrom.models.base import Batch, Flat, FlatModel
 from sparkstrom.models.output_interpretation import (
     VALUES,
     argmax_classes,
@@ -117,8 +116,7 @@ class SparkstromEstimator(
         validation = self._validation()
         # A copy, because other fits may run at the same time and the user's model must not change.
         # A pickle would lose initial parameters that were set as values.
-        model = copy.deepcopy(given := self.get_or_none("model"))
-        load_buffers(model, hand_over(given))  # as if no network had used it before
+        model = copy.deepcopy(self.get_or_none("model"))
         label = self.getOrDefault("labelCol")
         network = _EstimatorNetwork(
             dataset.sparkSession,
