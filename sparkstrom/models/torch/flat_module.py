@@ -775,9 +775,8 @@ class FlatModule:
 
 
 def _has_zero_gradients(named: NamedParameters) -> bool:
-    """Return whether there are gradients, all zero, as after labels that are all ignored.
+    """Return whether all gradients are zero, as after a minibatch whose labels are all ignored.
 
     The loss of such a minibatch is a mean over no labels, for which torch returns NaN.
     """
-    gradients = [p.grad for p in named.values() if p.grad is not None]
-    return bool(gradients) and not any(gradient.any() for gradient in gradients)
+    return all(p.grad is None or not p.grad.any() for p in named.values())

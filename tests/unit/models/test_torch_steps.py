@@ -321,13 +321,3 @@ def test_a_schedule_that_is_exhausted_in_the_first_epoch_is_warned_of() -> None:
             model.set_position(0, 0, batches)
         model.step(Batch(X, Y))
         model.set_position(0, 0, batches)
-
-
-def test_a_nan_without_gradients_is_reported() -> None:
-    def step(module: Any, optimizer: Any, batch: Any) -> Any:
-        optimizer.zero_grad()
-        return torch.tensor(float("nan"))  # such as after an overflow, which it skips
-
-    model = TorchModel(mlp(), None, SGD, step=step)
-    bound(model)
-    assert np.isnan(model.step(Batch(X, Y)))
