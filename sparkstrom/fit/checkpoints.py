@@ -534,7 +534,8 @@ class FitCheckpoints:
     def mark_assigned(self) -> None:
         """Record that the user assigned parameters: the next fit starts with them.
 
-        It then uses neither the checkpoint of ``restore`` nor one of an earlier fit. Parameters
+        It then uses neither the checkpoint of ``restore`` nor one of a fit that has ended. A fit
+        that failed resumes from its own checkpoint all the same. Parameters
         assigned before the program's first fit do not count: a program that is run again assigns
         them again, and continues from its checkpoint.
         """

@@ -66,6 +66,8 @@ class NetworkState:
 class NetworkStateHolder:
     """Holds a network's present ``NetworkState``; each change replaces the state as a whole."""
 
+    has_result = False  # whether the fit that is under way has replaced the state by its result
+
     def __init__(self, model: FlatModel) -> None:
         self._model = model
         parameters = np.array(model.initial(), np.float32)
@@ -148,12 +150,13 @@ class NetworkStateHolder:
         """Forget the residual files and optimizer states, because a fit uses them."""
         self._value = replace(self._value, kept={}, states=NO_STATES)
 
-    def assign(self, values: Flat, epochs: int | None = None) -> None:
+    def assign(self, values: Flat, epochs: int | None = None, *, any_value: bool = False) -> None:
         """Replace the parameters, and drop residual files and optimizer states of earlier fits.
 
         Args:
             values: f32[n_params], or anything that NumPy converts to it.
             epochs: Number of epochs that the values were trained for; None: as many as before.
+            any_value: Whether values may be infinite or NaN, as in the file of a diverged model.
 
         Raises:
             UsageError: The values are not numbers, not finite as float32, or not as many as the
@@ -170,7 +173,8 @@ class NetworkStateHolder:
             raise UsageError(
                 f"parameters of shape {values.shape}: this model has {self.parameters.shape}"
             )
-        if not (finite := np.isfinite(values)).all():
+        finite = np.isfinite(values)
+        if not (any_value or finite.all()):
             index = int(np.argmin(finite))
             raise UsageError(
                 f"parameters[{index}]={np.asarray(given)[index]}: must be a finite number of"
@@ -216,6 +220,7 @@ class NetworkStateHolder:
             self._replace_state(done, theta.buffers)
         else:  # files and optimizer states belong to the last parameters, not to the best ones
             self._replace_state(replace(done, parameters=best.parameters), best.buffers)
+        self.has_result = True
 
     def keep_interrupted(self, theta: FitParameters, spec: FitSpec, epochs: int) -> None:
         """Keep parameters and buffers of a fit that was interrupted after ``epochs`` epochs."""

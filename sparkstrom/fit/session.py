@@ -241,7 +241,7 @@ class FitSession:
         if point is None:
             return
         metric = runner.spec.metric
-        is_other = point.metric is not None and point.metric != metric
+        is_other = bool(self.request.columns.validation) and point.metric not in (None, metric)
         if is_other:
             if point.has_validation:
                 self._reporting.warn(

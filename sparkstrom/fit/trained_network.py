@@ -94,10 +94,20 @@ class TrainedNetwork:
                 f"a fit of this {name} is under way in another thread: wait for its end, or make"
                 f" another {name}"
             )
+        self._state.has_result = False
         try:
             yield
         finally:
             self._training.release()
+
+    @contextlib.contextmanager
+    def _replacing_state(self) -> Iterator[None]:
+        """As ``_exclusive``; listeners of a fit's end may also enter, because it has its result."""
+        if self._training.locked() and self._state.has_result:
+            yield
+        else:
+            with self._exclusive():
+                yield
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._model!r}, {self._state.epochs} epochs trained)"
@@ -130,8 +140,11 @@ class TrainedNetwork:
 
     @parameters.setter
     def parameters(self, values: Flat) -> None:
-        """Replace the parameters. Raise UsageError for another shape, or while a fit runs."""
-        with self._exclusive():
+        """Replace the parameters.
+
+        Raise UsageError for another shape, for values that are not finite, or while a fit runs.
+        """
+        with self._replacing_state():
             self._state.assign(values)
             self._checkpoints.mark_assigned()
 
@@ -193,7 +206,7 @@ class TrainedNetwork:
         Raises:
             UsageError: There is no checkpoint, it is of another model, or a fit is under way.
         """
-        with self._exclusive(), closing(make_progress_display(self._progress)) as progress:
+        with self._replacing_state(), closing(make_progress_display(self._progress)) as progress:
             self._state.load_checkpoint(
                 self._checkpoints.restore(check_path_argument(path), progress.say)
             )
@@ -327,9 +340,7 @@ def dry_run_step(
     except UsageError as error:
         if BATCH_NORM_ERROR not in str(error):
             raise
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:  # a worker reports it if it occurs there, too
+    except Exception as error:  # a worker reports it if it occurs there, too
         log.info("the dry run before the fit was skipped: %s", first_line(error))
 
 

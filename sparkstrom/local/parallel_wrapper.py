@@ -420,7 +420,7 @@ class ParallelWrapper(TrainedNetwork):
         with path_to_load(path) as local:
             model, parameters, epochs = load_model(local, model)
         wrapper = cls(model, **given)
-        wrapper._state.assign(parameters, epochs)
+        wrapper._state.assign(parameters, epochs, any_value=True)
         return wrapper
 
     @property

@@ -124,12 +124,13 @@ def argmax_classes(outputs: Outputs, kind: str = LOGITS) -> NDArray[np.float64]:
 
     A single output means class 1 if it is above 0.5 (if ``kind`` is PROBABILITIES) or above 0 (any
     other kind), and class 0 otherwise. A row whose largest output is not finite has no class: NaN.
+    A single output may be minus infinity, which is class 0.
     """
     if outputs.shape[1] == 1:
-        found = outputs[:, 0] > (0.5 if kind == PROBABILITIES else 0.0)
-    else:
-        found = outputs.argmax(axis=1)
-    return np.where(np.isfinite(outputs.max(axis=1)), found, np.nan)
+        scores = outputs[:, 0]
+        found = scores > (0.5 if kind == PROBABILITIES else 0.0)
+        return np.where(np.isnan(scores) | np.isposinf(scores), np.nan, found)
+    return np.where(np.isfinite(outputs.max(axis=1)), outputs.argmax(axis=1), np.nan)
 
 
 def flatten_positions(
@@ -230,6 +231,7 @@ def measure_batch(model: Any, batch: Batch, metric: str) -> tuple[float, float]:
         places.reshape(batch.rows, -1).mean(axis=1) for places in (hits, counts)
     )
     weights = np.ones(batch.rows) if batch.weights is None else batch.weights.astype(np.float64)
+    row_hits[weights == 0] = 0.0  # also where there is no class
     return float((weights * row_hits).sum()), float((weights * row_counts).sum())
 
 

@@ -295,9 +295,9 @@ class RehearsedWorker:
         rows = self.trainer.counts.examples
         try:
             loss = self.trainer.begin_step(command)
-        except (SparkstromError, KeyboardInterrupt):
+        except SparkstromError:
             raise
-        except BaseException as error:  # whatever a model raises would fail a real fit
+        except Exception as error:  # models raise errors of many kinds, which would fail a real fit
             raise TrainingError(format_reason(error)) from error
         self._observer.on_step(self.trainer.counts.examples - rows, loss)
         times = self._times

@@ -498,7 +498,7 @@ class SparkNetwork(Dl4jMethodNames, TrainedNetwork):
         with path_to_load(path) as local:
             model, parameters, epochs = load_model(local, model)
         network = cls(spark, model, master, progress=progress)
-        network._state.assign(parameters, epochs)
+        network._state.assign(parameters, epochs, any_value=True)
         return network
 
     def close(self) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
-import io
 import logging
 import os
 import pickle
@@ -19,6 +18,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from zipimport import zipimporter
 
@@ -98,9 +98,9 @@ def hash_by_value(value: Any) -> bytes:
             memory = value._untyped_storage.cpu()
             return str(value.dtype), ctypes.string_at(memory.data_ptr(), memory.nbytes())
 
-    content = io.BytesIO()
-    AddressFreePickler(content).dump(value)
-    return hashlib.sha256(content.getbuffer()).digest()
+    digest = hashlib.sha256()
+    AddressFreePickler(SimpleNamespace(write=digest.update)).dump(value)
+    return digest.digest()
 
 
 def forget_spark_archive_importers() -> None:

@@ -188,7 +188,7 @@ class OutputConcatenator:
 
 
 def _to_exact_float32(output: Any) -> Flat:
-    """Convert one output to float32. Raise UsageError for an integer that would be rounded."""
+    """Convert one output to float32. Raise UsageError for an integer above 2^24."""
     array = np.asarray(output)
     if array.dtype.kind in "iu" and array.size:
         extreme = max(int(array.max()), int(array.min()), key=abs)

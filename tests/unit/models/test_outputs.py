@@ -158,6 +158,14 @@ def test_outputs_that_are_not_finite_are_of_no_class(width: int, bad: float) -> 
 
 def test_a_class_may_be_ruled_out_by_a_logit_of_minus_infinity() -> None:
     assert argmax_classes(np.array([[-np.inf, 1.0, 0.0]], np.float32)).tolist() == [1]
+    assert argmax_classes(np.array([[-np.inf], [1.0]], np.float32)).tolist() == [0, 1]
+
+
+def test_a_row_without_weight_does_not_spoil_the_accuracy() -> None:
+    outputs = np.array([[np.nan, np.nan], [1.0, 0.0]], np.float32)
+    model: Any = SimpleNamespace(predict=lambda index: outputs[index])
+    batch = Batch(np.arange(2), np.zeros(2, np.int64), np.array([0, 1], np.float32))
+    assert measure_batch(model, batch, "accuracy") == (1.0, 1.0)
 
 
 @pytest.mark.parametrize(("bad", "shown"), [(np.nan, "nan"), (1e300, r"1e\+300")])
@@ -168,3 +176,4 @@ def test_parameters_that_are_not_finite_are_refused(bad: float, shown: str) -> N
     values[3] = bad
     with pytest.raises(UsageError, match=rf"parameters\[3\]={shown}: must be a finite number"):
         holder.assign(values)
+    holder.assign(values, any_value=True)  # a saved network that had diverged
