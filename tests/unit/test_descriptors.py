@@ -12,6 +12,7 @@ from contextlib import closing
 import pytest
 
 from sparkstrom.base.descriptors import wait_until_readable
+from sparkstrom.options.network import VoidConfiguration
 from sparkstrom.spark.controller import reachability
 from sparkstrom.spark.controller.reachability import ReachabilityProbe, UdpEchoServer
 from sparkstrom.transport.aeron.media_driver import TIMEOUT_MESSAGE, _read_status
@@ -58,6 +59,6 @@ def test_executors_get_an_echo_from_a_program_with_many_files(
     bind = reachability._bind_socket
     monkeypatch.setattr(reachability, "_bind_socket", bind_high)
     with closing(UdpEchoServer("127.0.0.1", None)) as server:
-        probe = ReachabilityProbe(server.endpoint, server.token, None, None, timeout_s=60.0)
+        probe = ReachabilityProbe(server.endpoint, server.token, VoidConfiguration(), 60.0)
         with bind_high("127.0.0.1", 0) as sock:
             assert reachability._receives_echo(sock, probe)
