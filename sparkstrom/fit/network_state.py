@@ -66,7 +66,7 @@ class NetworkState:
 class NetworkStateHolder:
     """Holds a network's present ``NetworkState``; each change replaces the state as a whole."""
 
-    has_result = False  # whether the fit that is under way has replaced the state by its result
+    is_final = False  # whether the fit that is under way will not change the state any more
 
     def __init__(self, model: FlatModel) -> None:
         self._model = model
@@ -134,6 +134,8 @@ class NetworkStateHolder:
             if before.kept:
                 log.warning(FILES_LOST)
             raise
+        finally:
+            self.is_final = True
 
     def resume_state(self, workers: int) -> tuple[CheckpointFiles, OptimizerStates]:
         """Return the residual files and optimizer states for the next fit.
@@ -220,7 +222,6 @@ class NetworkStateHolder:
             self._replace_state(done, theta.buffers)
         else:  # files and optimizer states belong to the last parameters, not to the best ones
             self._replace_state(replace(done, parameters=best.parameters), best.buffers)
-        self.has_result = True
 
     def keep_interrupted(self, theta: FitParameters, spec: FitSpec, epochs: int) -> None:
         """Keep parameters and buffers of a fit that was interrupted after ``epochs`` epochs."""

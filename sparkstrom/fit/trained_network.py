@@ -94,16 +94,16 @@ class TrainedNetwork:
                 f"a fit of this {name} is under way in another thread: wait for its end, or make"
                 f" another {name}"
             )
-        self._state.has_result = False
         try:
             yield
         finally:
+            self._state.is_final = False
             self._training.release()
 
     @contextlib.contextmanager
     def _replacing_state(self) -> Iterator[None]:
-        """As ``_exclusive``; listeners of a fit's end may also enter, because it has its result."""
-        if self._training.locked() and self._state.has_result:
+        """Change the state as in ``_exclusive``, or in a listener's ``on_fit_end``."""
+        if self._training.locked() and self._state.is_final:
             yield
         else:
             with self._exclusive():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 
 from sparkstrom import EarlyStopping, ParallelWrapper, TrainingError
+from sparkstrom.listeners import TrainingListener
 from sparkstrom.local import rounds as local_rounds
 from sparkstrom.models import Adam, DenseNetwork
 from tests.unit.rounds.fits_here import WorkersHere
@@ -77,6 +79,27 @@ def test_a_fit_after_one_that_delivers_its_best_epoch_is_the_same_in_a_later_pro
             network.fit((X, Y), 1, run_log="")
             found.append(network.parameters)
     np.testing.assert_array_equal(*found)
+
+
+class Assigning(TrainingListener):
+    """Assigns parameters when the fit has ended, well or not."""
+
+    network: ParallelWrapper
+
+    def on_fit_end(self, event: Any) -> None:
+        self.network.parameters = np.full(len(self.network.parameters), 0.5)
+
+
+@pytest.mark.parametrize("fails", [True, False])
+def test_a_listener_may_replace_the_parameters_at_the_end_of_the_fit(
+    program: Program, fails: bool
+) -> None:
+    listener, network = Assigning(), program("kept", checkpoint_every="1 epochs")
+    listener.network = network
+    epochs, listeners = (5000, [listener, Failing(1)]) if fails else (2, [listener])
+    with pytest.raises(TrainingError) if fails else contextlib.nullcontext():
+        network.fit((X, Y), epochs, listeners=listeners, run_log="")
+    assert set(network.parameters) == {0.5}
 
 
 @pytest.mark.parametrize("fails", [True, False])
