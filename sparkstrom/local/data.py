@@ -109,7 +109,7 @@ def holds_rows(validation: Any) -> bool:
 def read_blocks_with_held_out(data: Any, held: Any, chosen: ColumnSpec) -> Iterator[Block]:
     """Return an iterator over the blocks of ``data``, then of ``held``, marked as held out.
 
-    If ``held`` is None, ``chosen.validation`` says which rows of ``data`` are held out. Raise
+    If ``held`` is None, ``chosen.validation`` selects the held-out rows of ``data``. Raise
     UsageError if both are the same iterator, or if their arrays have different formats.
     """
     if held is None:

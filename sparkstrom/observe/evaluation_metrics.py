@@ -101,7 +101,7 @@ class Classification:
         """Return how often each pair of label and predicted class occurs; both arrays are [rows].
 
         Raise UsageError for a label that is not an integer from 0 to ``classes - 1``, and for a
-        prediction of NaN, which stands for scores that are not finite.
+        prediction of NaN, which comes from scores that are not finite.
         """
         if np.isnan(predicted).any():
             raise UsageError(NON_FINITE_SCORE)

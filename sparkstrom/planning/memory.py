@@ -5,7 +5,7 @@ If an option limits the size of a part, the part's name contains the option's na
 
 YARN and Kubernetes kill containers that use more memory than heap plus overhead. Before a fit,
 ``check_overhead`` compares the estimate with the configuration. After a container was killed,
-``explain_memory_kill`` says what to set, also considering what the cluster manager measured.
+``explain_memory_kill`` names the value to set, also by what the cluster manager measured.
 """
 
 from __future__ import annotations

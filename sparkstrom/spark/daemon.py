@@ -63,7 +63,7 @@ def stdout_to_stderr() -> Iterator[None]:
 
 
 def reseed_random_numbers(daemon_pid: int) -> None:
-    """Seed NumPy's and torch's global generators anew in a process that the daemon has forked.
+    """Reseed NumPy's and torch's global generators in a process that the daemon has forked.
 
     Otherwise all workers would draw equal numbers. Python's own generator does this itself.
     Processes that a worker forks are left alone, as with Spark's own daemon.
