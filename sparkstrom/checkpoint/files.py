@@ -82,6 +82,13 @@ def _make_folder(filesystem: Any, path: str) -> Folder:
     return RemoteFolder(filesystem, path.rstrip("/"), appears_whole=bool(protocols & OBJECT_STORES))
 
 
+def find_local_path(address: str) -> str | None:
+    """Return the path of a local address, taken literally; None for another file system's URL."""
+    if "://" in address and not address.startswith("file:"):
+        return None
+    return os.path.expanduser(address.removeprefix("file://").removeprefix("file:"))
+
+
 def _find_filesystem(address: str, what: str) -> tuple[Any, str]:
     """Return fsspec's file system of a path or URL, and the path in it.
 
@@ -91,9 +98,8 @@ def _find_filesystem(address: str, what: str) -> tuple[Any, str]:
     import fsspec  # slow, and training tasks do not need it
     from fsspec.implementations.local import LocalFileSystem
 
-    if "://" not in address or address.startswith("file:"):
-        local = address.removeprefix("file://").removeprefix("file:")
-        return LocalFileSystem(), os.path.expanduser(local)
+    if (local := find_local_path(address)) is not None:
+        return LocalFileSystem(), local
     *chain, last = address.split("::")
     if chain and "://" not in last:
         raise UsageError(

@@ -44,7 +44,11 @@ from sparkstrom.observe.epoch_history import Epoch, EpochHistory
 from sparkstrom.observe.listener_events import CheckpointWritten
 from sparkstrom.options.gradient_sharing import ALL, ONE
 from sparkstrom.options.parameter_averaging import TrainingMaster
-from sparkstrom.protocol.common.fit_spec import FitSpec, PartitionStart
+from sparkstrom.protocol.common.fit_spec import (
+    FitSpec,
+    PartitionStart,
+    count_complete_epochs,
+)
 from sparkstrom.runtime.master_control import MasterControl, Progress, Snapshot
 from sparkstrom.runtime.optimizer_states import OptimizerStates, decode_optimizer_state
 
@@ -89,11 +93,11 @@ class CheckpointContent:
     @property
     def delivers_best(self) -> bool:
         """Whether the fit is finished and delivers its best epoch, not its last parameters."""
-        copy = self.best[1] if self.best is not None else None
+        best = self.best[1] if self.best is not None else None
         return (
             self.epochs_done is not None
-            and copy is not None
-            and copy.commit != self.snapshot.commit
+            and best is not None
+            and best.commit != self.snapshot.commit
         )
 
 
@@ -319,14 +323,9 @@ class ResumePoint:
         return sum(start.minibatches for start in self.starts)
 
     @property
-    def epochs_completed(self) -> dict[int, int]:
-        """Number of completed epochs by partition, for partitions with rows."""
-        return {i: s.position.epoch for i, s in enumerate(self.starts) if s.rows}
-
-    @property
     def complete_epochs(self) -> int:
         """Number of epochs that all partitions with rows have completed."""
-        return min(self.epochs_completed.values(), default=0)
+        return count_complete_epochs(self.starts)
 
     def starts_for(self, workers: int) -> tuple[PartitionStart, ...]:
         """Return the position from which each of ``workers`` workers continues.
@@ -535,9 +534,9 @@ class FitCheckpoints:
         """Record that the user assigned parameters: the next fit starts with them.
 
         It then uses neither the checkpoint of ``restore`` nor one of a fit that has ended. A fit
-        that failed resumes from its own checkpoint all the same. Parameters
-        assigned before the program's first fit do not count: a program that is run again assigns
-        them again, and continues from its checkpoint.
+        that failed still resumes from its own checkpoint. Parameters assigned before the program's
+        first fit do not count: a program that is run again assigns them again, and continues from
+        its checkpoint.
         """
         self._are_assigned = self.fits > 0 or not self._reads_newest
 

@@ -241,8 +241,11 @@ class FitSession:
         if point is None:
             return
         metric = runner.spec.metric
-        is_other = bool(self.request.columns.validation) and point.metric not in (None, metric)
-        if is_other:
+        has_other_metric = bool(self.request.columns.validation) and point.metric not in (
+            None,
+            metric,
+        )
+        if has_other_metric:
             if point.has_validation:
                 self._reporting.warn(
                     f"{point.path} has the {point.metric} of held-out rows, and this fit measures"
@@ -252,7 +255,7 @@ class FitSession:
             point = point.without_validation()
         runner.book.restore(point.figures_for(workers))
         history = runner.book.history()[: runner.book.epochs_resumed_from]
-        stopping.resume([] if is_other else history, point.best)
+        stopping.resume([] if has_other_metric else history, point.best)
         if workers != len(point.starts):
             complete = runner.spec.starts[0].position.epoch
             self._reporting.warn(

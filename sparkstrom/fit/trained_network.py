@@ -80,11 +80,11 @@ class TrainedNetwork:
     def __init__(self, model: FlatModel, checkpoints: FitCheckpoints, progress: bool | str) -> None:
         self._model, self._checkpoints, self._progress = model, checkpoints, progress
         self._state = NetworkStateHolder(model)
-        self._training = threading.Lock()  # held by a fit, and by whatever replaces the state
+        self._training = threading.Lock()  # held during a fit, and while the state is replaced
 
     @contextlib.contextmanager
     def _exclusive(self) -> Iterator[None]:
-        """Change the network's state in the block. Raise UsageError while a fit is under way.
+        """Reserve the network's state for the block. Raise UsageError while a fit is under way.
 
         The fit's result would replace the change, or the change would be based on another state.
         """
@@ -102,7 +102,7 @@ class TrainedNetwork:
 
     @contextlib.contextmanager
     def _replacing_state(self) -> Iterator[None]:
-        """Change the state as in ``_exclusive``, or in a listener's ``on_fit_end``."""
+        """Reserve the state as ``_exclusive`` does; also allow a listener's ``on_fit_end`` to."""
         if self._training.locked() and self._state.is_final:
             yield
         else:
@@ -328,9 +328,9 @@ def dry_run_step(
     try:
         with preserve_process_state():
             if not type(model).__module__.startswith("sparkstrom."):
-                unknown: FlatModel = pickle.loads(pack(model))
-                unknown.bind(parameters.copy())
-                plain_scalars(unknown.updater_state())
+                copied: FlatModel = pickle.loads(pack(model))
+                copied.bind(parameters.copy())
+                plain_scalars(copied.updater_state())
                 return
             block = None if first is None else next(iter(first()), None)
             if block is not None and len(block.records):

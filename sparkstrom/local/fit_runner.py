@@ -188,6 +188,12 @@ class ThreadedJob(ABC):
     def _run(self) -> None:
         """Run the job in its thread; store an error in ``error``."""
 
+    def fail(self, text: str, error: BaseException) -> None:
+        """Store an unexpected exception as the job's error; the thread would end silently."""
+        log.exception("%s", text)
+        self.error = TrainingError(f"{text}: {error!r}")
+        self.error.__cause__ = error
+
     def start(self) -> None:
         """Start the thread."""
         self._thread.start()
@@ -241,9 +247,8 @@ class ProcessJob(ThreadedJob):
                     self._handle_answer(partition, answer)
         except SparkstromError as error:
             self.error = error
-        except BaseException as error:  # the thread would end silently
-            log.exception("the thread of the worker processes ends")
-            self.error = TrainingError(f"the worker processes' thread failed: {error!r}")
+        except BaseException as error:
+            self.fail("the worker processes' thread failed", error)
         finally:
             self._workers.drop(self._missing)
 

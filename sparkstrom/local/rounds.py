@@ -237,10 +237,8 @@ class RoundsThread(ThreadedJob):
         """Train all rounds; store an unexpected exception as the job's error."""
         try:
             self.reports = self._train()
-        except BaseException as error:  # the thread would end silently
-            log.exception("the thread of the rounds ends")
-            self.error = TrainingError(f"the rounds failed: {error!r}")
-            self.error.__cause__ = error
+        except BaseException as error:
+            self.fail("the rounds failed", error)
 
 
 class MappedOptimizerState:

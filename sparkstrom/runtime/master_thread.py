@@ -261,7 +261,7 @@ class MasterThread(threading.Thread):
             self._ended_cleanly = True
         except SparkstromError as error:
             self._fail(error)
-        except Exception as error:
+        except BaseException as error:  # a user's model may even raise SystemExit
             log.exception("the master's thread ends")
             self._fail(TrainingError(f"the master failed: {error!r}"))
         finally:

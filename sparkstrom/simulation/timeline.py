@@ -2,7 +2,7 @@
 
 A run repeats exactly and takes only as long as its calls need. Calls of the present time slot are
 in a heap. Later ones are kept unordered per slot, so the cost of an event does not grow with the
-number of waiting ones. ``WorldView`` is the interface through which checkers read a
+number of waiting ones. ``WorldView`` is the interface through which checkers and the network read a
 running simulation.
 """
 

@@ -62,12 +62,20 @@ ROUNDS_FIT_NOTE = (
 )
 
 
+def is_enabled(conf: Any, key: str) -> bool:
+    """Return a boolean setting of Spark, in upper or lower case; False if it is not set.
+
+    ``conf`` has a method ``get(key, default)``, such as a dictionary.
+    """
+    return str(conf.get(key, "false")).lower() == "true"
+
+
 def is_dynamic(conf: Any) -> bool:
     """Return whether Spark adds and removes executors (dynamic allocation).
 
     ``conf`` has a method ``get(key, default)``, such as a dictionary.
     """
-    return bool(conf.get(DYNAMIC_ALLOCATION_ENABLED, "false").lower() == "true")
+    return is_enabled(conf, DYNAMIC_ALLOCATION_ENABLED)
 
 
 def count_configured_executors(conf: Any) -> int | None:
@@ -102,7 +110,7 @@ def check_dynamic_allocation(conf: Mapping[str, str], when: str = DURING_FIT) ->
     warnings = []
     if count_configured_executors(conf) is None:
         warnings.append(EXECUTORS_UNSPECIFIED.format(least=choose_executor_count(conf, 0)))
-    has_shuffle_service = conf.get("spark.shuffle.service.enabled", "false").lower() == "true"
+    has_shuffle_service = is_enabled(conf, "spark.shuffle.service.enabled")
     attempts = int(conf.get(MAX_STAGE_ATTEMPTS, "4"))
     if attempts < STAGE_ATTEMPTS_LOW and not has_shuffle_service:
         ordinal = {1: "first", 2: "second", 3: "third"}.get(attempts, f"{attempts}th")
@@ -353,7 +361,7 @@ def check_scheduling(conf: Mapping[str, str]) -> list[str]:
 
     Raise UsageError if speculative execution is on.
     """
-    if conf.get("spark.speculation", "false").lower() == "true":
+    if is_enabled(conf, "spark.speculation"):
         raise UsageError(
             "spark.speculation=true would start a second copy of slow workers, which train the "
             "same rows: set --conf spark.speculation=false"
@@ -397,15 +405,11 @@ def is_key_encrypted(conf: Mapping[str, str]) -> bool:
     Spark's tasks contain the key. Spark encrypts tasks if TLS is on, or if authentication and a
     cipher are. In local mode nothing leaves the machine.
     """
-
-    def is_on(key: str) -> bool:
-        """Return whether a boolean setting is true."""
-        return conf.get(key, "false").lower() == "true"
-
     ciphers = ("spark.network.crypto.enabled", "spark.authenticate.enableSaslEncryption")
-    encrypted = is_on("spark.authenticate") and any(map(is_on, ciphers))
+    has_cipher = any(is_enabled(conf, cipher) for cipher in ciphers)
+    encrypted = is_enabled(conf, "spark.authenticate") and has_cipher
     local = conf.get("spark.master", "").startswith("local")
-    return local or encrypted or is_on("spark.ssl.rpc.enabled")
+    return local or encrypted or is_enabled(conf, "spark.ssl.rpc.enabled")
 
 
 REGISTRATION_POLL_S: Final = 0.1  # between two counts of executors

@@ -23,7 +23,7 @@ from sparkstrom.codec.messages import Phase
 from sparkstrom.fit.events import FinishedFit, FitListener
 from sparkstrom.fit.supervisor import find_cause
 from sparkstrom.runtime.master_control import Progress
-from sparkstrom.spark.executor_slots import live_conf
+from sparkstrom.spark.executor_slots import is_enabled, live_conf
 
 
 @contextlib.contextmanager
@@ -116,10 +116,17 @@ class SparkJob:
     def _run(self) -> None:
         """Run the job in this thread; store its results or its error."""
         try:
-            self.context.setJobGroup(self.group, self.description, interruptOnCancel=True)
+            self.join_group()
             self.reports = self.runner()
         except Exception as error:  # the main thread decides what it means
             self.error = error
+        except BaseException as error:  # the thread would end silently
+            self.error = TrainingError(f"the job's thread failed: {error!r}")
+            self.error.__cause__ = error
+
+    def join_group(self) -> None:
+        """Have ``cancel`` also cancel the jobs that this thread will start."""
+        self.context.setJobGroup(self.group, self.description, interruptOnCancel=True)
 
     @property
     def running(self) -> bool:
@@ -295,7 +302,7 @@ class DecommissionMonitor(FitListener):
     def __init__(self, job: SparkJob, warn: Callable[[str], None]) -> None:
         self._job, self._warn = job, warn
         conf = live_conf(job.context)
-        self._enabled = str(conf.get(DECOMMISSION_ENABLED, "false")).lower() == "true"
+        self._enabled = is_enabled(conf, DECOMMISSION_ENABLED)
         self._due_s = 0.0  # time.monotonic() of the next poll
         self._killed: set[int] = set()  # ids of task attempts
         self._without_slot: set[str] = set()  # executors for which NO_FREE_SLOT was shown

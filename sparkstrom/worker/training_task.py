@@ -332,8 +332,8 @@ class TrainingSession:
 
 
 RESIDUAL_NOT_READ = (
-    "this worker begins without what the fit before has learned but not sent, and with a new"
-    " optimizer state, because the file %s cannot be read (%s)"
+    "this worker begins without the changes that were learned but not sent in the fit before, and"
+    " with a new optimizer state, because the file %s cannot be read (%s)"
 )
 RESIDUAL_NOT_SAVED = (
     "the next fit begins without what this worker has learned but not sent: "

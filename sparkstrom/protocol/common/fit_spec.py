@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from sparkstrom.base.identity import Position
@@ -36,6 +37,11 @@ class PartitionStart:
         return replace(self, position=Position(epoch + 1, 0)) if whole else self
 
 
+def count_complete_epochs(starts: Iterable[PartitionStart]) -> int:
+    """Return the number of epochs before the starts of all partitions with rows."""
+    return min((start.position.epoch for start in starts if start.rows), default=0)
+
+
 @dataclass(frozen=True, slots=True)
 class FitSpec:
     """The facts about one fit that the driver program, the master and all workers share.
@@ -57,7 +63,7 @@ class FitSpec:
     @property
     def epochs_resumed(self) -> int:
         """Number of epochs that all partitions with rows had completed when the fit was resumed."""
-        return min((start.position.epoch for start in self.starts if start.rows), default=0)
+        return count_complete_epochs(self.starts)
 
     def start_of(self, partition: int) -> Position:
         """Return the position of a partition's first minibatch in this fit."""

@@ -133,13 +133,9 @@ class ConnectJob(SparkJob):
         self.thread = threading.Thread(target=self._run, name=f"{self.group}-job", daemon=True)
         self.thread.start()
 
-    def _run(self) -> None:
-        """Run the job in this thread; store its results or its error."""
-        try:
-            self.context.addTag(self.group)  # applies to this thread
-            self.reports = self.runner()
-        except Exception as error:  # the main thread decides what it means
-            self.error = error
+    def join_group(self) -> None:
+        """Have ``cancel`` also cancel the jobs that this thread will start."""
+        self.context.addTag(self.group)
 
     def cancel(self) -> None:
         """Cancel the job if it is still running."""

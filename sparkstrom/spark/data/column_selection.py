@@ -22,6 +22,7 @@ from sparkstrom.data.column_selection import (
     resolve_array_source,
     split_into_arrays,
 )
+from sparkstrom.spark.executor_slots import is_enabled
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -79,7 +80,7 @@ def find_fields(frame: DataFrame, spec: ColumnSpec) -> dict[str, StructField]:
 
 def has_exact_names(frame: DataFrame) -> bool:
     """Return whether names of columns are case-sensitive in the DataFrame's session."""
-    return _is_enabled(frame, "spark.sql.caseSensitive")
+    return is_enabled(frame.sparkSession.conf, "spark.sql.caseSensitive")
 
 
 class _FrameColumns(NamedTuple):
@@ -213,11 +214,6 @@ def _create_expression(field: StructField, alias: str, dense: bool) -> Column:
     return sql.expr(f"{quoted} AS {alias}")
 
 
-def _is_enabled(frame: DataFrame, name: str) -> bool:
-    """Return a boolean setting of a DataFrame's session, in upper or lower case as for Spark."""
-    return str(frame.sparkSession.conf.get(name, "false")).lower() == "true"
-
-
 def _vector_width(field: StructField) -> int:
     """Return the length of a vector column according to Spark ML's metadata; 0 if unknown."""
     attributes = field.metadata.get("ml_attr", {})
@@ -230,7 +226,7 @@ def _get_arrow_schema(frame: DataFrame) -> pa.Schema:
     from pyspark.sql.pandas.types import to_arrow_schema
 
     schema = to_arrow_schema(frame.schema)
-    if not _is_enabled(frame, LARGE_TYPES_KEY):
+    if not is_enabled(frame.sparkSession.conf, LARGE_TYPES_KEY):
         return schema
     return pa.schema([field.with_type(_to_large_type(field.type)) for field in schema])
 

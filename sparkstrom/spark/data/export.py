@@ -29,6 +29,7 @@ import numpy as np
 
 from sparkstrom.base.errors import SetupError, UsageError, first_line
 from sparkstrom.base.untrusted_files import READ_ERRORS, check_npz
+from sparkstrom.checkpoint.files import find_local_path
 from sparkstrom.data.arrow_conversion import (
     format_from_schema,
     records_from_arrow,
@@ -215,9 +216,8 @@ def open_filesystem(url: str) -> tuple[pa.fs.FileSystem, str]:
     import pyarrow as pa
     from pyarrow import fs
 
-    if "://" not in url or url.startswith("file:"):
-        local = url.removeprefix("file://").removeprefix("file:")  # Hadoop writes file:/a
-        return fs.LocalFileSystem(), os.path.abspath(os.path.expanduser(local))
+    if (local := find_local_path(url)) is not None:
+        return fs.LocalFileSystem(), os.path.abspath(local)
     try:
         filesystem, path = fs.FileSystem.from_uri(url)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:

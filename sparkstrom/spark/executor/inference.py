@@ -710,7 +710,7 @@ def check_can_score(model: FlatModel, penalized: bool) -> None:
 def score_block(model: Any, block: Block, penalized: bool) -> NDArray[np.float64]:
     """Return each row's unweighted loss, f64[rows], plus the model's penalty if ``penalized``.
 
-    The loss is NaN if the row's label has no weight, as one that the loss ignores.
+    The loss is NaN if the row's label has no weight, for instance because the loss ignores it.
     """
     check_block(model, block)
     batch = block.form.batch(block.records)

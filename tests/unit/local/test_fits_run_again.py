@@ -102,6 +102,23 @@ def test_a_listener_may_replace_the_parameters_at_the_end_of_the_fit(
     assert set(network.parameters) == {0.5}
 
 
+class AssigningEarly(TrainingListener):
+    """Assigns parameters while the fit trains."""
+
+    network: ParallelWrapper
+
+    def on_epoch(self, event: Any) -> None:
+        self.network.parameters = self.network.parameters
+
+
+def test_a_later_fit_is_protected_like_the_first(program: Program) -> None:
+    listener, network = AssigningEarly(), program(None)
+    listener.network = network
+    for _ in range(2):
+        with pytest.raises(TrainingError, match="a fit of this ParallelWrapper is under way"):
+            network.fit((X, Y), 60, listeners=[listener], run_log="")
+
+
 @pytest.mark.parametrize("fails", [True, False])
 def test_parameters_that_are_assigned_after_a_restore_are_what_the_fit_starts_with(
     program: Program, tmp_path: Path, fails: bool

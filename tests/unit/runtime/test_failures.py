@@ -20,6 +20,7 @@ from sparkstrom.protocol.common import events_and_effects as ev
 from sparkstrom.rounds.averaging import apply_accumulator
 from sparkstrom.rounds.worker_round import RoundReport, raise_failure, reporting
 from sparkstrom.runtime.master_control import READING_ROWS, error_from_abort
+from sparkstrom.spark.jobs import SparkJob
 from sparkstrom.worker import training_task
 from sparkstrom.worker.training_task import TrainingSession
 
@@ -129,15 +130,35 @@ def run_rounds(fail: Callable[..., Any]) -> None:
 
 def run_processes(fail: Callable[..., Any]) -> None:
     workers = SimpleNamespace(begin=fail, drop=lambda partitions: None)
-    job: Any = SimpleNamespace(_workers=workers, _missing=set(), error=None)
-    ProcessJob._run(job)
+    job = ProcessJob(cast(Any, None), cast(Any, None))
+    job._workers = cast(Any, workers)
+    job._run()
+    assert job.error is not None
+    raise job.error
+
+
+def run_a_job_on_spark(fail: Callable[..., Any]) -> None:
+    context = SimpleNamespace(setJobGroup=lambda *_, **__: None)
+    job = SparkJob(context, "group", fail)
+    job._run()
+    assert job.error is not None
+    if isinstance(job.error, ValueError):  # a job's own errors are explained elsewhere
+        raise TrainingError(repr(job.error))
     raise job.error
 
 
 @pytest.mark.parametrize("error", [SystemExit("no GPU"), Panic("no GPU"), ValueError("no GPU")])
 @pytest.mark.parametrize(
     "train",
-    [train_on_spark, train_one_round, run_in_a_process, accumulate, run_rounds, run_processes],
+    [
+        train_on_spark,
+        train_one_round,
+        run_in_a_process,
+        accumulate,
+        run_rounds,
+        run_processes,
+        run_a_job_on_spark,
+    ],
 )
 def test_whatever_a_user_s_code_raises_ends_the_fit_and_is_named(
     train: Callable[[Callable[..., Any]], None], error: BaseException

@@ -96,7 +96,7 @@ def test_what_is_saved_comes_back(model: FlatModel) -> None:
     assert (found.parameters.tolist(), found.buffers) == (list(range(23)), b"buffers")
     assert found.starts == STARTS
     assert found.minibatches == 7 + 3
-    assert found.epochs_completed == {0: 2, 1: 1}
+    assert found.complete_epochs == 1
     assert (found.figures, found.summaries) == (FIGURES, {"1": {"loss": 0.25}})
     assert found.best is not None
     assert (found.best[0], found.best[1].buffers) == (best, b"b")

@@ -17,7 +17,7 @@ from sparkstrom.spark.data.column_selection import (
 
 
 def frame_with(**settings: str) -> Any:
-    """Stands for a DataFrame with columns ``Label``, ``label`` and ``image``."""
+    """Return a fake DataFrame with columns ``Label``, ``label`` and ``image``."""
     schema = StructType().add("Label", FloatType()).add("label", FloatType())
     conf = {name.replace("_", "."): value for name, value in settings.items()}
     session = SimpleNamespace(conf=conf)

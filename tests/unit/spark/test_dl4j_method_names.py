@@ -66,7 +66,7 @@ def test_other_names_are_refused_without_advice() -> None:
 
 
 class Shuffled:
-    """Stands for an RDD of pairs whose rows come in another order each time it is computed."""
+    """A fake RDD of pairs whose rows come in another order each time it is computed."""
 
     def __init__(self, pairs: list[Any], run: Any = lambda index, rows: rows) -> None:
         self.pairs, self._run = pairs, run
@@ -121,7 +121,7 @@ def test_what_is_no_pair_of_key_and_features_is_named() -> None:
 
 
 class Table:
-    """Stands for a DataFrame in which Spark does not distinguish upper and lower case."""
+    """A fake DataFrame in which Spark does not distinguish upper and lower case."""
 
     mapInArrow = None
 
@@ -160,7 +160,7 @@ def test_a_key_column_may_have_a_dot_in_its_name(monkeypatch: pytest.MonkeyPatch
 
 
 class ReadsPaths(Dl4jMethodNames):
-    """Stands for a network over Spark Connect."""
+    """A fake network over Spark Connect."""
 
     def __init__(self) -> None:
         reader = SimpleNamespace(parquet=lambda *files: ("rows of", *files))

@@ -110,3 +110,12 @@ def test_two_outputs_with_one_column_are_refused_before_training(
         return
     with pytest.raises(UsageError, match=refused):
         stage._choose_converter(model, FRAME)
+
+
+def test_two_outputs_with_one_column_are_refused_in_transform() -> None:
+    model = DenseNetwork([3, 2])
+    stage = SparkstromModel(TrainedModel.from_model(model, model.initial()))
+    stage.set(stage.predictionCol, "p")
+    stage.set(stage.probabilityCol, "P")
+    with pytest.raises(UsageError, match="columns 'p' and 'P' for outputs"):
+        stage._transform(FRAME)

@@ -60,7 +60,7 @@ def test_what_nobody_opens_is_an_error_of_ours() -> None:
 
 
 class FailingJob:
-    """Stands for an RDD whose second partition fails after the first one was written."""
+    """A fake RDD whose second partition fails after the first one was written."""
 
     write: Any = None
 
@@ -105,7 +105,7 @@ def test_the_error_of_an_export_has_a_note_if_files_stay(
 
 
 class WritingJob(FailingJob):
-    """Stands for an RDD of one partition that is written."""
+    """A fake RDD of one partition that is written."""
 
     def collect(self) -> Any:
         return self.run_partition()

@@ -12,6 +12,7 @@ from sparkstrom.base.errors import SetupError, TrainingError
 from sparkstrom.fit.fit_context import TaskSlots
 from sparkstrom.spark.connect import application as connect_application
 from sparkstrom.spark.connect import application as roll_calling
+from sparkstrom.spark.connect import jobs
 from sparkstrom.spark.connect.application import ConnectApplication, discover_executors
 from sparkstrom.spark.executor_slots import compute_slots
 
@@ -129,6 +130,17 @@ def test_the_cores_of_a_server_in_local_mode_are_counted_there(
     monkeypatch.setattr(connect_application, "read_session_conf", lambda session: conf)
     session: Any = SimpleNamespace(client=SimpleNamespace(host="gateway"))
     assert ConnectApplication(session).await_slots(33.0, print) == TaskSlots(1, slots)
+
+
+@pytest.mark.parametrize(("number", "cores"), [("driver", 6), ("1", 2)])
+def test_a_server_in_local_mode_counts_the_cores_of_its_process(
+    monkeypatch: pytest.MonkeyPatch, number: str, cores: int
+) -> None:
+    place, executor = SimpleNamespace(host="h", jvm="7"), SimpleNamespace(number=number, cores=2)
+    monkeypatch.setattr(jobs, "count_cores", lambda: 6)
+    monkeypatch.setattr(jobs, "get_task_context", lambda: place)
+    monkeypatch.setattr(jobs, "read_executor_name", lambda: executor)
+    assert list(jobs.identify_executor(())) == [("h/7", cores)]
 
 
 @pytest.mark.parametrize(
