@@ -77,11 +77,6 @@ class ServingOptions:
         """Raise UsageError if an option is out of range."""
         check_options(self)
 
-    @property
-    def mode(self) -> InferenceMode:
-        """The inference mode as an enum member."""
-        return InferenceMode(self.inference_mode)
-
 
 class ParallelInference:
     """Predicts with one trained model for any number of threads.
@@ -104,7 +99,7 @@ class ParallelInference:
 
     def __init__(self, model: Any, *, parameters: Flat | None = None, **options: Any) -> None:
         chosen = ServingOptions(**options)
-        self._mode, self._workers = chosen.mode, chosen.workers
+        self._mode, self._workers = InferenceMode(chosen.inference_mode), chosen.workers
         self._rows_max = chosen.batch_limit if self._mode is InferenceMode.BATCHED else 1
         self._queue_limit = chosen.queue_limit
         self._pool = ModelPool(model, parameters, self._workers)

@@ -7,7 +7,7 @@ import socket
 
 
 def wait_until_readable(source: int | socket.socket, seconds: float) -> bool:
-    """Wait until there is something to read, or an end or error to find; return whether there is.
+    """Wait until the source has data, has ended or has failed; return whether it has.
 
     ``select.select`` does the same, but fails for descriptors above 1023.
 

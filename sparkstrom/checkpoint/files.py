@@ -359,9 +359,8 @@ def write_checkpoint(checkpoint: Checkpoint, sink: IO[bytes]) -> None:
     content = json.dumps(header, indent=1).encode()
     with zipfile.ZipFile(writer, "w") as npz:  # type: ignore[call-overload]
         for name, array in checkpoint.arrays.items():
-            with npz.open(
-                zipfile.ZipInfo(f"{name}.npy", ZIP_DATE), "w", force_zip64=True
-            ) as member:
+            info = zipfile.ZipInfo(f"{name}.npy", ZIP_DATE)
+            with npz.open(info, "w", force_zip64=True) as member:
                 _write_array(member, array)
         with npz.open(zipfile.ZipInfo(DESCRIPTION, ZIP_DATE), "w") as member:
             member.write(content)

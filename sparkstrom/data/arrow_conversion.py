@@ -440,8 +440,9 @@ class _ArrayReader:
     ) -> NDArray[Any]:
         """Convert flat float arrays to float32; return other arrays unchanged.
 
-        Raise UsageError for a finite number that would become infinite; ``name`` is its column's if
-        the array has several, and ``row_of`` returns the row of an element.
+        Raise UsageError for a finite number that would become infinite. ``name`` is the column's
+        name if the source has several; ``row_of`` returns the row of an element, given by its
+        index.
         """
         if array.dtype.kind != "f":
             return array

@@ -73,7 +73,7 @@ def _describe_bad_value(block: Block, bad: BadValue) -> str:
         advice = _vector_search_advice(block.where, column, bad.text)
     elif leaf.column:
         depth = len(leaf.shape) if leaf.column == "array" else 0
-        # Doubles were rounded to float32, whose text other doubles than the user's would have.
+        # Compared as floats: the user's doubles were rounded to float32, and differ from it.
         is_integer = bad.text.lstrip("-").isdigit()
         condition = f"{{}} = {bad.text}" if is_integer else f"float({{}}) = float('{bad.text}')"
         advice = search_advice(block.where, column, condition, depth)
@@ -291,11 +291,9 @@ def split_columns(value: Any) -> tuple[ColumnStructure, list[Any]]:
 
 def split_labels(value: Any) -> tuple[ColumnStructure, list[Any]]:
     """Return (structure, columns) of a row's labels; None and () are no labels."""
-    return (
-        (0, [])
-        if value is None or (isinstance(value, tuple) and not value)
-        else split_columns(value)
-    )
+    if value is None or (isinstance(value, tuple) and not value):
+        return 0, []
+    return split_columns(value)
 
 
 def as_array(value: Any, *, is_label: bool = False, own: bool = False) -> NDArray[Any]:

@@ -44,6 +44,11 @@ class Batch(NamedTuple):
         """The number of rows in the minibatch."""
         return count_rows(self.features)
 
+    @property
+    def total_weight(self) -> float:
+        """The sum of the rows' weights; the number of rows if they have no weights."""
+        return float(self.rows if self.weights is None else self.weights.sum(dtype=np.float64))
+
 
 def count_rows(columns: Columns) -> int:
     """Return the number of rows, which is the same for all arrays of the columns."""

@@ -195,8 +195,7 @@ class DenseNetwork:
         )[-1]
         labels = require_single_array(batch.labels)
         mean, _ = LOSSES[self._loss].gradient(outputs, labels, batch.weights)
-        weight = batch.rows if batch.weights is None else batch.weights.sum(dtype=np.float64)
-        return mean * float(weight), float(weight)
+        return mean * batch.total_weight, batch.total_weight
 
     def penalty(self) -> float:
         """Return the l2 penalty: ``l2`` times half the squared norm of the weights."""

@@ -183,7 +183,8 @@ def mean_loss(losses: Any, features: Any, weights: Any) -> Any:
     """Return sum(weight * loss) / sum(weight), or the plain mean if ``weights`` is None.
 
     ``losses`` is either one loss per row, [rows, ...], or already their mean, which is returned
-    unchanged. Raise UsageError for a mean if the rows have weights.
+    unchanged. ``features`` only give the number of rows. Raise UsageError for a mean if the rows
+    have weights.
     """
     if jnp.ndim(losses) == 0:
         if weights is not None:
@@ -206,6 +207,7 @@ INTEGER_REMEDY = (
     " integer_labels, such as optax's: in yours, call labels.astype(int), or cast the column,"
     " df.withColumn('label', col('label').cast('int'))"
 )
+FLOAT_REMEDY = ", or cast them to float32 if they are not classes"
 TRIAL_ROWS = 7  # number of rows when tracing: an unlikely size for a model's own dimensions
 
 
@@ -285,9 +287,6 @@ class ShapeCheck:
                 f" {describe_error(error)}{hint}"
             ) from error
         return self._checked_shapes[key]
-
-
-FLOAT_REMEDY = ", or cast them to float32 if they are not classes"
 
 
 def _make_trial_rows(array: Any) -> Any:
@@ -387,8 +386,7 @@ class FlatJaxModel:
     def loss(self, batch: Batch) -> tuple[float, float]:
         """Return (sum of weight x loss, sum of weights) in inference mode, without penalties."""
         mean = float(self._jit_loss(self._require_bound(), self._get_non_trainable(), *batch))
-        weight = batch.rows if batch.weights is None else batch.weights.sum(dtype=np.float64)
-        return mean * float(weight), float(weight)
+        return mean * batch.total_weight, batch.total_weight
 
     def check(self, features: Columns, labels: Columns) -> None:
         """Raise UsageError if rows do not fit, naming row and value or the error about shapes."""

@@ -323,7 +323,7 @@ class KerasModel(FlatJaxModel):
         )[0]
 
     def _compute_losses(self, outputs: Any, labels: Any) -> Any:
-        """Return the loss of each row, not yet reduced to their mean; a pure function."""
+        """Return the losses [rows, ...]; a pure function."""
         return self._row_loss(labels, outputs)
 
     def _split_params(self, flat: Any) -> list[Any]:

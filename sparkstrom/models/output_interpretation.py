@@ -214,8 +214,8 @@ def mask_counted_labels(
 def measure_batch(model: Any, batch: Batch, metric: str) -> tuple[float, float]:
     """Evaluate the metric "loss" or "accuracy"; return (weighted sum, sum of weights) of the rows.
 
-    For "loss" the sum is of weight x loss, for "accuracy" of the weights of correct rows. It is NaN
-    if an output is not finite, because the model has diverged.
+    For "loss" the sum is of weight x loss, for "accuracy" of the weights of correct rows. The
+    latter is NaN if a counted row's scores are not finite, because the model has diverged.
     """
     if metric == "loss":
         total, weight = model.loss(batch)

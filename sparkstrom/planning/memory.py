@@ -5,7 +5,8 @@ If an option limits the size of a part, the part's name contains the option's na
 
 YARN and Kubernetes kill containers that use more memory than heap plus overhead. Before a fit,
 ``check_overhead`` compares the estimate with the configuration. After a container was killed,
-``explain_memory_kill`` names the value to set, also by what the cluster manager measured.
+``explain_memory_kill`` returns a message with the setting to change; it also uses what the
+cluster manager measured.
 """
 
 from __future__ import annotations
@@ -491,8 +492,8 @@ def format_memory_kill(
 def explain_memory_kill(conf: Any, requirement: MemoryRequirement, error: str) -> str:
     """Return a message with a remedy if a container was killed for using too much memory.
 
-    ``error`` is that of a failed task or job; return "" if it has another reason. ``conf`` is
-    Spark's configuration, with a method ``get(key, default)``.
+    ``error`` is the error of a failed task or job; return "" if no container was killed for its
+    memory. ``conf`` is Spark's configuration, with a method ``get(key, default)``.
     """
     killed = parse_memory_kill(error)
     if killed is None:

@@ -30,7 +30,7 @@ from sparkstrom.encoding.forms import prefers_bitmap
 from sparkstrom.encoding.gaps import rice_guess
 from sparkstrom.encoding.grid import first_exponent, round_to_grid
 from sparkstrom.encoding.thresholds import AutoThreshold
-from sparkstrom.models.base import Batch, FlatModel, arrays_of, explain_invalid_model
+from sparkstrom.models.base import Batch, FlatModel, arrays_of, explain_invalid_model, map_columns
 from sparkstrom.options.common import require, require_seconds, require_whole
 from sparkstrom.options.gradient_sharing import STALENESS_TARGET
 from sparkstrom.protocol.common.flow_control import HEADER_BYTES, WINDOW_FIRST, entries_in_sum
@@ -596,14 +596,13 @@ def _script_import_path(path: Path) -> Iterator[None]:
 
 
 def _as_arrays(columns: Any) -> Any:
-    """Convert torch tensors and lists to NumPy arrays, also within tuples and dicts; None to ()."""
+    """Convert torch tensors and lists to NumPy arrays, also in a tuple or dict; None to ()."""
     if columns is None:
         return ()  # no labels: the model has its own loss
-    if isinstance(columns, dict):
-        return {name: _as_arrays(column) for name, column in columns.items()}
-    if isinstance(columns, tuple):
-        return tuple(map(_as_arrays, columns))
-    return columns.detach().cpu().numpy() if hasattr(columns, "detach") else np.asarray(columns)
+    return map_columns(
+        lambda one: one.detach().cpu().numpy() if hasattr(one, "detach") else np.asarray(one),
+        columns,
+    )
 
 
 def measure_model(model: FlatModel, batch: Batch, density: float) -> StepMeasurement:

@@ -25,7 +25,7 @@ from sparkstrom.base.version import __version__
 from sparkstrom.codec.messages import BUFFERS, Phase
 from sparkstrom.data.row_store import Batches
 from sparkstrom.fit.master_setup import make_master_limits, make_master_plan
-from sparkstrom.models.base import Buffered, Flat, FlatModel
+from sparkstrom.models.base import Buffered, Flat, FlatModel, get_buffers
 from sparkstrom.options.gradient_sharing import SharedTrainingMaster
 from sparkstrom.protocol.common import events_and_effects as ev
 from sparkstrom.protocol.common.fit_spec import FitSpec
@@ -301,10 +301,9 @@ class FitSimulator:
 
     def _present_buffers(self) -> bytes:
         """Return the average of the live workers' buffers, or the controller's if none lives."""
-        models = [each.replica.model for each in self.workers if each.alive]
-        reports = [model.buffers_bytes() for model in models if isinstance(model, Buffered)]
+        reports = [get_buffers(each.replica.model) for each in self.workers if each.alive]
         model = self._recipe.model
-        if reports and reports[0] and isinstance(model, Buffered):
+        if any(reports) and isinstance(model, Buffered):
             return model.average_buffers(reports)
         return self.theta.buffers
 

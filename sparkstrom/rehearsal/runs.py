@@ -111,7 +111,7 @@ class LossMeter:
     def __call__(self, parameters: Flat, buffers: bytes) -> dict[str, float]:
         """Return the metrics of parameters f32[n_params].
 
-        A loss that is not finite becomes inf; such an accuracy is NaN.
+        A loss that is not finite becomes inf. The accuracy is NaN if outputs are not finite.
         """
         self._parameters[:] = parameters
         load_buffers(self._model, buffers)

@@ -50,7 +50,9 @@ STEP_SHARE_MIN = 0.1  # a step takes at least this share of its mean time
 
 
 class DutyCycle:
-    """Schedules the duty cycles of the master or of a node; each one passes it a tick.
+    """Schedules the duty cycles of the master or of a node in virtual time.
+
+    A duty cycle passes a tick to the master or node.
 
     Args:
         time: Virtual time.
@@ -71,7 +73,7 @@ class DutyCycle:
         self._turn += 1
 
     def on_event(self, event: ev.Event, due_s: float) -> None:
-        """Schedule the next duty cycle earlier if an event that was handled now requires that.
+        """Schedule the next duty cycle earlier if this event requires it.
 
         ``due_s``: time at which a report or state that is held back is due; infinity without any.
         Other upkeep follows UPKEEP_INTERVAL_S after each event but a tick, as in
@@ -86,10 +88,10 @@ class DutyCycle:
         """Schedule the next duty cycle in place of any other."""
         self._turn += 1
         self._next_s = self._time.now_s + delay_s
-        self._time.at(self._next_s, self._pass, self._turn)
+        self._time.at(self._next_s, self._run_if_due, self._turn)
 
-    def _pass(self, turn: int) -> None:
-        """Run a duty cycle, and schedule the next one unless that has been done."""
+    def _run_if_due(self, turn: int) -> None:
+        """Run a duty cycle unless it was replaced; schedule the next one unless it has done so."""
         if turn != self._turn:
             return
         self._next_s = self._time.now_s + self._interval_s

@@ -204,7 +204,7 @@ def train_locally(
         loss = model.step(batch)
         if not np.isfinite(loss):
             raise TrainingError(NOT_FINITE_LOSS.format(loss, steps))
-        weight += sum_row_weights(batch)
+        weight += batch.total_weight
         steps += 1
         examples += batch.rows
         loss_sum += batch.rows * loss
@@ -242,13 +242,6 @@ def _set_pace(model: FlatModel, start: RoundStart, steps: int) -> None:
 def fit_length(spec: FitSpec, minibatches: int) -> FitLength:
     """Return the length of a fit; ``minibatches`` includes those before the fit was resumed."""
     return FitLength(spec.epochs, minibatches, spec.first_epoch, spec.minibatches_before)
-
-
-def sum_row_weights(batch: Batch) -> float:
-    """Return the sum of a minibatch's row weights, or its number of rows without weights."""
-    if batch.weights is None:
-        return float(batch.rows)
-    return float(batch.weights.sum(dtype=np.float64))
 
 
 def measure_held_out(

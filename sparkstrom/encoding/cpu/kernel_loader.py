@@ -42,7 +42,7 @@ import llvmlite.binding as llvm
 import numpy as np
 
 from sparkstrom.base.cache_directory import VARIABLE, is_safe, kernel_directory
-from sparkstrom.base.child_processes import count_cores
+from sparkstrom.base.child_processes import count_cores, make_child_environment
 from sparkstrom.base.errors import SetupError
 from sparkstrom.base.untrusted_files import open_regular
 from sparkstrom.base.version import __version__
@@ -232,7 +232,7 @@ def _read_checked(path: Path) -> bytes:
 
 
 def _write_checked(path: Path, content: bytes) -> None:
-    """Write a file that only this user may write, with a hash, because a host may crash."""
+    """Write a file that only this user may write, with a hash that shows readers damage."""
     path.write_bytes(_hash(content) + b"\n" + content)
     os.chmod(path, path.stat().st_mode & ~0o022)
 
@@ -376,8 +376,7 @@ def _run_compilers(parts: dict[str, list[Path]], shares: int, drafts: str) -> No
             with path.open("wb") as errors:
                 running[path] = subprocess.Popen(
                     [sys.executable, "-P", "-m", COMPILER, json.dumps(order)],
-                    env=os.environ
-                    | {"PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))},
+                    env=make_child_environment(1),
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
                     stderr=errors,

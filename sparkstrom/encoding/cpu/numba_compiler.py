@@ -59,7 +59,10 @@ class NumbaCompiler:
         self._share, self._shares, self._decorated = share, shares, 0
 
     def kernel(self, signature: str, function: Callable[..., Any], /) -> Any:
-        """Compile a kernel for its signature, record it; return it for other kernels to call."""
+        """Compile a kernel for its signature, record it; return it for other kernels to call.
+
+        If another process compiles it, compile it only if a kernel of this process calls it.
+        """
         if not self._is_in_share():
             return _compile_when_called(signature, function)
         dispatcher = njit(signature, **UNWRAPPED)(function)
@@ -68,7 +71,10 @@ class NumbaCompiler:
         return dispatcher
 
     def callback(self, signature: str, function: Callable[..., Any], /) -> Any:
-        """Compile a function for C to call, in which an error ends the process; record it."""
+        """Compile a function for C to call, in which an error ends the process; record it.
+
+        If another process compiles it, return it unchanged.
+        """
         if not self._is_in_share():
             return function
         dispatcher = njit(signature, **UNWRAPPED)(function)
@@ -112,7 +118,7 @@ def _compile_when_called(signature: str, function: Callable[..., Any]) -> Any:
     find_template = dispatcher.get_call_template
 
     def compile_first(*arguments: Any) -> Any:
-        """Compile the function, unless it is compiled; return what calls of it compile to."""
+        """Compile the function if necessary; return Numba's template for calls of it."""
         if not dispatcher.overloads:
             dispatcher.compile(signature)
             dispatcher.disable_compile()

@@ -548,9 +548,7 @@ class LightningModel(FlatModule):
         computed.
         """
         self.need_loss()
-        weights = batch.weights
-        weight = float(batch.rows if weights is None else weights.sum(dtype="float64"))
-        if not weight:
+        if not (weight := batch.total_weight):
             return 0.0, 0.0
         step_batch = self._make_step_batch(batch_to_device(self._device, batch))
         step = self._module.validation_step

@@ -145,8 +145,8 @@ def _strip_storage(parameter: nn.Parameter) -> nn.Parameter:
 def switch_mode(module: nn.Module, training: bool) -> Iterator[None]:
     """Set the module's mode within the context; afterwards restore each submodule's mode.
 
-    The module's own ``train`` and ``eval`` are called on both ways, because they may also change
-    parameters: those of LoRA layers merge and unmerge weights.
+    The module's own ``train`` and ``eval`` are called before and after it, because they may also
+    change parameters: LoRA layers merge and unmerge weights.
     """
     modes = [(part, part.training) for part in module.modules()]
     _set_mode(module, training)
@@ -411,7 +411,7 @@ class FlatModule:
         self._has_stepped = False
         self._is_placed = False
         self._training_modes: dict[str, bool] = {}  # submodule -> its mode while training
-        self._mode_lock = threading.RLock()  # of modes and memory during a prediction
+        self._mode_lock = threading.RLock()  # held while a prediction uses modes and memory
         self._fit_length: FitLength | None = None  # None: not known yet
         self._early_optimizer_state: State | None = None  # loaded before the fit's length was known
 
@@ -751,7 +751,7 @@ class FlatModule:
         return torch.autocast(self._device.type, dtype=torch.bfloat16)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the options, the hooks, and the module, in training mode, without its memory."""
+        """Return options, hooks, and the module in training mode, without parameter memory."""
         require_same_parameters(self._module, self._named_parameters)
         state = {name: self.__dict__[name] for name in self.OPTIONS}
         hooks = collect_hooks(self._module, self._named_parameters)

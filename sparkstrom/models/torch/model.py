@@ -273,7 +273,8 @@ class TorchModel(FlatModule):
         """Take a step with the gradient summed over ``accumulate`` parts; return the mean loss.
 
         If no label counts, take no step and return 0: momentum, Adam and weight decay would
-        otherwise change the parameters without a gradient.
+        otherwise change the parameters without a gradient. A minibatch whose rows all weigh 0
+        still takes a step, as in the other models.
         """
         optimizer.zero_grad()
         size = -(-rows // self._accumulate)
@@ -339,7 +340,7 @@ class TorchModel(FlatModule):
         return weights if counts is None else weights * counts.reshape(rows, -1).mean(dim=1)
 
     def _compute_label_weights(self, output: Any, batch: TorchBatch) -> torch.Tensor | None:
-        """Return the weight f64 of each label, as ``compute_label_weights`` does."""
+        """Return the weight of each label, f64; None if all labels weigh 1."""
         labels = cast_class_labels(self._loss, output, batch.labels)
         template = torch.zeros((), dtype=torch.float64, device=self._device)
         return compute_label_weights(self._loss, labels, template)
