@@ -33,7 +33,7 @@ MIB = 1 << 20
 EDGES_PER_EXECUTOR = 8  # number of workers' connections to assume; few executors have more workers
 AERON_BYTES = 10 * MIB  # Aeron's media driver process, without its logs
 PYTHON_BYTES = 140 * MIB  # one worker's interpreter, numpy, llvmlite and pyarrow
-DRIVER_PYTHON_BYTES = 200 * MIB  # the same with pyspark
+DRIVER_PYTHON_BYTES = 250 * MIB  # the same with pyspark, and with pandas and grpc, which it imports
 LIBRARY_BYTES = {"dense": 0, "torch": 280 * MIB, "jax": 350 * MIB, "keras": 450 * MIB}
 OPTIMIZERS = {  # number of f32[n_params] vectors in an optimizer's state
     "sgd": 0,
@@ -155,7 +155,7 @@ def estimate_driver_parts(
     """Return the maximum memory of the driver program's Python in gradient sharing, by part."""
     vector = F32_BYTES * footprint.n_params
     return [
-        MemoryPart("Python, pyspark, numpy, llvmlite, pyarrow", DRIVER_PYTHON_BYTES),
+        MemoryPart("Python, pyspark, pandas, numpy, llvmlite", DRIVER_PYTHON_BYTES),
         *_part_unless_empty(footprint.library, LIBRARY_BYTES[footprint.library]),
         MemoryPart("the model and the network's parameters", 2 * vector),
         MemoryPart("theta", vector),
@@ -269,7 +269,7 @@ def estimate_round_driver_parts(
     outer_vectors = OUTER_VECTORS if master.outer is not None else 0
     accumulated = workers if master.accumulator is not None else 0
     return [
-        MemoryPart("Python, pyspark, numpy, llvmlite, pyarrow", DRIVER_PYTHON_BYTES),
+        MemoryPart("Python, pyspark, pandas, numpy, llvmlite", DRIVER_PYTHON_BYTES),
         *_part_unless_empty(footprint.library, LIBRARY_BYTES[footprint.library]),
         MemoryPart("the model and the network's parameters", 2 * vector),
         MemoryPart("parameters of the round, and their mean", 2 * vector),

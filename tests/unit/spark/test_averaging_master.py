@@ -20,6 +20,7 @@ from sparkstrom.data.row_store import prefetch
 from sparkstrom.fit.checkpoints import FitCheckpoints, FitKey
 from sparkstrom.fit.fit_context import TaskSlots
 from sparkstrom.models import Adam, DenseNetwork, Nesterov, Sgd
+from sparkstrom.models.base import Batch
 from sparkstrom.options.gradient_sharing import ALL, ONE
 from sparkstrom.options.parameter_averaging import ALIASES, REFUSED, needs_repartitioning
 from sparkstrom.options.resolution import from_json, replace_options, resolve, to_json
@@ -168,10 +169,10 @@ def trained(**options: Any) -> tuple[SparkRoundReport, list[str]]:
     job, report = job_of(**options).without_accumulator(), SparkRoundReport(1, "host")
     chance = np.random.default_rng(0)
     features = chance.normal(size=(8, 6)).astype(np.float32)
-    batch = SimpleNamespace(features=features, labels=np.zeros(8, np.int64), weights=None, rows=8)
+    batch = Batch(features, np.zeros(8, np.int64))
     state = {"mean": np.zeros(21, np.float32), "square": np.zeros(21, np.float32), "steps": 0}
     beginning = RoundStart(MODEL.initial(), b"", state, 0)  # type: ignore[arg-type]
-    turns = iter([RoundBatch(batch, (0, 0, 1))])  # type: ignore[arg-type]
+    turns = iter([RoundBatch(batch, (0, 0, 1))])
     pieces = split_results(job, train_locally(MODEL, beginning, turns), report)
     return report, [piece.name for piece in pieces]
 
