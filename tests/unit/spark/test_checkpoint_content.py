@@ -297,7 +297,7 @@ FALSE_OF_SKIPPED = ("0 workers", "diverged", "bit-identical", "0 minibatches", "
 def test_a_skipped_fit_that_was_interrupted_has_a_summary_without_figures(
     model: FlatModel,
 ) -> None:
-    """If a skipped fit's summary is missing, the new one has a warning and no other fit's figures."""
+    """A skipped fit without a saved summary gets a warning, and no other fit's figures."""
     for summaries in ({}, {"2": {"loss": 0.25}}):
         content = saved(model, key=FitKey(3), summaries=summaries)
         point = read_resume_point("f.npz", content, model)
