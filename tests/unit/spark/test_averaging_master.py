@@ -304,7 +304,7 @@ def test_when_rows_are_dealt_anew() -> None:
     "ParameterAveragingTrainingMaster.resume",
 )
 def test_checkpoints(tmp_path: Path) -> None:
-    """Checkpoint options reach the checkpoint's configuration; an empty directory is not resumed."""
+    """Checkpoint options reach the configured directory; an empty one is not resumed."""
 
     def kept(**options: Any) -> Any:
         found = FitCheckpoints(MODEL, master_of(**options), "a network")
