@@ -1,4 +1,4 @@
-"""A job as a fit would send it to executors, with options of the test's choice."""
+"""A fixture that makes the job that a fit would send to executors."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from sparkstrom.worker.training_job import TrainingJob
 
 @pytest.fixture
 def job_of() -> Callable[..., TrainingJob]:
-    """For 4 workers, on 6 features and 3 classes; keywords are SharedTrainingMaster's."""
+    """Return a function that makes a job of 4 workers; its keywords are SharedTrainingMaster's."""
 
     def make(**options: Any) -> TrainingJob:
         model = DenseNetwork([6, 3], updater=Sgd(0.5))

@@ -1,4 +1,4 @@
-"""Each doubt at its boundary: silent on one side, and on the other it names figure and remedy."""
+"""Tests of accuracy warnings: at the limit there is none; beyond it, a warning advises a remedy."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from sparkstrom.models.updaters import Adam, Nesterov, Sgd
 from sparkstrom.options.gradient_sharing import SharedTrainingMaster
 from tests.unit.spark.test_summary import STATS, outcome
 
-# The quickstart's figures.
+# Statistics of the quickstart's fit.
 HEALTHY = FitStatistics(
     workers=4,
     minibatches=1920,
@@ -60,13 +60,14 @@ def test_a_healthy_fit_has_none() -> None:
         (Nesterov(0.1, 0.9), 2, None),
         (Nesterov(0.1, 0.9), 3, "0.965"),
         (Adam(1e-3), 8, "0.987"),
-        (Nesterov(0.1, 0.9**8), 8, None),  # lowered by hand, it acts like 0.9
+        (Nesterov(0.1, 0.9**8), 8, None),  # lowered by the user, it acts like 0.9
         (Nesterov(0.1, 0.94**8), 8, None),
         (Nesterov(0.1, 0.96**8), 8, "0.96"),
         (Sgd(0.1), 8, None),
     ],
 )
 def test_momentum_of_own_steps(updater: Any, workers: int, acting: str | None) -> None:
+    """With horizon="worker", momentum is too strong if it acts like more than 0.95."""
     model, facts = DenseNetwork([2, 2], updater=updater), replace(HEALTHY, workers=workers)
     assert momentum_warnings(AUTO, model, facts) == []
     found = momentum_warnings(WORKER, model, facts)
@@ -79,6 +80,7 @@ def test_momentum_of_own_steps(updater: Any, workers: int, acting: str | None) -
 
 
 def test_the_momentum_of_a_model_that_cannot_say_is_not_guessed() -> None:
+    """A model without ``horizons`` gets no warning about momentum."""
     assert momentum_warnings(WORKER, object(), HEALTHY) == []  # type: ignore[arg-type]
 
 
@@ -93,6 +95,7 @@ def test_the_momentum_of_a_model_that_cannot_say_is_not_guessed() -> None:
     ],
 )
 def test_staleness_beyond_what_was_harmless(options: Any, remedy: str) -> None:
+    """A staleness above 30 minibatches causes a warning, whose remedy depends on the options."""
     master = SharedTrainingMaster(**options)
     assert staleness_warnings(master, replace(HEALTHY, staleness=30.0)) == []
     (text,) = staleness_warnings(master, replace(HEALTHY, staleness=30.4))
@@ -102,28 +105,31 @@ def test_staleness_beyond_what_was_harmless(options: Any, remedy: str) -> None:
 
 
 def test_where_a_round_is_more_half_of_one_is_harmless() -> None:
+    """With 32 workers, the limit of staleness is 1.5 rounds, which are 48 minibatches."""
     many = replace(HEALTHY, workers=32)
     assert staleness_warnings(AUTO, replace(many, staleness=48.0)) == []
     assert staleness_warnings(AUTO, replace(many, staleness=49.0)) != []
 
 
 def test_a_worker_alone_has_nobody_to_be_late_for() -> None:
+    """A single worker gets no warning about staleness."""
     assert staleness_warnings(AUTO, replace(HEALTHY, workers=1, staleness=99.0)) == []
 
 
 def test_what_clipping_took() -> None:
+    """A warning states which share residual clipping discarded, if it is more than 10%."""
     assert density_warnings(AUTO, replace(HEALTHY, clipped_share=0.1)) == []
     (text,) = density_warnings(AUTO, replace(HEALTHY, clipped_share=0.52, sent_fraction=0.9))
     assert "residual clipping discarded 52% of what was learned" in text
     assert "tau (0.0008 at the end)" in text
-    assert "clip less, as with residual_post_processor=" in text  # the threshold is "auto" already
+    assert "clip less, as with residual_post_processor=" in text  # threshold is already "auto"
     fixed = SharedTrainingMaster(threshold=FixedThreshold(1e-3))
     (text,) = density_warnings(fixed, replace(HEALTHY, clipped_share=0.52, sent_fraction=0.9))
     assert "threshold='auto'" in text
 
 
 def test_nobody_is_told_to_use_what_is_used() -> None:
-    """A model of ten parameters sends a tenth of them at least."""
+    """With threshold='auto', no warning recommends it, and no sent fraction is too large."""
     tiny = replace(WAITS, sent_fraction=0.5, clipped_share=0.5, publications=3)
     for text in density_warnings(AUTO, tiny):
         assert "threshold='auto'" not in text
@@ -131,6 +137,7 @@ def test_nobody_is_told_to_use_what_is_used() -> None:
 
 
 def test_a_warning_of_a_short_fit_is_short() -> None:
+    """The warning that a fit was too short has at most 35 words."""
     (text,) = density_warnings(AUTO, replace(WAITS, publications=5))
     assert len(text.split()) <= 35
 
@@ -144,6 +151,7 @@ def test_a_warning_of_a_short_fit_is_short() -> None:
     ],
 )
 def test_too_much_is_sent(threshold: Any, most: float) -> None:
+    """A sent fraction of more than 5 times the threshold algorithm's target causes a warning."""
     master = SharedTrainingMaster(threshold=threshold)
     above = replace(HEALTHY, sent_fraction=1.01 * most)
     assert density_warnings(master, replace(HEALTHY, sent_fraction=most)) == []
@@ -152,25 +160,28 @@ def test_too_much_is_sent(threshold: Any, most: float) -> None:
     assert "a larger tau (it was 0.0008 at the end)" in text
     assert (
         density_warnings(master, replace(above, publications=9.9)) == []
-    )  # it had no time to rise
+    )  # tau had no time to rise
     warm = SharedTrainingMaster(threshold=threshold, warm_up=WarmUp(100))
-    assert density_warnings(warm, above) == []  # as was asked for
+    assert density_warnings(warm, above) == []  # a warm-up sends more on purpose
 
 
 def test_too_little_is_sent_and_learning_waits() -> None:
+    """A small sent fraction causes a warning only if changes wait long in residuals."""
     master = SharedTrainingMaster(threshold=TargetSparsityThreshold(1.0))
     below, enough = replace(WAITS, sent_fraction=1.9e-4), 1e9
     (text,) = density_warnings(master, below)
     assert "sent 0.00019 of all parameters instead of 0.001: use a smaller tau" in text
     assert (
         density_warnings(master, replace(below, waiting=960)) == []
-    )  # all that there was left soon
+    )  # changes did not wait long: the gradient is sparse
     at_bound = replace(below, sent_fraction=2e-4, publications=enough)
     (text,) = density_warnings(master, at_bound)
     assert "instead of" not in text
 
 
 def test_the_wish_of_somebody_elses_threshold_is_not_known() -> None:
+    """A user's threshold algorithm without a target causes no warning about the sent fraction."""
+
     class Own:
         def next_tau(self, state: Any, sent_fraction: float | None) -> Any:
             return {"tau": 1.0}
@@ -183,6 +194,8 @@ def test_the_wish_of_somebody_elses_threshold_is_not_known() -> None:
 
 
 def test_a_threshold_of_a_users_own_that_says_what_it_aims_at_is_held_to_it() -> None:
+    """The sent fraction is compared with ``wanted_fractions`` of a user's threshold algorithm."""
+
     class Aimed:
         wanted_fractions = (1e-3, 1e-2)
 
@@ -196,7 +209,7 @@ def test_a_threshold_of_a_users_own_that_says_what_it_aims_at_is_held_to_it() ->
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_each_threshold_says_what_it_aims_at(algorithm: Any) -> None:
-    """One that does not would be without this warning, in silence."""
+    """All built-in algorithms have target fractions; without them, this warning is never given."""
     made = algorithm(1e-3) if algorithm is FixedThreshold else algorithm()
     low, high = made.wanted_fractions
     assert 0 < low <= high < 1
@@ -207,6 +220,7 @@ def test_each_threshold_says_what_it_aims_at(algorithm: Any) -> None:
     [("auto", 50), (AutoThreshold(levels=1), 100), (AdaptiveThreshold(), 100)],
 )
 def test_too_few_steps_for_the_density(threshold: Any, needed: int) -> None:
+    """A fit whose changes wait is too short if workers sent each parameter less than once."""
     master = SharedTrainingMaster(threshold=threshold)
     (text,) = density_warnings(master, replace(WAITS, publications=needed - 1))
     assert f"each sent {needed - 1} updates (aim for {needed})" in text
@@ -217,6 +231,7 @@ def test_too_few_steps_for_the_density(threshold: Any, needed: int) -> None:
 
 
 def test_a_tau_that_does_not_carry_what_is_learnt() -> None:
+    """If changes wait for more than half of the fit, a warning states that tau is too small."""
     adaptive = SharedTrainingMaster(threshold=AdaptiveThreshold())
     assert density_warnings(adaptive, replace(WAITS, waiting=960)) == []
     (text,) = density_warnings(adaptive, WAITS)
@@ -226,12 +241,14 @@ def test_a_tau_that_does_not_carry_what_is_learnt() -> None:
 
 
 def test_nothing_sent_is_told_elsewhere() -> None:
+    """A fit that sent nothing causes no density warning; ``fit.summary`` warns about it."""
     nothing = replace(WAITS, sent_fraction=0.0, publications=0.0)
     assert density_warnings(AUTO, nothing) == []
 
 
 def test_facts_are_of_a_fit_and_of_what_it_went_on_from() -> None:
-    made = collect_statistics(outcome(), 100, 60)  # 20 minibatches now, of two workers
+    """Statistics include the minibatches of the earlier fits that this fit continued."""
+    made = collect_statistics(outcome(), 100, 60)  # 60 earlier minibatches, 20 of this fit
     assert made == FitStatistics(
         workers=2,
         minibatches=80,
@@ -247,6 +264,7 @@ def test_facts_are_of_a_fit_and_of_what_it_went_on_from() -> None:
 
 
 def test_all_are_told_and_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    """All warnings of a fit are returned, and each of them is logged once."""
     model = DenseNetwork([2, 2], updater=Nesterov(0.1, 0.9))
     late = outcome(
         rows=[5] * 4,
@@ -261,7 +279,7 @@ def test_all_are_told_and_logged_once(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_texts_of_somebody_elses_model_are_shown_and_never_parsed() -> None:
-    """A model of a user's may write what it likes into ``horizons``, arrows included."""
+    """``horizons`` of a user's model may contain any text; it is not parsed, even with arrows."""
 
     class Own:
         def keep_pace(self, workers: int, minibatches: int, counted: int) -> None:
@@ -275,7 +293,7 @@ def test_texts_of_somebody_elses_model_are_shown_and_never_parsed() -> None:
 
 
 def test_momentum_is_not_rounded_on_its_way_into_a_warning() -> None:
-    """Written with six digits, 0.9999999 would be 1."""
+    """The exact momentum is kept: with six digits, 0.9999999 would be written as 1."""
     model = DenseNetwork([2, 2], updater=Nesterov(0.1, 0.99999994))
     change = copy.deepcopy(model.horizons(3)["momentum"])
     assert change == "1 -> 1"

@@ -1,4 +1,4 @@
-"""Arrow messages become records; what does not fit is refused by column and row."""
+"""Tests of reading Arrow record batches; errors name the column and row of a bad value."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ IMAGE = pa.struct(
 
 
 def reading_of(schema: pa.Schema, **options: Any) -> ArrowReadPlan:
-    """The first columns are features, by name; "y" is the label, "w" a weight, "v" held out."""
+    """Return a plan: "y" is the label, "w" a weight, "v" held out; other columns are features."""
     roles = {"y": LABEL, "w": WEIGHT, "v": HELD_OUT}
     takes = [
         ArraySource(roles.get(name, FEATURES), (name,), (i,), False)
@@ -58,10 +58,12 @@ def reading_of(schema: pa.Schema, **options: Any) -> ArrowReadPlan:
 
 
 def messages(*batches: pa.RecordBatch) -> Iterator[bytes]:
+    """Yield the record batches in Arrow's stream format."""
     return (batch.serialize().to_pybytes() for batch in batches)
 
 
 def table(types: dict[str, pa.DataType], *parts: dict[str, list[Any]]) -> list[pa.RecordBatch]:
+    """Return record batches of these parts, with row numbers as labels unless "y" is given."""
     schema = pa.schema([*types.items(), *([] if "y" in types else [("y", pa.int32())])])
     return [
         pa.RecordBatch.from_pydict(
@@ -72,6 +74,7 @@ def table(types: dict[str, pa.DataType], *parts: dict[str, list[Any]]) -> list[p
 
 
 def read(types: dict[str, pa.DataType], *parts: dict[str, list[Any]]) -> Batch:
+    """Read record batches of these parts as partition 3; return all rows as one minibatch."""
     batches = table(types, *parts)
     made = list(read_arrow_blocks(reading_of(batches[0].schema), 3, messages(*batches)))
     form = made[-1].form
@@ -115,6 +118,7 @@ def test_several_inputs_by_name_with_labels_weights_and_flags() -> None:
 
 
 def vectors(*rows: Any) -> list[dict[str, Any]]:
+    """Return Spark vectors: a list is a dense one, (size, indices, values) a sparse one."""
     return [
         {"type": 1, "size": None, "indices": None, "values": row}
         if isinstance(row, list)
@@ -125,7 +129,7 @@ def vectors(*rows: Any) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("dense_max", [1024, 2])
 def test_vectors_dense_and_sparse(dense_max: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A long vector takes 8 bytes for each entry, and is dense in the minibatch."""
+    """Both kinds of vectors, and vectors longer than DENSE_MAX, become dense in a minibatch."""
     monkeypatch.setattr(arrow, "DENSE_MAX", dense_max)
     parts = [{"x": vectors([1.0, 0.0, 3.0], (3, [1], [5.0]))}, {"x": vectors((3, [], []))},
              {"x": vectors((3, [0, 1, 2], [1.0, 2.0, 0.0]))}]  # fmt: skip
@@ -135,6 +139,7 @@ def test_vectors_dense_and_sparse(dense_max: int, monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_long_vector_of_zeros_is_small_and_equal_however_it_came() -> None:
+    """A long vector takes 8 bytes for its only entry, whether it came sparse or dense."""
     size = 1 << 18
     as_dense = np.zeros(size)
     as_dense[7] = 2.0
@@ -148,6 +153,7 @@ def test_a_long_vector_of_zeros_is_small_and_equal_however_it_came() -> None:
 
 
 def test_images_are_rgb_whatever_they_came_as() -> None:
+    """PNG files and Spark's BGR image structs become equal RGB arrays; floats stay floats."""
     pixels = np.arange(2 * 3 * 3, dtype=np.uint8).reshape(2, 3, 3)
     encoded = io.BytesIO()
     Image.fromarray(pixels).save(encoded, "PNG")
@@ -164,6 +170,7 @@ def test_images_are_rgb_whatever_they_came_as() -> None:
 
 
 def png(*shape: int, mode: str | None = None) -> bytes:
+    """Return a PNG file of a black image."""
     out = io.BytesIO()
     image = Image.fromarray(np.zeros(shape, np.uint8))
     (image.convert(mode) if mode else image).save(out, "PNG")
@@ -208,7 +215,7 @@ GOOD = [1.0, 2.0]
 def test_a_row_that_does_not_fit_is_named(
     kind: Any, values: list[Any], why: str, together: bool
 ) -> None:
-    """Also where the rows before it came in another Arrow batch."""
+    """The error names the row, also if rows with which it is compared came in an earlier batch."""
     parts = [{"x": values}] if together else [{"x": values[:1]}, {"x": values[1:]}]
     first = {"x": values[:1] * 4}
     with pytest.raises(UsageError, match=rf"row 5 of partition 3: {why}|row 5 .*{why}"):
@@ -216,7 +223,7 @@ def test_a_row_that_does_not_fit_is_named(
 
 
 def test_a_number_that_float32_cannot_hold_is_named_with_its_column() -> None:
-    """Before, the error of the model named an infinity, which is not in the data."""
+    """The error has the number; before, it had an infinity, which is not in the data."""
     schema = pa.schema([("a", pa.int64()), ("b", pa.float64())])
     plan = ArrowReadPlan(
         schema.serialize().to_pybytes(),
@@ -239,6 +246,7 @@ def test_a_batch_of_no_sparse_vectors_is_read() -> None:
 
 
 def test_a_column_s_kind_is_known_where_a_value_in_it_is_sought() -> None:
+    """The row format records each column's kind, on which the query for bad values depends."""
     kinds = {"x": LIST, "vec": VECTOR, "b": pa.binary(), "n": F32}
     row = {"x": [GOOD], "vec": vectors(GOOD), "b": [b"ab"], "n": [1.0]}
     batch = table(kinds, row)[0]
@@ -256,6 +264,7 @@ def test_a_weight_is_a_number_of_at_least_0(weight: float | None) -> None:
 
 
 def test_blocks_are_cut_and_gathered_by_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks have about BLOCK_BYTES, however many rows the record batches have."""
     monkeypatch.setattr(row_blocks, "BLOCK_BYTES", 1200)
     monkeypatch.setattr(arrow, "BLOCK_BYTES", 1200)
     batches = table({"x": F32}, *({"x": list(range(n))} for n in (700, 3, 0, 100, 5)))

@@ -1,4 +1,4 @@
-"""ParameterAveragingTrainingMaster: what it takes, what it refuses, and what each option does."""
+"""Tests of ParameterAveragingTrainingMaster: valid and refused options, and their effects."""
 
 from __future__ import annotations
 
@@ -59,19 +59,21 @@ def job_of(**options: Any) -> SparkRoundsJob:
 
 
 def batches_for(job: SparkRoundsJob, place: TaskEnvironment = PLACE, rows: int = 20) -> Any:
+    """Return minibatches of random rows of partition 1, stored as a worker stores them."""
     chance = np.random.default_rng(0)
     given = [(x, 1) for x in chance.normal(size=(rows, 6)).astype(np.float32)]
     return load_batches(job, place, read_row_blocks(1, given))
 
 
 def test_it_is_a_value_that_travels() -> None:
+    """A master stays equal through pickle, JSON, replace_options and the ML params' converter."""
     master = master_of(averaging_frequency=7, outer=Nesterov(0.7, 0.9), save_updater="own")
     copy = pickle.loads(pickle.dumps(master))
     assert copy == master
     assert copy.given == master.given == {"averaging_frequency", "outer", "save_updater"}
     assert from_json(to_json(master)) == master
     assert replace_options(master, rng_seed=3) == replace(master, rng_seed=3)
-    assert convert_master(master).value is master  # as a grid of a CrossValidator has it
+    assert convert_master(master).value is master  # used for the grids of a CrossValidator
 
 
 def test_dl4j_s_names_reach_the_same_fields() -> None:
@@ -95,12 +97,14 @@ def test_dl4j_s_names_reach_the_same_fields() -> None:
     ],
 )
 def test_what_cannot_work_is_refused_by_name(option: str, value: object, words: str) -> None:
+    """The error of an invalid value names the option and the valid values."""
     with pytest.raises(UsageError, match=f"{option}=.*{words}"):
         master_of(**{option: value})
 
 
 @pytest.mark.parametrize("name", sorted(REFUSED))
 def test_what_means_nothing_here_is_refused_with_its_reason(name: str) -> None:
+    """An option that averaging does not have, such as ``threshold``, is refused with a reason."""
     with pytest.raises(UsageError, match=f"ParameterAveragingTrainingMaster takes no {name}: "):
         master_of(**{name: 1})
 
@@ -110,7 +114,7 @@ def test_options_come_from_sparks_configuration_too() -> None:
         "spark.sparkstrom.averaging_frequency": "500",
         "spark.sparkstrom.outer": "Nesterov(0.7, 0.9)",
         "spark.sparkstrom.save_updater": "own",
-        "spark.sparkstrom.network_mask": "10.0.0.0/8",  # another program's
+        "spark.sparkstrom.network_mask": "10.0.0.0/8",  # of gradient sharing; ignored here
     }
     made = resolve(master_of(batch_size_per_worker=8), conf, {"SPARKSTROM_PREFETCH": "0"})
     assert made.averaging_frequency == 500
@@ -127,6 +131,7 @@ def test_options_come_from_sparks_configuration_too() -> None:
     "ParameterAveragingTrainingMaster.averaging_frequency",
 )
 def test_a_round_has_so_many_minibatches_of_so_many_rows() -> None:
+    """A round has averaging_frequency minibatches of batch_size_per_worker rows per worker."""
     for rows, each, wanted in ((4, 2, [4, 4]), (8, 2, [8, 8]), (4, 3, [4, 4, 4])):
         job = job_of(batch_size_per_worker=rows, averaging_frequency=each)
         batches = batches_for(job)
@@ -146,6 +151,7 @@ def test_the_seed_is_the_order_of_rows() -> None:
 
 @pytest.mark.flips("ParameterAveragingTrainingMaster.batch_memory_bytes")
 def test_rows_beyond_their_memory_lie_on_disk(tmp_path: Path) -> None:
+    """Rows beyond batch_memory_bytes are written to disk."""
     place = replace(PLACE, scratch=tmp_path)
     little, much = (
         batches_for(job_of(batch_memory_bytes=limit), place, rows=200_000)
@@ -166,6 +172,7 @@ def test_workers_per_node() -> None:
 
 
 def trained(**options: Any) -> tuple[SparkRoundReport, list[str]]:
+    """Train one minibatch as worker 1; return its report and the names of the sent arrays."""
     job, report = job_of(**options).without_accumulator(), SparkRoundReport(1, "host")
     chance = np.random.default_rng(0)
     features = chance.normal(size=(8, 6)).astype(np.float32)
@@ -179,6 +186,7 @@ def trained(**options: Any) -> tuple[SparkRoundReport, list[str]]:
 
 @pytest.mark.flips("ParameterAveragingTrainingMaster.save_updater")
 def test_what_is_sent_of_an_optimizer() -> None:
+    """save_updater decides whether optimizer states are averaged, kept per worker, or not sent."""
     averaged, names = trained()
     assert names == ["parameters", "updater/mean", "updater/square"]
     assert averaged.scalars == {"steps": 1}
@@ -192,7 +200,7 @@ def test_what_is_sent_of_an_optimizer() -> None:
 
 @pytest.mark.flips("ParameterAveragingTrainingMaster.accumulator")
 def test_an_accumulator_gets_every_workers_parameters() -> None:
-    """Their names say whose they are; the function itself stays in the driver program."""
+    """Each worker's parameters are sent under its own name; the function stays in the driver."""
     stays = threading.Lock()  # cannot be pickled
 
     def accumulator(before: Any, after: Any, rows: Any) -> Any:
@@ -209,6 +217,7 @@ def test_an_accumulator_gets_every_workers_parameters() -> None:
 
 @pytest.mark.flips("ParameterAveragingTrainingMaster.outer")
 def test_the_outer_step_and_its_state_go_on_from_saved_states() -> None:
+    """The outer optimizer moves the parameters, and continues exactly from its saved state."""
     began, mean = MODEL.initial(), MODEL.initial() + 1
     reports = [RoundReport(0, steps=3, weight=8.0)]
     made = {}
@@ -234,6 +243,7 @@ def test_the_outer_step_and_its_state_go_on_from_saved_states() -> None:
 
 @pytest.mark.flips("ParameterAveragingTrainingMaster.prefetch")
 def test_minibatches_are_read_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    """``prefetch`` is the number of minibatches that are read ahead, 2 by default."""
     asked: list[int] = []
     monkeypatch.setattr(
         "sparkstrom.spark.rounds.tasks.prefetch",
@@ -247,6 +257,8 @@ def test_minibatches_are_read_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_prefetching_keeps_order_and_passes_errors_on() -> None:
+    """Reading ahead raises the source's error, keeps the order, and can be stopped."""
+
     def numbers() -> Any:
         yield from range(5)
         raise KeyError("five")
@@ -257,12 +269,13 @@ def test_prefetching_keeps_order_and_passes_errors_on() -> None:
             found.extend(prefetch(numbers(), count)) or found
         taken = prefetch(iter(range(1000)), count)
         assert [next(taken), next(taken)] == [0, 1]
-        taken.close()  # its thread ends, too
+        taken.close()  # its thread ends too
         assert inspect.getgeneratorstate(taken) == inspect.GEN_CLOSED
 
 
 @pytest.mark.flips("ParameterAveragingTrainingMaster.aggregation_depth")
 def test_the_tree_of_sums() -> None:
+    """aggregation_depth determines the number of groups on each level of the tree of sums."""
     depths = [master_of(aggregation_depth=depth).aggregation_depth for depth in (1, 2, 3, 4)]
     assert [tree_levels(27, depth) for depth in depths] == [[], [], [5], [9, 3]]
     assert tree_levels(1, 4) == tree_levels(2, 3) == []
@@ -270,6 +283,7 @@ def test_the_tree_of_sums() -> None:
 
 @pytest.mark.flips("ParameterAveragingTrainingMaster.repartition")
 def test_when_rows_are_dealt_anew() -> None:
+    """Rows are redistributed always, never, or if partitions and workers differ in number."""
     data = SimpleNamespace(getNumPartitions=lambda: 4)
     ways = ("always", "never", "num_partitions_workers_differs")
     assert [
@@ -290,6 +304,8 @@ def test_when_rows_are_dealt_anew() -> None:
     "ParameterAveragingTrainingMaster.resume",
 )
 def test_checkpoints(tmp_path: Path) -> None:
+    """Checkpoint options reach the configured directory; an empty one is not resumed."""
+
     def kept(**options: Any) -> Any:
         found = FitCheckpoints(MODEL, master_of(**options), "a network")
         return found.config(FitKey(1), 20, OptimizerStates()), found

@@ -1,4 +1,4 @@
-"""Pieces, shipments and groups: what is large travels cut, and arrives whole or not at all."""
+"""Tests of arrays sent in pieces: they arrive whole or not at all, and sums by target are right."""
 
 from __future__ import annotations
 
@@ -43,11 +43,13 @@ WEIGHTS = [32.0, 32.0, 17.0, 1.0, 32.0]
 
 
 def sent(worker: int, targets: int) -> list[tuple[int, bytes]]:
+    """Return one worker's records with their targets; pieces have at most 512 bytes."""
     pieces = split_arrays(worker, ARRAYS[worker].items(), WEIGHTS[worker], 512)
     return list(address_records([ReportRecord(worker, "hello"), *pieces], worker, 0, targets, 512))
 
 
 def put_together(pieces: Any) -> dict[str, np.ndarray]:
+    """Return the arrays that consist of these pieces, each of at most 512 bytes."""
     made = {name: np.zeros(array.size, array.dtype) for name, array in ARRAYS[0].items()}
     for piece in pieces:
         made[piece.name][piece.begin : piece.begin + piece.values.size] = piece.values
@@ -74,6 +76,7 @@ def test_means_are_those_of_whole_arrays_whatever_the_order(targets: int) -> Non
 
 
 def test_sums_of_groups_come_to_the_same_means() -> None:
+    """Means of the sums of groups of workers equal the means over all workers."""
     groups = 2
     seconds: list[ArrayPiece] = []
     for group in range(groups):
@@ -89,6 +92,7 @@ def test_sums_of_groups_come_to_the_same_means() -> None:
 
 
 def test_a_result_that_breaks_off_is_not_taken_for_whole() -> None:
+    """A missing record of any worker, also its last one, is an error."""
     records = [record for target, record in sent(0, 1) if target == 0]
     records.append(pack_record(EndOfStream(1, 0)))
     assert read_complete(records, [0, 1])
@@ -98,7 +102,7 @@ def test_a_result_that_breaks_off_is_not_taken_for_whole() -> None:
 
 
 def test_an_array_without_values_arrives_as_well() -> None:
-    """An optimizer's state has all its names again, or its model would refuse it."""
+    """Empty arrays keep their names, which a model requires in an optimizer's state."""
     empty = {"a": np.ones(3, np.float32), "none": np.zeros((0, 4), np.float32)}
     pieces = [p for worker in range(2) for p in split_arrays(worker, empty.items(), 1.0, 512)]
     report = SparkRoundReport(0)
@@ -109,6 +113,7 @@ def test_an_array_without_values_arrives_as_well() -> None:
 
 
 def test_all_send_the_same_values_to_the_same_target() -> None:
+    """Every worker sends the same range of an array to the same target."""
     for ours, others in zip(
         split_arrays(0, ARRAYS[0].items(), 1.0, 512),
         split_arrays(3, ARRAYS[3].items(), 1.0, 512),
@@ -118,6 +123,7 @@ def test_all_send_the_same_values_to_the_same_target() -> None:
 
 
 def test_a_round_s_rows_that_break_off_are_missed() -> None:
+    """A round's minibatches without the first one are an error; a round without any is valid."""
     pieces = [MinibatchRecord(0), MinibatchRecord(1), MinibatchRecord(2, 2)]
     with pytest.raises(IncompleteInput, match="0 minibatches of a round arrived"):
         list(read_minibatches(map(pickle.dumps, pieces[1:])))
@@ -125,7 +131,7 @@ def test_a_round_s_rows_that_break_off_are_missed() -> None:
 
 
 class Handles:
-    """Broadcasts that are in memory, pickled as Spark's are."""
+    """A fake of Spark's broadcasts that keeps pickled values in memory and records their sizes."""
 
     def __init__(self) -> None:
         self.sizes: list[int] = []
@@ -141,6 +147,7 @@ class Handles:
 
 @pytest.mark.parametrize("part_bytes", [64, 1000, 1 << 20])
 def test_a_shipment_is_cut_and_put_together(part_bytes: int) -> None:
+    """A payload is broadcast in parts of at most part_bytes; unpacked, its arrays are equal."""
     context = Handles()
     arrays = {**ARRAYS[0], "none": np.zeros(0, np.float32), "steps": np.array([3, 4])}
     made = send_payload(context.sent, arrays, {"rate": 0.1}, part_bytes)
@@ -155,6 +162,7 @@ def test_a_shipment_is_cut_and_put_together(part_bytes: int) -> None:
 
 
 def test_groups_of_partitions() -> None:
+    """Consecutive partitions are grouped up to a load; a larger partition is a group by itself."""
     assert [list(group) for group in group_by_load([1] * 5, 2)] == [[0, 1], [2, 3], [4]]
     assert [list(group) for group in group_by_load([1, 1], 0)] == [[0], [1]]
     assert [list(group) for group in group_by_load([3, 9, 0, 1, 5, 4], 6)] == [
@@ -167,6 +175,7 @@ def test_groups_of_partitions() -> None:
 
 
 def test_what_comes_to_each_target_is_known_before_it_comes() -> None:
+    """``count_target_bytes`` computes how many bytes of values each target will receive."""
     arrays = [SplitArray(name, array.size, array.itemsize) for name, array in ARRAYS[0].items()]
     wanted = [0] * 7
     for piece in split_arrays(0, ARRAYS[0].items(), 1.0, 512):

@@ -1,4 +1,4 @@
-"""A value that no model takes is refused by its column, row and partition; with each model kind."""
+"""Tests of check_block, whose error names column, row and partition of a bad value."""
 
 from __future__ import annotations
 
@@ -60,6 +60,7 @@ KINDS = [dense, of_torch, of_jax, of_keras]
 def block(
     features: Any, labels: Any, *, name: str = "pixels", kinds: tuple[str, str] = ("", "")
 ) -> Block:
+    """Return a block of partition 3 with two columns; its first row has the number FIRST."""
     shapes, kind = (np.shape(features)[1:], np.shape(labels)[1:]), np.asarray(labels).dtype.str
     leaves = (
         Leaf(name, shapes[0], "<f4", "<f4", column=kinds[0]),
@@ -71,6 +72,7 @@ def block(
 
 
 def spoilt(value: float) -> Any:
+    """Return features with this value in row 2, column 1."""
     features = GOOD.copy()
     features[2, 1] = value
     return features
@@ -79,6 +81,7 @@ def spoilt(value: float) -> Any:
 @pytest.mark.parametrize("make", KINDS)
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 def test_what_is_not_finite_is_named_by_its_column(make: Callable[[], Any], value: float) -> None:
+    """An infinity or NaN is named by its column, and in an array also by its index."""
     model = make()
     for name, said in (("pixels", r"'pixels' at \[1\]"), ("age, income", "'income'")):
         with pytest.raises(UsageError) as caught:
@@ -104,6 +107,7 @@ def test_good_rows_pass(make: Callable[[], Any]) -> None:
 
 
 def test_a_bad_value_travels_with_where_it_is() -> None:
+    """A pickled BadValue keeps its message."""
     import pickle
 
     bad = BadValue("features", "x", 4, "2", "nan", "fill it")
@@ -111,7 +115,7 @@ def test_a_bad_value_travels_with_where_it_is() -> None:
 
 
 def test_a_dataframe_s_row_is_found_by_its_value() -> None:
-    """Its number is that of the columns which a fit reads: other ones may lie otherwise."""
+    """The error has a query that shows the bad rows only if they came from a DataFrame."""
     kinds = ("number", "number")
     with pytest.raises(
         UsageError, match=r"frame\.where\(\"float\(income\) = float\('nan'\)\"\) shows"
@@ -153,6 +157,7 @@ def test_a_dataframe_s_row_is_found_by_its_value() -> None:
 def test_a_value_in_an_array_is_found_by_its_elements(
     kind: str, shape: tuple[int, ...], advice: str | None
 ) -> None:
+    """The query for bad rows searches the elements of arrays and vectors."""
     features = spoilt(np.nan).reshape(shape)
     with pytest.raises(UsageError) as caught:
         check_block(dense(), block(features, np.zeros(4, int), name="x", kinds=(kind, "number")))

@@ -1,4 +1,4 @@
-"""Spark's errors are long; people need one line of them."""
+"""Tests of find_cause, which extracts one informative line from Spark's long error messages."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ def test_a_python_exception_is_named_by_its_own_line() -> None:
 
 
 def test_an_exception_of_several_lines_is_its_first_one_and_not_all_of_it() -> None:
+    """Of an exception's long text, only the beginning of its first line is returned."""
     several = "ValueError: " + "long " * 100 + "\n  found [3]\nwanted [4]"
     cause = find_cause(PYTHON.replace("ModuleNotFoundError: No module named 'mine'", several))
     assert cause.startswith("ValueError: long long")
@@ -52,6 +53,7 @@ org.apache.spark.shuffle.MetadataFetchFailedException: Missing an output locatio
 
 
 def test_what_spark_says_of_an_executor_is_told_and_not_whom_py4j_called() -> None:
+    """The cause is Spark's reason for the failure, not the call of py4j in the first line."""
     assert find_cause(LOST) == (
         "ExecutorLostFailure (executor 7 exited caused by one of the running tasks) Reason: "
         "Container killed by YARN for exceeding physical memory limits."
@@ -63,6 +65,7 @@ def test_what_spark_says_of_an_executor_is_told_and_not_whom_py4j_called() -> No
 
 
 def test_our_own_words_are_not_cut() -> None:
+    """The text of sparkstrom's own exceptions is returned in full length."""
     ours = "sparkstrom.base.errors.UsageError: " + "why " * 100
     assert find_cause(PYTHON.replace("ModuleNotFoundError: No module named 'mine'", ours)) == (
         ours.strip()
@@ -70,8 +73,10 @@ def test_our_own_words_are_not_cut() -> None:
 
 
 def test_a_job_that_fails_is_told_in_one_line_with_javas_behind_it() -> None:
+    """The error of a failed job has one line; Java's whole text is a note of it."""
+
     class Exceptions:
-        """Enough of py4j's for its error to have words."""
+        """The parts of py4j's Java exception that Py4JJavaError needs for its text."""
 
         _gateway_client = None
         _target_id = "o1"
@@ -88,5 +93,6 @@ def test_a_job_that_fails_is_told_in_one_line_with_javas_behind_it() -> None:
 
 
 def test_without_one_the_first_line_stands() -> None:
+    """Without a known kind of exception, the first line is returned."""
     assert find_cause("\nJob 3 cancelled\n\tat org.apache.spark.X\n") == "Job 3 cancelled"
     assert find_cause("") == "no reason given"

@@ -1,4 +1,4 @@
-"""Checkpoint content: what is saved of a fit is what a later one goes on from."""
+"""Tests of checkpoint content: what is saved of a fit, and how a later fit resumes from it."""
 
 from __future__ import annotations
 
@@ -51,12 +51,14 @@ FIGURES = {
 
 
 def adam_state(model: FlatModel) -> bytes:
+    """Return the encoded optimizer state of a model that has not trained."""
     model.bind(model.initial())
     state = model.updater_state()
     return encode_state({f"updater/{name}": value for name, value in state.items()})
 
 
 def progressed(model: FlatModel, **changes: Any) -> CheckpointContent:
+    """Return the content of a checkpoint of fit 2 with two workers."""
     parameters = np.arange(model.n_params, dtype=np.float32)
     made = CheckpointContent(
         FitKey(2),
@@ -72,6 +74,7 @@ def progressed(model: FlatModel, **changes: Any) -> CheckpointContent:
 
 
 def through_a_file(checkpoint: Checkpoint) -> Checkpoint:
+    """Write the checkpoint to a file in memory and return what is read back."""
     file = io.BytesIO()
     write_checkpoint(checkpoint, file)
     file.seek(0)
@@ -79,6 +82,7 @@ def through_a_file(checkpoint: Checkpoint) -> Checkpoint:
 
 
 def saved(model: FlatModel, **changes: Any) -> Checkpoint:
+    """Return the checkpoint of a fit with these changes, as it is read from a file."""
     return through_a_file(build_checkpoint(model, progressed(model, **changes)))
 
 
@@ -88,6 +92,7 @@ def model() -> FlatModel:
 
 
 def test_what_is_saved_comes_back(model: FlatModel) -> None:
+    """A checkpoint read from a file has the parameters, positions and figures that were saved."""
     copied = Snapshot(9, np.ones(model.n_params, np.float32), b"b", ())
     best = Best(3, "loss", 0.5, 9)
     found = read_resume_point("f.npz", saved(model, best=(best, copied)), model)
@@ -100,11 +105,11 @@ def test_what_is_saved_comes_back(model: FlatModel) -> None:
     assert (found.figures, found.summaries) == (FIGURES, {"1": {"loss": 0.25}})
     assert found.best is not None
     assert (found.best[0], found.best[1].buffers) == (best, b"b")
-    assert found.best[1].commit == EARLIER_RUN  # no commit of this run is that one
+    assert found.best[1].commit == EARLIER_RUN  # it is no commit of this run
 
 
 def of_partition(model: FlatModel, partition: int) -> bytes:
-    """Somebody's, who has taken so many steps."""
+    """Return the optimizer state of a partition's worker that has taken 10 + partition steps."""
     model.bind(model.initial())
     state = model.updater_state() | {"steps": 10 + partition}
     named = {f"updater/{name}": value for name, value in state.items()}
@@ -112,6 +117,7 @@ def of_partition(model: FlatModel, partition: int) -> bytes:
 
 
 def test_each_workers_own_state_comes_back_and_lies_there_once(model: FlatModel) -> None:
+    """Each worker's optimizer state is read back; a state with two uses is written once."""
     first, second = of_partition(model, 0), of_partition(model, 1)
     states = OptimizerStates(second, {0: first, 1: second})
     checkpoint = saved(model, states=states, wanted="all")
@@ -127,6 +133,7 @@ def test_each_workers_own_state_comes_back_and_lies_there_once(model: FlatModel)
 
 
 def test_who_is_left_out_is_said_and_where_one_was_wanted_nobody_is(model: FlatModel) -> None:
+    """With "all", workers without a saved state are listed as missing; with "one", none is."""
     first = of_partition(model, 0)
     states = OptimizerStates(first, {0: first})
     found = read_resume_point("f.npz", saved(model, states=states, wanted="all"), model)
@@ -136,6 +143,7 @@ def test_who_is_left_out_is_said_and_where_one_was_wanted_nobody_is(model: FlatM
 
 
 def test_an_older_file_has_one_state_for_all(model: FlatModel) -> None:
+    """A file without "updaters", as older versions wrote it, has one state for all workers."""
     checkpoint = saved(model)
     del checkpoint.description["updaters"]
     found = read_resume_point("f.npz", checkpoint, model)
@@ -150,6 +158,7 @@ def test_an_own_state_of_another_optimizer_is_refused_too(model: FlatModel) -> N
 
 
 def test_as_many_workers_go_on_exactly_and_others_with_a_whole_epoch(model: FlatModel) -> None:
+    """The same number of workers resumes exactly; another number, after the last complete epoch."""
     found = read_resume_point("f.npz", saved(model), model)
     assert found.starts_for(2) == STARTS
     assert found.starts_for(3) == (PartitionStart(Position(1, 0)),) * 3
@@ -158,6 +167,7 @@ def test_as_many_workers_go_on_exactly_and_others_with_a_whole_epoch(model: Flat
 
 
 def test_of_a_partition_without_rows_no_epoch_is_waited_for(model: FlatModel) -> None:
+    """A partition without rows does not reduce the number of complete epochs."""
     empty = (*STARTS[:1], PartitionStart(Position(0, 0), 0, 0, 0))
     snapshot = replace(progressed(model).snapshot, partitions=empty)
     found = read_resume_point("f.npz", saved(model, snapshot=snapshot), model)
@@ -179,7 +189,7 @@ def test_a_model_that_computes_something_else_is_refused(
 
 
 class Module(DenseNetwork):
-    """Described as a TorchModel is, whose module's text is all that is known of its code."""
+    """A model described like a TorchModel, of whose code only the module's text is known."""
 
     text = "ReLU()"
 
@@ -188,7 +198,7 @@ class Module(DenseNetwork):
 
 
 def test_a_fit_of_a_module_that_has_changed_has_a_warning() -> None:
-    """In the summary of a skipped fit; ``test_fit_checkpoints`` has those of others."""
+    """The summary of a skipped fit warns if the module's text has changed since the checkpoint."""
     model = Module(WIDTHS, updater=Adam(0.01))
     content = saved(model, key=FitKey(3), epochs_done=5)
     model.text = "Tanh()"
@@ -210,7 +220,7 @@ def test_the_description_is_json_that_says_what_is_in_it(model: FlatModel) -> No
     assert said["key"] == {"number": 2, "stream": "", "batch": -1}
 
 
-# -- which fit it is of ------------------------------------------------------------------------
+# -- which fit a checkpoint belongs to ---------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -222,14 +232,15 @@ def test_the_description_is_json_that_says_what_is_in_it(model: FlatModel) -> No
         (3, 5, None, ResumeAction.START_FROM),
         (2, 5, 5, ResumeAction.SKIP),
         (2, 4, 5, ResumeAction.SKIP),
-        (2, 6, 5, ResumeAction.RESUME),  # it is to train longer
-        (2, 5, 3, ResumeAction.SKIP),  # it was stopped early
+        (2, 6, 5, ResumeAction.RESUME),  # more epochs are requested
+        (2, 5, 3, ResumeAction.SKIP),  # stopped early
         (3, 5, 5, ResumeAction.START_FROM),
     ],
 )
 def test_a_fit_knows_its_own_checkpoint_by_its_number(
     model: FlatModel, number: int, epochs: int, done: int | None, use: ResumeAction
 ) -> None:
+    """A fit resumes a checkpoint of the same number, unless it is finished with enough epochs."""
     found = read_resume_point("f.npz", saved(model, epochs_done=done), model)
     assert choose_resume_action(found, FitKey(number), epochs) is use
 
@@ -248,7 +259,7 @@ def test_a_fit_knows_its_own_checkpoint_by_its_number(
 def test_a_micro_batch_is_trained_once(
     model: FlatModel, stream: str, batch: int, done: int | None, use: ResumeAction
 ) -> None:
-    """Its number in the program means nothing: the query goes on where it was."""
+    """A micro-batch is identified by its query and number, not by its fit's number."""
     checkpoint = saved(model, key=FitKey(58, "q", 7), epochs_done=done, summaries={})
     found = read_resume_point("f.npz", checkpoint, model)
     assert choose_resume_action(found, FitKey(1, stream, batch), 5) is use
@@ -258,7 +269,7 @@ def test_a_micro_batch_is_trained_once(
     ("key", "use"),
     [
         (FitKey(1), ResumeAction.SKIP),
-        (FitKey(2), ResumeAction.START_FROM),  # it comes after the stream, which had no more rows
+        (FitKey(2), ResumeAction.START_FROM),  # a fit after the stream, which had no more rows
         (FitKey(1, "another", 0), ResumeAction.START_FROM),
         (FitKey(58), ResumeAction.START_FROM),
     ],
@@ -266,6 +277,7 @@ def test_a_micro_batch_is_trained_once(
 def test_a_fit_that_came_before_the_stream_is_not_repeated(
     model: FlatModel, key: FitKey, use: ResumeAction
 ) -> None:
+    """A fit outside the stream is skipped if the stream's checkpoint has its summary."""
     summaries = {"1": {"loss": 0.5}, "58": {"loss": 0.25}}
     checkpoint = saved(model, key=FitKey(58, "q", 7), epochs_done=1, summaries=summaries)
     found = read_resume_point("f.npz", checkpoint, model)
@@ -273,6 +285,7 @@ def test_a_fit_that_came_before_the_stream_is_not_repeated(
 
 
 def test_sparks_own_words_say_which_micro_batch_it_is() -> None:
+    """Query and batch number are read from Spark's local properties."""
     said = {"sql.streaming.queryId": "q", "streaming.sql.batchId": "7"}
     assert make_fit_key(3, said.get) == FitKey(3, "q", 7)
     assert make_fit_key(3, {}.get) == FitKey(3)
@@ -284,7 +297,7 @@ FALSE_OF_SKIPPED = ("0 workers", "diverged", "bit-identical", "0 minibatches", "
 def test_a_skipped_fit_that_was_interrupted_has_a_summary_without_figures(
     model: FlatModel,
 ) -> None:
-    """The program continues, with a warning, and gets no other fit's figures."""
+    """A skipped fit without a saved summary gets a warning, and no other fit's figures."""
     for summaries in ({}, {"2": {"loss": 0.25}}):
         content = saved(model, key=FitKey(3), summaries=summaries)
         point = read_resume_point("f.npz", content, model)
@@ -301,6 +314,7 @@ def test_a_skipped_fit_that_was_interrupted_has_a_summary_without_figures(
 
 
 def test_a_skipped_micro_batch_has_the_newest_summary(model: FlatModel) -> None:
+    """A skipped micro-batch gets the newest summary in the checkpoint."""
     written = summary_to_json(replace(unknown(model), minibatches=7))
     content = saved(model, key=FitKey(3, "stream", 9), summaries={"4": written})
     point = read_resume_point("f.npz", content, model)
@@ -308,4 +322,5 @@ def test_a_skipped_micro_batch_has_the_newest_summary(model: FlatModel) -> None:
 
 
 def unknown(model: FlatModel) -> TrainingSummary:
+    """Return the summary of a skipped fit whose figures are not known."""
     return summary_of_skipped_fit(read_resume_point("f.npz", saved(model), model), FitKey(0))

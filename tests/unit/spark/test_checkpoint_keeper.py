@@ -1,4 +1,4 @@
-"""Checkpoint keeper: when checkpoints are taken, and what is in them."""
+"""Tests of CheckpointListener: when checkpoints are written, and what they contain."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ SPEC = FitSpec(2, 9, MODEL.n_params, "1")
 
 
 class Master:
-    """At any commit the test says; workers' states come when the test says."""
+    """A fake master whose commit, errors and copies of optimizer states the test sets."""
 
     def __init__(self) -> None:
         self.commit, self.everybody = 0, False
         self.states: list[Future[tuple[bytes, ...]]] = []
-        self.optimizer_copies: tuple[bytes, ...] = ()  # the newest that have come
+        self.optimizer_copies: tuple[bytes, ...] = ()  # the newest copies received
         self.raises: TrainingError | None = None
         self.failure: TrainingError | None = None
 
@@ -62,7 +62,7 @@ class Master:
 
 
 class Bench:
-    """A keeper with a real directory and a real writer's thread."""
+    """A CheckpointListener with a fake master, a real directory and a real writer's thread."""
 
     def __init__(self, directory: Path, every: str = "2 updates", updaters: str = "one") -> None:
         self.directory = CheckpointDirectory(str(directory), 100)
@@ -83,11 +83,12 @@ class Bench:
         self.keeper.on_fit_begin(SPEC)
 
     def look(self, commits: int, phase: Phase = Phase.RUNNING) -> None:
+        """Report progress after this number of commits."""
         self.master.commit = commits
         self.keeper.on_progress(Progress(phase, 2, 2, 2, commits, 900, commits, 0.0, {}))
 
     def wait(self) -> None:
-        """Until what was offered is written."""
+        """Wait until all offered checkpoints are written."""
         assert self.keeper._writer._wait_until_idle(time.monotonic() + 60)
 
     def newest(self) -> ResumePoint:
@@ -102,6 +103,7 @@ def bench(tmp_path: Path) -> Any:
 
 
 def test_one_is_written_when_it_is_due_and_told_at_the_next_look(bench: Bench) -> None:
+    """A checkpoint is written when it is due; the next progress report announces it."""
     bench.look(5, Phase.GATHERING)
     bench.keeper.on_phase(Phase.RUNNING)
     bench.look(1)
@@ -122,7 +124,7 @@ def test_one_is_written_when_it_is_due_and_told_at_the_next_look(bench: Bench) -
 def test_the_epochs_that_are_told_are_those_of_the_file(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Epochs end while it is written, and a partition without rows stays in the first one."""
+    """The event has the epochs of the saved snapshot, not those that end while it is written."""
     starts = (
         PartitionStart(Position(3, 1), 64, 1, 9),
         PartitionStart(Position(2, 8), 64, 1, 9),
@@ -142,7 +144,7 @@ def test_the_epochs_that_are_told_are_those_of_the_file(
 
 
 def test_an_epoch_whose_figures_came_too_late_counts_for_when_one_is_due(tmp_path: Path) -> None:
-    """Listeners that need events at once never get it."""
+    """A checkpoint is due after epoch 2 even if there was no event for epoch 1."""
     bench = Bench(tmp_path, "2 epochs")
     bench.keeper.on_phase(Phase.RUNNING)
     bench.keeper.on_epoch(Epoch(2, 0.5, 64, 0.0, 2))
@@ -154,7 +156,7 @@ def test_an_epoch_whose_figures_came_too_late_counts_for_when_one_is_due(tmp_pat
 
 
 def test_training_goes_on_while_a_state_is_on_its_way(bench: Bench) -> None:
-    """What falls due meanwhile is left out."""
+    """Checkpoints that are due while one waits for optimizer states are skipped."""
     bench.keeper.on_phase(Phase.RUNNING)
     for commits in (2, 4, 6):
         bench.look(commits)
@@ -169,7 +171,7 @@ def test_training_goes_on_while_a_state_is_on_its_way(bench: Bench) -> None:
 
 
 def test_a_master_that_cannot_copy_now_costs_a_checkpoint_and_not_the_fit(bench: Bench) -> None:
-    """It may be replacing its media driver."""
+    """If a snapshot fails, as while the media driver is replaced, one checkpoint is skipped."""
     bench.keeper.on_phase(Phase.RUNNING)
     bench.master.raises = TrainingError("the master did not copy its parameters within 60 s")
     bench.look(2)
@@ -188,6 +190,7 @@ def test_a_master_that_cannot_copy_now_costs_a_checkpoint_and_not_the_fit(bench:
 
 
 def test_of_a_fit_that_has_failed_the_error_is_raised(bench: Bench) -> None:
+    """If the fit has failed, the snapshot's error is raised."""
     bench.keeper.on_phase(Phase.RUNNING)
     bench.master.raises = bench.master.failure = TrainingError("the master failed")
     with pytest.raises(TrainingError, match="the master failed"):
@@ -195,6 +198,7 @@ def test_of_a_fit_that_has_failed_the_error_is_raised(bench: Bench) -> None:
 
 
 def test_at_the_end_what_is_delivered_is_saved_with_the_words_about_it(bench: Bench) -> None:
+    """The last checkpoint has the delivered parameters, the finished epochs and the summaries."""
     bench.keeper.on_phase(Phase.RUNNING)
     bench.keeper.on_phase(Phase.DRAINING)
     bench.master.commit = 90
@@ -208,6 +212,7 @@ def test_at_the_end_what_is_delivered_is_saved_with_the_words_about_it(bench: Be
 
 
 def test_what_a_person_interrupts_is_saved_and_not_done(bench: Bench) -> None:
+    """An interrupted fit is saved as unfinished."""
     bench.keeper.on_phase(Phase.RUNNING)
     bench.master.commit = 33
     assert bench.keeper.save_interrupted() == []
@@ -217,7 +222,7 @@ def test_what_a_person_interrupts_is_saved_and_not_done(bench: Bench) -> None:
 def test_parameters_that_cannot_be_had_are_a_warning_and_not_the_fit_s_error(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The interruption itself must reach who called ``fit``."""
+    """An error while saving becomes a warning, so that it does not hide the interruption."""
 
     def snapshot(*, updaters: bool = False) -> Snapshot:
         raise TrainingError("the master failed")
@@ -230,12 +235,14 @@ def test_parameters_that_cannot_be_had_are_a_warning_and_not_the_fit_s_error(
 
 
 def test_before_training_there_is_nothing_to_save(bench: Bench) -> None:
+    """An interruption before training saves no checkpoint and causes no warning."""
     assert bench.keeper.save_interrupted() == []
     assert bench.directory.read_newest(pytest.fail) is None
     assert bench.keeper.newest is None
 
 
 def test_what_failed_is_nothing_to_go_on_from(bench: Bench) -> None:
+    """The state of a failed fit is not saved."""
     bench.keeper.on_phase(Phase.RUNNING)
     bench.master.commit = 33
     bench.keeper.close_failed()
@@ -243,6 +250,7 @@ def test_what_failed_is_nothing_to_go_on_from(bench: Bench) -> None:
 
 
 def test_a_store_that_takes_nothing_is_a_warning(tmp_path: Path) -> None:
+    """A directory that cannot be written to causes warnings, not an error."""
     bench = Bench(tmp_path / "gone")
     (tmp_path / "gone").write_text("a file in its place")
     bench.keeper.on_phase(Phase.RUNNING)
@@ -255,6 +263,7 @@ def test_a_store_that_takes_nothing_is_a_warning(tmp_path: Path) -> None:
 
 
 def of_partition(partition: int, step: int) -> bytes:
+    """Return the optimizer state of a partition's worker after this number of publications."""
     return encode_state({PUBLICATIONS: step, "partition": partition})
 
 
@@ -263,13 +272,14 @@ def publications(state: bytes) -> Any:
 
 
 def steps(bench: Bench) -> tuple[Any, dict[int, Any]]:
-    """Of the one for all, and of the own ones."""
+    """Return the publications of the common optimizer state and of the workers' own ones."""
     states = bench.newest().states
     own = {index: publications(state) for index, state in states.own.items()}
     return publications(states.one), own
 
 
 def test_of_all_each_has_its_own_and_who_gave_none_this_time_has_the_one(tmp_path: Path) -> None:
+    """With "all", a worker that sent no state for a checkpoint has no own state in it."""
     bench = Bench(tmp_path, updaters="all")
     bench.keeper.on_phase(Phase.RUNNING)
     expected = []
@@ -285,6 +295,7 @@ def test_of_all_each_has_its_own_and_who_gave_none_this_time_has_the_one(tmp_pat
 
 
 def test_what_the_end_of_a_fit_cuts_short_is_filled_up_with_the_last_ones(tmp_path: Path) -> None:
+    """At the end, workers without a fresh copy keep their states of the previous checkpoint."""
     bench = Bench(tmp_path, updaters="all")
     bench.keeper.on_phase(Phase.RUNNING)
     bench.look(2)
@@ -297,7 +308,7 @@ def test_what_the_end_of_a_fit_cuts_short_is_filled_up_with_the_last_ones(tmp_pa
 
 
 def test_what_is_nobody_s_own_is_for_all(tmp_path: Path) -> None:
-    """As rounds have it before the first one is over."""
+    """A state of partition -1, as rounds have before the first average, is for all workers."""
     bench = Bench(tmp_path, updaters="all")
     bench.keeper.on_phase(Phase.RUNNING)
     bench.look(2)
@@ -307,6 +318,7 @@ def test_what_is_nobody_s_own_is_for_all(tmp_path: Path) -> None:
 
 
 def test_of_one_it_is_for_all(bench: Bench) -> None:
+    """With "one", one worker's state is requested, and it is common to all workers."""
     bench.keeper.on_phase(Phase.RUNNING)
     bench.look(2)
     bench.master.states[0].set_result((of_partition(1, 2),))

@@ -1,4 +1,4 @@
-"""What Spark is asked before a job: slots, workers, configuration; with contexts made of words."""
+"""Tests of what is read from Spark before a job: slots, workers, configuration."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from sparkstrom.spark.fit_strategies import strategy_for
 
 
 class FakeContext:
-    """A master URL, a configuration, and how many executors have registered, with which slots."""
+    """A fake SparkContext with registered executors that have ``slots`` slots in total."""
 
     defaultParallelism = 99  # a user's spark.default.parallelism
 
@@ -47,7 +47,7 @@ class FakeContext:
         return self
 
     def size(self) -> int:
-        return self._registered + 1  # the driver counts, too
+        return self._registered + 1  # Spark counts the driver, too
 
     def resourceProfileManager(self) -> Any:
         return SimpleNamespace(defaultResourceProfile=lambda: "the default one")
@@ -109,7 +109,7 @@ def test_slots(context: FakeContext, slots: TaskSlots) -> None:
 
 
 def test_a_configuration_that_changes_is_seen() -> None:
-    """Nothing of it is kept from one fit to the next."""
+    """Spark's configuration is read for each fit; nothing of it is cached."""
     context = FakeContext("local[4]", driver_host="first")
     assert (get_slots(context).total, driver_host(context)) == (4, "first")
     context._conf |= {"spark.task.cpus": "2", "spark.driver.host": "second"}
@@ -117,6 +117,7 @@ def test_a_configuration_that_changes_is_seen() -> None:
 
 
 def test_all_cores_of_this_machine_are_those_that_the_jvm_may_use() -> None:
+    """``local[*]`` has as many slots as the JVM reports."""
     assert get_slots(FakeContext("local[*]", slots=1)) == TaskSlots(1, 1)
     assert get_slots(FakeContext("local[*, 4]", slots=6)) == TaskSlots(1, 6)
 
@@ -173,7 +174,7 @@ DRIVER = 78  # MiB: a media driver with eight neighbours
 
 
 def advised(master: SharedTrainingMaster, workers: int = 4, n_params: int = 10 * MIB) -> int:
-    """MiB of overhead that an executor with four slots is advised to have."""
+    """Return the overhead in MiB that is recommended for an executor with four slots."""
     conf = {"spark.master": "yarn", "spark.executor.cores": "4"}
     demand = ModelFootprint(n_params, library="dense")
     (warning,) = check_conf(conf, workers, demand, master)
@@ -184,6 +185,7 @@ def advised(master: SharedTrainingMaster, workers: int = 4, n_params: int = 10 *
 
 
 def test_more_parameters_and_slots_need_more_memory() -> None:
+    """The overhead has a media driver and, for each worker, its buffers and its parameters."""
     worker = 140 + 66 + 64 + 2 * 6  # interpreter, rows, log, own updates and inbox
     assert advised(SMALL) == DRIVER + 4 * (worker + 480)
     one = dataclasses.replace(SMALL, workers_per_node=1)
@@ -191,6 +193,7 @@ def test_more_parameters_and_slots_need_more_memory() -> None:
 
 
 def test_rows_and_logs_of_every_worker_count() -> None:
+    """batch_memory_bytes and log_bytes count once for each worker."""
     more_rows = dataclasses.replace(SMALL, batch_memory_bytes=100 * MIB)
     assert advised(more_rows) == advised(SMALL) + 4 * 34
     void = dataclasses.replace(SMALL.void, log_bytes=100 * MIB)
@@ -198,6 +201,8 @@ def test_rows_and_logs_of_every_worker_count() -> None:
 
 
 def test_neighbours_in_a_mesh_need_logs() -> None:
+    """In a mesh, the media driver's memory grows with mesh_fan_out."""
+
     def mesh(fan_out: int) -> SharedTrainingMaster:
         void = dataclasses.replace(SMALL.void, mesh_build_mode="mesh", mesh_fan_out=fan_out)
         return dataclasses.replace(SMALL, void=void)
@@ -232,13 +237,14 @@ SASL = {"spark.authenticate.enableSaslEncryption": "true"}
         (CRYPTO, True),  # Spark encrypts only what it authenticates
         (CRYPTO | {"spark.authenticate": "TRUE"}, False),
         (SASL | {"spark.authenticate": "true"}, False),
-        ({"spark.ssl.enabled": "true"}, True),  # web pages; RPC does not inherit it
+        ({"spark.ssl.enabled": "true"}, True),  # for web pages; RPC does not inherit it
         ({"spark.ssl.rpc.enabled": "true"}, False),
     ],
 )
 def test_a_key_that_travels_in_the_clear_is_told_of_once(
     conf: dict[str, str], warns: bool, request: pytest.FixtureRequest
 ) -> None:
+    """One warning per application is given if Spark sends the fit's key without encryption."""
     conf = {"spark.master": "yarn", "spark.app.id": request.node.name} | conf
     warnings = check_key_encryption(conf)
     assert len(warnings) == warns
@@ -250,6 +256,8 @@ def test_a_key_that_travels_in_the_clear_is_told_of_once(
 
 
 def test_a_context_is_stopped_here_in_its_jvm_or_with_it() -> None:
+    """A context counts as stopped if Python or the JVM stopped it, or if the JVM is gone."""
+
     def context(stopped: Any) -> Any:
         scala = SimpleNamespace(isStopped=stopped)
         return SimpleNamespace(_jsc=SimpleNamespace(sc=lambda: scala))
@@ -264,10 +272,12 @@ def test_a_context_is_stopped_here_in_its_jvm_or_with_it() -> None:
 
 
 def test_a_size_that_is_none_is_named() -> None:
+    """Text that is no size is refused with an example."""
     with pytest.raises(ValueError, match="size 'much': write 512m"):
         parse_bytes("much")
 
 
 def test_options_that_encoders_check_are_declared_once() -> None:
+    """The lists of valid options are shared with the encoder, not copied."""
     assert training_master.TRAIN_ON is error_feedback.TRAIN_ON
     assert training_master.AGGREGATIONS is encoder.AGGREGATIONS

@@ -1,4 +1,4 @@
-"""Spark's settings decide how columns are named and how they are written."""
+"""Tests of Spark's settings that decide how columns are named and written."""
 
 from __future__ import annotations
 
@@ -34,4 +34,5 @@ def test_booleans_are_read_as_spark_reads_them(value: str) -> None:
 
 
 def test_names_are_equal_in_any_case_unless_spark_is_told_otherwise() -> None:
+    """Column names that differ only in case are ambiguous by default."""
     assert _FrameColumns.from_frame(frame_with()).find_ambiguous("label") == ["Label", "label"]

@@ -1,4 +1,4 @@
-"""A network's state while one of its fits is under way, on Spark and on one machine."""
+"""Tests that nothing replaces a network's state during a fit, on Spark or on one machine."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ ROWS = np.zeros((4, 2), np.float32), np.zeros(4, np.int64)
 
 
 def network_on_spark(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Return a SparkNetwork that needs no Spark: preparing and partitioning are faked."""
     monkeypatch.setattr("sparkstrom.spark.network.make_application", lambda spark: TwoSlots())
     network = SparkNetwork(None, DenseNetwork([2, 2]), progress=False)
     monkeypatch.setattr(network, "_prepare", lambda slots, say: (2, []))
@@ -35,6 +36,7 @@ def wrapper_of_one_process(monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_nothing_replaces_the_state_of_a_network_that_trains(
     monkeypatch: pytest.MonkeyPatch, make: Callable[[Any], Any]
 ) -> None:
+    """During a fit, other fits, ``restore`` and new parameters are refused, until it has ended."""
     with make(monkeypatch) as network:
         before, refused = network.parameters, list[str]()
 

@@ -1,4 +1,4 @@
-"""What fits over Spark Connect are made of, without a server."""
+"""Tests of the parts of fits over Spark Connect, without a server."""
 
 from __future__ import annotations
 
@@ -49,6 +49,7 @@ KEYS = [11, 22, 33]
 def test_values_come_back_by_task_whatever_the_order_of_rows(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """Results are cut into rows of bytes, and are decoded by task in whatever order rows arrive."""
     monkeypatch.setattr(binary_rows, "ROW_BYTES_MAX", 7)
     rows = []
     for task, values in enumerate([["a" * 50, 1], [], [b"b" * 30]]):
@@ -78,12 +79,12 @@ def test_each_fits_place_is_proposed_in_a_dataframe_of_its_own() -> None:
     assert len(set(tasks)) == 2
 
 
-# -- rows on their way -----------------------------------------------------------------------------
+# -- rows in a shuffle -----------------------------------------------------------------------------
 
 
 @pytest.fixture
 def shuffled(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
-    """Two sources, dealt in pieces of some bytes; sorted, as they come behind a shuffle."""
+    """Return two partitions' rows in pieces of 100 bytes, sorted as a shuffle does."""
     monkeypatch.setattr(connect_spread, "PIECE_BYTES", 100)
     rows: list[dict[str, Any]] = []
     for source, count in ((0, 10), (1, 7)):
@@ -98,11 +99,12 @@ def shuffled(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
 
 
 def of_worker(worker: int, rows: list[dict[str, Any]]) -> list[pa.RecordBatch]:
+    """Return a worker's rows in record batches of five."""
     return pa.Table.from_pylist([row for row in rows if row["worker"] == worker]).to_batches(5)
 
 
 def test_a_frame_without_partitions_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As of a join that Spark finds to be empty."""
+    """A DataFrame without partitions is refused, such as a join that Spark finds to be empty."""
     frame: Any = SimpleNamespace(schema=[])
     frame.coalesce = frame.mapInArrow = lambda *_: frame
     monkeypatch.setattr(connect_spread, "select_columns", lambda *_: (frame, None))
@@ -123,6 +125,7 @@ def test_every_row_comes_to_one_worker(shuffled: list[dict[str, Any]]) -> None:
 
 @pytest.mark.parametrize("left", [0, 1, -1])
 def test_input_that_breaks_off_is_no_end(left: int, shuffled: list[dict[str, Any]]) -> None:
+    """Missing rows at the end of a worker's input are an error."""
     rows = [row for row in shuffled if row["worker"] == 1]
     with pytest.raises(EOFError, match="partition 1 are incomplete"):
         list(read_shuffled_blocks(1, of_worker(1, rows[:left])))
@@ -136,6 +139,7 @@ def test_rows_of_another_worker_are_refused(shuffled: list[dict[str, Any]]) -> N
 def test_what_is_wrong_with_the_rows_is_told_by_the_worker(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """An error in reading rows travels through the shuffle, and workers raise it."""
     monkeypatch.setattr(connect_spread, "get_partition_id", lambda: 0)
     batches = write_shuffle_rows(read_row_blocks, KEYS, 0, [("no number", 1)])  # type: ignore[list-item]
     rows = [row for batch in batches for row in batch.to_pylist()]
@@ -144,6 +148,8 @@ def test_what_is_wrong_with_the_rows_is_told_by_the_worker(
 
 
 class Conf(dict[str, str]):
+    """A fake of the session's settings."""
+
     def set(self, key: str, value: str) -> None:
         self[key] = value
 
@@ -152,6 +158,7 @@ class Conf(dict[str, str]):
 
 
 def test_batches_are_small_until_the_last_fit_of_a_session_is_over() -> None:
+    """The smallest limit of concurrent fits remains until the last of them ends."""
     conf = Conf({connect_spread.ARROW_BATCH_ROWS_KEY: "10000"})
     session = SimpleNamespace(conf=conf, session_id="one of this test")
     with limit_batch_rows(session, 1000):
@@ -161,11 +168,11 @@ def test_batches_are_small_until_the_last_fit_of_a_session_is_over() -> None:
     assert conf[connect_spread.ARROW_BATCH_ROWS_KEY] == "10000"
 
 
-# -- values on their way ---------------------------------------------------------------------------
+# -- uploaded values -------------------------------------------------------------------------------
 
 
 class Session:
-    """Keeps what was sent to it."""
+    """A fake session that copies uploaded files into a folder."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.sent = folder, list[str]()
@@ -179,6 +186,7 @@ class Session:
 def test_small_values_go_with_the_job_and_large_ones_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Small values are pickled into the job; equal large ones are uploaded once, as a file."""
     import pyspark
 
     monkeypatch.setattr(uploads, "INLINE_BYTES_MAX", 1000)
@@ -190,7 +198,7 @@ def test_small_values_go_with_the_job_and_large_ones_once(
     large = list(range(5000))
     handles = [there.upload(large), there.upload(list(large))]
     assert len(session.sent) == 1
-    assert not Path(session.sent[0]).exists()  # here
+    assert not Path(session.sent[0]).exists()  # the client's copy is deleted
     travelled = pickle.dumps(handles[1])
     assert len(travelled) < 1000
     assert pickle.loads(travelled).value == large == handles[0].value
@@ -202,6 +210,7 @@ def test_small_values_go_with_the_job_and_large_ones_once(
 def test_a_task_that_asks_hears_the_controller_before_it_has_a_media_driver(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """The controller's task answers a UDP probe before its media driver starts, but not later."""
     monkeypatch.setattr(controller_entry, "PROBE_WAIT_S", 60.0)
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as free:
         free.bind(("127.0.0.1", 0))
@@ -214,8 +223,8 @@ def test_a_task_that_asks_hears_the_controller_before_it_has_a_media_driver(
     assert heard.heard
     here.join()
     (later,) = probe_controller(ReachabilityProbe(endpoint, token, void, 0.3), [])
-    assert not later.heard  # it goes on, and has its media driver there
-    await_probe(b"", endpoint)  # of a driver program that knows without asking
+    assert not later.heard  # the port is free for the task's media driver
+    await_probe(b"", endpoint)  # without a token, the driver program sends no probe
 
 
 # -- refusals --------------------------------------------------------------------------------------
@@ -235,7 +244,7 @@ def test_frames_of_another_session_are_refused() -> None:
 
 
 class Session35:
-    """As Spark 3.5 has it, whose refusal is no AttributeError."""
+    """A session of Spark 3.5, which raises no AttributeError for what it does not implement."""
 
     __module__ = "pyspark.sql.connect.session"
 
@@ -244,6 +253,7 @@ class Session35:
 
 
 def test_a_session_of_spark_connect_is_not_asked_for_its_context() -> None:
+    """Of a Spark Connect session, get_spark_context returns the session itself."""
     session, context = Session35(), object()
     assert get_spark_context(session) is session
     assert get_spark_context(SimpleNamespace(sparkContext=context)) is context

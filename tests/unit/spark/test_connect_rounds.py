@@ -1,4 +1,4 @@
-"""What rounds over Spark Connect are made of, without a server."""
+"""Tests of the parts of rounds over Spark Connect, without a server."""
 
 from __future__ import annotations
 
@@ -57,6 +57,7 @@ def as_batches(rows: list[dict[str, Any]], size: int = 2) -> list[pa.RecordBatch
 
 @pytest.fixture
 def here(monkeypatch: pytest.MonkeyPatch) -> int:
+    """Run tasks' code as in partition 1; return this number."""
     monkeypatch.setattr(record_frames, "get_partition_id", lambda: 1)
     return 1
 
@@ -66,6 +67,7 @@ def here(monkeypatch: pytest.MonkeyPatch) -> int:
 
 @pytest.fixture
 def pieces() -> list[dict[str, Any]]:
+    """Return rows for worker 1 with RECORDS, cut into pieces of 10 bytes."""
     return rows_of(split_record(1, 0, number, each, 10) for number, each in enumerate(RECORDS))
 
 
@@ -76,6 +78,7 @@ def test_records_are_cut_and_whole_again(pieces: list[dict[str, Any]]) -> None:
 
 
 def test_a_piece_that_is_missing_is_missed(pieces: list[dict[str, Any]]) -> None:
+    """A missing piece of a record is an error."""
     for lost in (pieces[:2] + pieces[3:], pieces[:3] + pieces[4:], pieces[:-1]):
         with pytest.raises(IncompleteInput, match=r"piece \d of a record|a record broke off"):
             list(read_records(1, as_batches(lost)))
@@ -87,6 +90,8 @@ def test_records_of_another_worker_are_refused(pieces: list[dict[str, Any]]) -> 
 
 
 def test_each_round_has_its_own_records(here: int) -> None:
+    """One job writes the records of several rounds; each round has its own phase number."""
+
     def cutting(blocks: Any, index: int, items: Any) -> Iterator[tuple[int, bytes]]:
         for number in range(2):
             for record in range(3):
@@ -101,6 +106,8 @@ def test_each_round_has_its_own_records(here: int) -> None:
 
 
 def test_what_is_sent_has_the_key_of_its_target(here: int) -> None:
+    """Each row that a task writes has the shuffle key of the record's target."""
+
     def written(index: int, records: Iterable[bytes]) -> Iterator[tuple[int, bytes]]:
         for number, record in enumerate(records):
             yield number % 2, record
@@ -111,14 +118,16 @@ def test_what_is_sent_has_the_key_of_its_target(here: int) -> None:
     assert list(read_shuffled_records(0, as_batches(rows))) == RECORDS
 
 
-# -- rows that are kept ----------------------------------------------------------------------------
+# -- cached rows -----------------------------------------------------------------------------------
 
 
 def kept(rows: Any) -> list[dict[str, Any]]:
+    """Return the rows that a caching task writes."""
     return rows_of(run_caching_task(5, read_row_blocks, rows))
 
 
 def test_kept_rows_are_those_that_came(here: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cached rows are read back; if any of them are missing, an error is raised."""
     monkeypatch.setattr(record_frames, "PIECE_BYTES", 100)
     rows = kept([(np.full(4, i, np.float32), i) for i in range(20)])
     assert max(len(row["content"]) for row in rows) == 100
@@ -131,6 +140,7 @@ def test_kept_rows_are_those_that_came(here: int, monkeypatch: pytest.MonkeyPatc
 
 
 def test_what_is_wrong_with_rows_is_kept_and_refused(here: int) -> None:
+    """An error in reading rows is cached, and raised each time they are read."""
     rows = kept([("no number", 1)])
     for _ in range(2):
         with pytest.raises(UsageError, match="no number"):
@@ -143,6 +153,7 @@ ARRAYS = {"a": np.arange(100, dtype=np.float32), "b": np.arange(7.0)}
 
 
 def test_parameters_come_before_the_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A payload in temporary views arrives as a task's first records; missing parts are errors."""
     monkeypatch.setattr(frame_parts, "VIEW_BYTES_MAX", 150)
     views: list[list[tuple[int, bytes]]] = []
 
@@ -171,6 +182,7 @@ def test_small_parameters_travel_with_the_job() -> None:
 
 
 def test_who_gets_which_shipment() -> None:
+    """Each payload has the list of workers that receive it."""
     ships = [Payload((), InlineParts(b"%d" % number)) for number in range(3)]
     given = RoundInput(0, ships[0], ships[1], {1: ships[2]})
     sent = [(ship.parts.content, to) for ship, to in given.payload_recipients(3)]  # type: ignore[attr-defined]
@@ -181,6 +193,7 @@ def test_who_gets_which_shipment() -> None:
 
 
 def backend_of(**options: Any) -> DataFrameRoundsBackend:
+    """Return a backend of rounds for two workers, with these options and a fake session."""
     master, model = ParameterAveragingTrainingMaster(**options), DenseNetwork([6, 3])
     spec = FitSpec(2, 1, model.n_params, "test", job=7)
     job = SparkRoundsJob(spec, model, master, (), PieceSizes())
@@ -189,16 +202,18 @@ def backend_of(**options: Any) -> DataFrameRoundsBackend:
 
 
 def test_rounds_are_cut_by_the_memory_for_rows() -> None:
+    """If rows are spilled, only as many rounds are stored at once as batch_memory_bytes allows."""
     backend = backend_of(
         batch_memory_bytes=16 << 20, averaging_frequency=4, batch_size_per_worker=8
     )
     few, many = PartitionFacts(0, 10, 0, 0, 1, 0), PartitionFacts(1, 900, 100, 0, 1, 1000 << 20)
     assert backend.max_rounds_stored_at_once([few]) == ALL_ROUNDS
-    assert backend.max_rounds_stored_at_once([few, many]) == 1  # a row is of 1 MiB
+    assert backend.max_rounds_stored_at_once([few, many]) == 1  # a row has 1 MiB
     assert backend.max_rounds_stored_at_once([replace(many, spilled_bytes=1000 << 10)]) == 512
 
 
 def test_nothing_is_asked_for_a_fit_that_was_given_up() -> None:
+    """An aborted fit runs no further jobs."""
     backend = backend_of()
     backend.abort()
     with pytest.raises(FitCancelled, match="nobody waits for its rounds"):
@@ -206,6 +221,8 @@ def test_nothing_is_asked_for_a_fit_that_was_given_up() -> None:
 
 
 def test_a_full_heap_says_what_to_set() -> None:
+    """If the server's heap is full, the error recommends a larger heap."""
+
     class Full:
         def collect(self) -> None:
             raise RuntimeError('RPC that terminated with: details = "Java heap space"')
@@ -217,6 +234,8 @@ def test_a_full_heap_says_what_to_set() -> None:
 
 
 class Conf(dict[str, str]):
+    """A fake of the session's settings."""
+
     def set(self, key: str, value: str) -> None:
         self[key] = value
 
@@ -225,7 +244,7 @@ class Conf(dict[str, str]):
 
 
 class Interrupted(Conf):
-    """Carries a call out, although it is interrupted."""
+    """Settings of which one call is interrupted after the server has carried it out."""
 
     def set(self, key: str, value: str) -> None:
         super().set(key, value)
@@ -234,6 +253,7 @@ class Interrupted(Conf):
 
 
 def test_settings_are_put_back_although_setting_them_is_interrupted() -> None:
+    """Settings are restored even if setting one of them is interrupted."""
     session = SimpleNamespace(conf=Interrupted({"a": "1"}), session_id="one of these tests")
     with pytest.raises(KeyboardInterrupt), override_settings(session, {"a": "5", "b": "6"}):
         raise AssertionError("the block does not begin")
@@ -244,6 +264,7 @@ def test_settings_are_put_back_although_setting_them_is_interrupted() -> None:
 
 
 def test_settings_are_put_back() -> None:
+    """Nested overrides of settings are restored when the outermost one ends."""
     conf = Conf({"a": "1"})
     session = SimpleNamespace(conf=conf, session_id="one of these tests")
     with override_settings(session, {"a": "5", "b": "6"}):
@@ -254,7 +275,7 @@ def test_settings_are_put_back() -> None:
 
 
 class Views:
-    """The session and the catalog of a server: carries calls out although they are interrupted."""
+    """A fake server's session and catalog; the interrupted calls are carried out nevertheless."""
 
     session_id = "one of these tests"
 
@@ -288,6 +309,7 @@ class Views:
 
 @pytest.mark.parametrize("call", ["create", "drop", "persist", "unpersist"])
 def test_whatever_is_interrupted_no_view_and_no_stored_rows_are_left(call: str) -> None:
+    """Whichever call is interrupted, no view and no stored rows remain on the server."""
     backend, session = backend_of(storage_level=None), Views(call)
     backend._session = session
     parts = [bytes(frame_parts.VIEW_BYTES_MAX)] * 2
@@ -304,6 +326,7 @@ def test_whatever_is_interrupted_no_view_and_no_stored_rows_are_left(call: str) 
 
 
 def test_what_needs_partitions_counted_is_refused_by_name() -> None:
+    """Options that Spark Connect cannot implement are refused with a reason."""
     check_options(strategy_for(ParameterAveragingTrainingMaster()))
     different = ParameterAveragingTrainingMaster(repartition="num_partitions_workers_differs")
     with pytest.raises(UsageError, match=r"^repartition='num_partitions_workers_differs' depends"):

@@ -1,4 +1,4 @@
-"""Containers killed for their memory: found in Spark's own words, and told with what to set."""
+"""Tests of containers killed for their memory: Spark's error is recognized, and a remedy given."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from sparkstrom.planning.memory import (
     rounds_memory,
 )
 
-# As Spark 4.0's YarnAllocator has it, and its scheduler around it.
+# The error message of Spark 4.0's scheduler, with the reason of its YarnAllocator.
 BY_YARN = (
     "ExecutorLostFailure (executor 1 exited caused by one of the running tasks) Reason: Container "
     "killed by YARN for exceeding {kind} memory limits. {used} of {limit} {kind} memory used. "
@@ -41,27 +41,29 @@ MASTER = SharedTrainingMaster(
     batch_memory_bytes=66 * MIB, void=VoidConfiguration(log_bytes=64 * MIB, window_bytes=6 * MIB)
 )
 NEED = gradient_sharing_memory(CONF, 4, ModelFootprint(1000, library="dense"), MASTER)
-PLANNED = 642  # MiB, as test_cluster.py adds it up
+PLANNED = 642  # MiB, as in test_cluster.py
 
 
 def explained(error: str, overhead: int, **more: str) -> str:
-    """With so many MiB of overhead; ``more`` of spark.executor's keys."""
+    """Explain an error with this overhead in MiB; ``more`` are settings of spark.executor."""
     keys = {f"spark.executor.{key.replace('_', '.')}": value for key, value in more.items()}
     conf = CONF | {"spark.executor.memoryOverhead": f"{overhead}m"} | keys
     return explain_memory_kill(conf, NEED, error)
 
 
 def advised(text: str) -> int:
-    """MiB."""
+    """Return the recommended overhead in MiB."""
     [found] = re.findall(r"--conf spark\.executor\.memoryOverhead=(\d+)m", text)
     return int(found)
 
 
 def yarn(used: str, limit: str, kind: str = "physical") -> str:
+    """Return YARN's error message."""
     return BY_YARN.format(kind=kind, used=used, limit=limit)
 
 
 def test_less_than_the_plan_is_told_with_the_plan() -> None:
+    """If the overhead was less than planned, the planned overhead is recommended."""
     text = explained(yarn("901.2 MB", "900 MB"), 388)
     assert "YARN counted 901.2 MB of 900 MB physical memory" in text
     assert "beside the heap of 512 MiB it had 388 MiB" in text
@@ -71,6 +73,7 @@ def test_less_than_the_plan_is_told_with_the_plan() -> None:
 
 @pytest.mark.parametrize("overhead", [388, 700])
 def test_what_was_used_beyond_the_plan_is_told_with_a_quarter_more(overhead: int) -> None:
+    """Beyond the plan, the used memory and a quarter of the container are recommended."""
     container = 512 + overhead
     text = explained(yarn(f"{2 * container} MB", f"{container} MB"), overhead)
     assert advised(text) == 2.25 * container - 512
@@ -78,6 +81,7 @@ def test_what_was_used_beyond_the_plan_is_told_with_a_quarter_more(overhead: int
 
 
 def test_memory_for_python_is_a_part_of_the_container() -> None:
+    """spark.executor.pyspark.memory counts as memory outside the heap."""
     text = explained(yarn("901 MB", "900 MB"), 288, pyspark_memory="100m")
     assert "it had 388 MiB" in text
     assert advised(text) == PLANNED - 100
@@ -98,6 +102,7 @@ def test_virtual_memory_has_another_remedy() -> None:
 
 
 def test_a_kernel_says_no_sizes() -> None:
+    """If the kernel killed it, no sizes are known: the plan is recommended, or a quarter more."""
     assert advised(explained(BY_KERNEL, 388)) == PLANNED
     text = explained(BY_KERNEL, 1000)
     assert "Spark says 'possible container OOM'" in text
@@ -105,7 +110,7 @@ def test_a_kernel_says_no_sizes() -> None:
 
 
 def test_a_container_killed_for_another_reason_is_not_taken_for_one() -> None:
-    """A kill -9 has the same exit status; YARN says why it killed what it killed."""
+    """Exit status 137 alone is no memory kill: kill -9 has it too, and YARN states its reason."""
     assert parse_memory_kill(OTHERS) is None
     assert explained(OTHERS, 388) == ""
 
@@ -115,6 +120,7 @@ def test_yarns_sizes_have_fractions() -> None:
 
 
 def test_rounds_have_no_aeron_and_no_log() -> None:
+    """For parameter averaging, the texts do not mention Aeron or logs."""
     master = ParameterAveragingTrainingMaster(batch_memory_bytes=66 * MIB)
     need = rounds_memory(CONF, 4, ModelFootprint(1000, library="dense"), master)
     killed = explain_memory_kill(CONF, need, yarn("901.2 MB", "900 MB"))

@@ -1,4 +1,4 @@
-"""The connection between a controller's task and the driver program, over real sockets."""
+"""Tests of the TCP connection between a controller's task and the driver program."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ WAIT_S = 20
 
 
 class Asked:
-    """What of a master thread a line needs, and what was asked of it."""
+    """A fake master thread that records what a DriverConnection requests of it."""
 
     def __init__(self) -> None:
         self.finished, self.failure = threading.Event(), None
@@ -84,7 +84,7 @@ class Asked:
 
 
 class Task:
-    """A line that is served in a thread of its own, until it is told to end."""
+    """A DriverConnection that a thread serves until it has ended or is closed."""
 
     def __init__(self, port: int) -> None:
         self.master = Asked()
@@ -106,7 +106,7 @@ class Task:
 
 
 class Heard:
-    """The states that came, and when enough of them have."""
+    """A callback that records the received states and lets tests wait for them."""
 
     def __init__(self) -> None:
         self.states: list[ControllerState] = []
@@ -129,6 +129,7 @@ def heard() -> Heard:
 
 @pytest.fixture
 def door(heard: Heard) -> Iterator[ControlServer]:
+    """Return a server for the task's connection; ``heard`` records the states that it receives."""
     made = ControlServer(KEY, "127.0.0.1", None, heard)
     yield made
     made.close()
@@ -136,6 +137,7 @@ def door(heard: Heard) -> Iterator[ControlServer]:
 
 @pytest.fixture
 def task(door: ControlServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Task]:
+    """Return a connected task that reconnects after 0.05 s."""
     monkeypatch.setattr(controller_line, "RECONNECT_S", 0.05)
     made = Task(door.port)
     yield made
@@ -145,6 +147,7 @@ def task(door: ControlServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Task]
 def test_states_come_and_questions_are_answered(
     door: ControlServer, task: Task, heard: Heard
 ) -> None:
+    """The driver program receives states and answers; a slow answer does not delay the next one."""
     heard.until(lambda states: len(states) > 1)
     assert heard.states[0].progress == task.master.progress
     assert door.ask(RequestStop("enough")).result(WAIT_S) is None
@@ -152,17 +155,17 @@ def test_states_come_and_questions_are_answered(
     np.testing.assert_array_equal(copied.parameters, task.master.copied.parameters)
     assert (copied.commit, copied.buffers) == (7, b"buffers")
     late = door.ask(GetOptimizerStates(everybody=True))
-    assert door.ask(RequestStop("more")).result(WAIT_S) is None  # nobody waits for the copies
+    assert door.ask(RequestStop("more")).result(WAIT_S) is None  # it does not wait for the copies
     assert not late.done()
     task.master.copies.set_result((b"state",))
     assert late.result(WAIT_S) == (b"state",)
     assert task.master.said == ["enough", "updaters of all", "more"]
-    # Optimizer states are large, and a fit with checkpoints asks for them again and again.
+    # Answers are kept to be sent again, but not optimizer states: they are large and frequent.
     assert (b"state",) not in task.line._answered.values()
 
 
 def test_a_response_ends_a_silence_as_a_state_does(door: ControlServer, heard: Heard) -> None:
-    """While the task sends a snapshot it sends no states, on a slow network for minutes."""
+    """A response counts as a sign of life: during a long snapshot, the task sends no states."""
     connection = socket.create_connection(("127.0.0.1", door.port))
     with contextlib.closing(EncryptedStream(connection, KEY, is_opener=True)) as task:
         state = ControllerState(create_initial_progress(3), False, None, 0.0)
@@ -179,7 +182,7 @@ def test_a_response_ends_a_silence_as_a_state_does(door: ControlServer, heard: H
 def test_states_come_while_a_master_cannot_copy(
     door: ControlServer, task: Task, heard: Heard
 ) -> None:
-    """A controller that is silent while it replaces its media driver would be taken for lost."""
+    """States arrive while a snapshot is delayed, as while the media driver is replaced."""
     task.master.busy = True
     late = door.ask(GetSnapshot())
     assert door.ask(RequestStop("enough")).result(WAIT_S) is None
@@ -194,6 +197,7 @@ def test_states_come_while_a_master_cannot_copy(
 def test_an_error_is_raised_where_it_was_asked(
     door: ControlServer, task: Task, heard: Heard
 ) -> None:
+    """The driver program's request raises the error that occurred in the task."""
     task.master.finished.set()
     heard.until(lambda states: bool(states) and states[-1].finished)
     with pytest.raises(TrainingError, match="it has failed"):
@@ -205,25 +209,27 @@ def test_an_error_is_raised_where_it_was_asked(
 def test_a_lost_connection_is_made_again_and_asked_again(
     door: ControlServer, task: Task, heard: Heard
 ) -> None:
+    """After a lost connection, open requests are sent again, but each is carried out once."""
     heard.until(bool)
     late = door.ask(GetOptimizerStates(everybody=False))
     assert door.ask(RequestStop("once")).result(WAIT_S) is None
     stream = task.line._stream
     assert stream is not None
-    stream._socket.shutdown(socket.SHUT_RDWR)  # as a firewall that forgets it
+    stream._socket.shutdown(socket.SHUT_RDWR)  # as if a firewall dropped it
     count = len(heard.states)
     heard.until(lambda states: len(states) > count + 1)
     task.master.copies.set_result((b"state",))
     assert late.result(WAIT_S) == (b"state",)
-    assert task.master.said == ["updaters of one", "once"]  # each was done once
+    assert task.master.said == ["updaters of one", "once"]  # each was carried out once
 
 
 def test_strangers_are_sent_away_and_the_task_comes_through(
     door: ControlServer, heard: Heard
 ) -> None:
+    """The task connects without waiting for the timeout of strangers, whether silent or not."""
     strangers = [socket.create_connection(("127.0.0.1", door.port)) for _ in range(6)]
     for stranger, says in zip(strangers, (b"GET / HTTP/1.0\r\n\r\n" * 4, bytes(64)), strict=False):
-        stranger.sendall(says)  # the others say nothing, and are not waited for
+        stranger.sendall(says)  # the other four send nothing
     began_s = time.monotonic()
     task = Task(door.port)
     try:
@@ -236,6 +242,7 @@ def test_strangers_are_sent_away_and_the_task_comes_through(
 
 
 def test_many_strangers_do_not_keep_the_task_out(door: ControlServer, heard: Heard) -> None:
+    """The task connects in time although silent strangers exceed the limit of connections."""
     silent = [
         socket.create_connection(("127.0.0.1", door.port)) for _ in range(3 * UNAUTHENTICATED_MAX)
     ]
@@ -251,7 +258,7 @@ def test_many_strangers_do_not_keep_the_task_out(door: ControlServer, heard: Hea
 
 
 class Relay:
-    """Stands between task and door without the key; after the greeting it drips."""
+    """A man in the middle without the key; after the greeting, it sends single bytes."""
 
     def __init__(self, port: int) -> None:
         self.listening = socket.create_server(("127.0.0.1", 0))
@@ -272,7 +279,7 @@ class Relay:
             part = self.task.recv(left)
             self._door.sendall(part)
             left -= len(part)
-        with contextlib.suppress(OSError):  # the door has closed the connection
+        with contextlib.suppress(OSError):  # the server has closed the connection
             while not self._over.wait(0.02):
                 self._door.sendall(b"\0" if not self.dripped.is_set() else b"\1")
                 self.dripped.set()
@@ -295,6 +302,7 @@ class Relay:
 
 
 def test_a_relay_that_drips_does_not_hold_the_door_open(heard: Heard) -> None:
+    """``close`` ends within seconds although the connection receives single bytes."""
     door = ControlServer(KEY, "127.0.0.1", None, heard)
     relay = Relay(door.port)
     task = Task(relay.port)
@@ -313,6 +321,7 @@ def test_a_relay_that_drips_does_not_hold_the_door_open(heard: Heard) -> None:
 def test_a_machine_without_a_free_descriptor_is_waited_for(
     heard: Heard, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """If no file descriptor is free, accepting is retried, with one log message."""
     failing = itertools.repeat(OSError(errno.EMFILE, "Too many open files"), 3)
     real = socket.socket.accept
 
@@ -336,6 +345,7 @@ def test_a_machine_without_a_free_descriptor_is_waited_for(
 
 
 def test_strangers_get_a_line_a_minute_for_each_host() -> None:
+    """Rejections are logged once a minute per host, for a limited number of hosts."""
     strangers = RejectionLog()
     assert [strangers.record("here", at) for at in (0.0, 1.0, 59.0)] == ["", None, None]
     assert strangers.record("there", 1.0) == ""
@@ -346,6 +356,7 @@ def test_strangers_get_a_line_a_minute_for_each_host() -> None:
 
 
 def test_another_fits_task_is_a_stranger(door: ControlServer) -> None:
+    """A connection with another fit's key is rejected."""
     connection = socket.create_connection(("127.0.0.1", door.port))
     with pytest.raises(WireError, match=r"connection|seal|greeting"):
         EncryptedStream(connection, bytes(32), is_opener=True)
@@ -353,6 +364,7 @@ def test_another_fits_task_is_a_stranger(door: ControlServer) -> None:
 
 
 def test_what_nobody_answers_ends_with_the_door(heard: Heard) -> None:
+    """Open requests are cancelled when the server is closed."""
     made = ControlServer(KEY, "127.0.0.1", None, heard)
     answer = made.ask(GetSnapshot())
     made.close()
@@ -361,6 +373,7 @@ def test_what_nobody_answers_ends_with_the_door(heard: Heard) -> None:
 
 
 def test_a_port_that_is_taken_is_named() -> None:
+    """If no port of the range is free, the error names the host."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(SetupError, match=r"no TCP port of 127\.0\.0\.1"):

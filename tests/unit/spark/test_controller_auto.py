@@ -1,4 +1,4 @@
-"""Where "auto" puts the controller, and what is said where it can be nowhere."""
+"""Tests of controller="auto": where the controller is placed, and what is reported."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ WHY = "host1 get no answer by UDP from this program at 10.77.0.1:40123; open tha
 
 @dataclass
 class Context:
-    """Of an application in client mode."""
+    """A fake SparkContext in client mode."""
 
     applicationId: str
 
 
 class Finding:
-    """Finds this out, and counts how often it was asked to."""
+    """A fake reachability test that returns this result and counts its calls."""
 
     def __init__(self, found: ReachabilityResult | None) -> None:
         self.found, self.asked = found, 0
@@ -44,6 +44,7 @@ class Finding:
 
 @pytest.fixture
 def _outside(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run the driver program outside the cluster, with an empty cache of results."""
     monkeypatch.setattr(controller_auto, "_is_driver_in_cluster", lambda context: False)
     monkeypatch.setattr(controller_auto, "_results", {})
 
@@ -55,6 +56,7 @@ def master(workers: int = -1) -> SharedTrainingMaster:
 
 @pytest.mark.usefixtures("_outside")
 def test_an_application_is_asked_about_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reachability is tested, and reported, once per application."""
     finding, said = Finding(ReachabilityResult("executor", WHY)), list[str]()
     monkeypatch.setattr(controller_auto, "_test_reachability", finding)
     for _ in range(2):
@@ -80,7 +82,7 @@ def test_an_application_is_asked_about_once(monkeypatch: pytest.MonkeyPatch) -> 
 def test_another_way_is_asked_about_anew(
     monkeypatch: pytest.MonkeyPatch, other: dict[str, Any]
 ) -> None:
-    """As the error told the user of a notebook, who has followed it."""
+    """With other network options, as the error recommends them, reachability is tested again."""
     finding = Finding(ReachabilityResult("executor", WHY))
     monkeypatch.setattr(controller_auto, "_test_reachability", finding)
     resolve_controller(SharedTrainingMaster(), Context("a"), TaskSlots(2, 2), str)
@@ -96,7 +98,7 @@ ENDPOINT = Endpoint("10.77.0.1", 40123)
 
 
 def test_it_moves_only_where_nobody_reaches_it() -> None:
-    """A host counts as one, whichever of its tasks was answered."""
+    """The controller moves only if no host gets an answer; one answered task suffices per host."""
     hears, deaf = ProbeResult("host1", heard=True), ProbeResult("host2", heard=False)
     all_hear = [hears, ProbeResult("host1", heard=False)]
     assert choose_controller_place(all_hear, ENDPOINT) == ReachabilityResult("driver")
@@ -110,6 +112,7 @@ def test_it_moves_only_where_nobody_reaches_it() -> None:
 
 @pytest.mark.usefixtures("_outside")
 def test_who_alone_does_not_reach_it_is_named_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If only some hosts get no answer, the controller stays, and one message names them."""
     monkeypatch.setattr(
         controller_auto, "_test_reachability", Finding(ReachabilityResult("driver", WHY))
     )
@@ -128,6 +131,7 @@ def test_who_alone_does_not_reach_it_is_named_once(monkeypatch: pytest.MonkeyPat
 def test_where_nobody_has_said_the_driver_program_has_it_and_the_next_one_asks(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """Without a result, the controller stays, and the next fit tests reachability again."""
     finding, said = Finding(None), list[str]()
     monkeypatch.setattr(controller_auto, "_test_reachability", finding)
     for _ in range(2):
@@ -140,7 +144,7 @@ def test_where_nobody_has_said_the_driver_program_has_it_and_the_next_one_asks(
 def test_without_a_slot_for_it_the_way_that_is_closed_is_named(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Not the lack of a slot alone, which nobody had asked for."""
+    """If the controller must move but has no slot, the error names the blocked UDP path first."""
     monkeypatch.setattr(
         controller_auto, "_test_reachability", Finding(ReachabilityResult("executor", WHY))
     )
@@ -152,6 +156,7 @@ def test_without_a_slot_for_it_the_way_that_is_closed_is_named(
 
 @pytest.mark.usefixtures("_outside")
 def test_what_was_asked_for_is_not_looked_into(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A place that the user chose is not tested."""
     finding = Finding(None)
     monkeypatch.setattr(controller_auto, "_test_reachability", finding)
     given = SharedTrainingMaster(void=VoidConfiguration(controller="executor"))
@@ -160,7 +165,7 @@ def test_what_was_asked_for_is_not_looked_into(monkeypatch: pytest.MonkeyPatch) 
 
 
 class Failing:
-    """A context whose jobs Spark fails."""
+    """A fake SparkContext whose jobs fail."""
 
     def setJobGroup(self, *given: Any, **options: Any) -> None:
         raise RuntimeError("[CANNOT_OPEN_SOCKET] Can not open socket")
@@ -176,6 +181,7 @@ class Failing:
 
 
 def test_what_keeps_it_from_being_found_out_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    """If the test's job fails, there is no result, and a warning has the reason."""
     with (
         closing(UdpEchoServer("127.0.0.1", None)) as port,
         caplog.at_level("WARNING", "sparkstrom"),

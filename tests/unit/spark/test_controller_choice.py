@@ -1,4 +1,4 @@
-"""Where the controller is to run: what the option says, whom it suits, which ports are left."""
+"""Tests of the option ``controller``: its values, the hosts that match it, and ports."""
 
 from __future__ import annotations
 
@@ -46,6 +46,7 @@ LISTED = [
     ],
 )
 def test_what_it_may_say(text: str, choice: ControllerChoice) -> None:
+    """The controller runs in the driver, on any executor, or on a named host and port."""
     assert parse_controller(text) == choice
     assert VoidConfiguration(controller=text).controller == text
     assert choice.is_in_task == (choice.word != "driver")
@@ -55,22 +56,27 @@ def test_what_it_may_say(text: str, choice: ControllerChoice) -> None:
     "text", ["", " ", "a b", "node7:", "node7:0", "node7:70000", "node7:x", "[fd00::7", "[::1]:", 7]
 )
 def test_what_it_may_not_say(text: Any) -> None:
+    """Text that is no host with an optional port is refused."""
     with pytest.raises(UsageError, match="controller="):
         VoidConfiguration(controller=text)
 
 
 def test_it_comes_from_sparks_configuration() -> None:
+    """The option can be set in Spark's configuration."""
     conf = {"spark.sparkstrom.controller": "executor"}
     assert resolve(SharedTrainingMaster(), conf, {}).void.controller == "executor"
 
 
 def test_an_address_of_the_driver_is_none_of_an_executors() -> None:
+    """controller_address is refused if the controller runs on an executor."""
     with pytest.raises(UsageError, match=r"controller_address='h'.*controller='executor'"):
         VoidConfiguration(controller="executor", controller_address="h")
     VoidConfiguration(controller="driver", controller_address="h")
 
 
 def test_whom_it_suits() -> None:
+    """A host matches by its names, its addresses, or an address from the name service."""
+
     def suits(text: str) -> bool:
         return parse_controller(text).matches_host(("node7", "vm"), LISTED)
 
@@ -78,8 +84,8 @@ def test_whom_it_suits() -> None:
     assert suits("node7")
     assert suits("vm:40123")
     assert suits("10.1.2.3")
-    assert suits("[fd00:0::7]:40123")  # the same address, written otherwise
-    assert suits("localhost")  # by name service
+    assert suits("[fd00:0::7]:40123")  # the same address in another notation
+    assert suits("localhost")  # resolved by the name service
     assert not suits("10.1.2.4")
     assert not suits("no-such-host.invalid")
     assert parse_controller("[fd00:0::7]").find_address(LISTED) == "fd00::7"
@@ -87,6 +93,7 @@ def test_whom_it_suits() -> None:
 
 
 def test_its_port() -> None:
+    """A port in ``controller`` takes precedence over port_range."""
     void = VoidConfiguration(port_range=(50000, 50003))
     assert parse_controller("executor").ports(void.controller_ports()) == range(50000, 50004)
     assert parse_controller("node7:40123").ports(void.controller_ports()) == range(40123, 40124)
@@ -94,13 +101,14 @@ def test_its_port() -> None:
 
 
 def test_workers_leave_it_its_port() -> None:
+    """Workers on the controller's host do not use its port."""
     here, ports = "10.1.2.3", range(50000, 50004)
     assert exclude_controller_port(ports, here, Endpoint(here, 50003)) == range(50000, 50003)
     assert exclude_controller_port(ports, here, Endpoint(here, 50000)) == range(50001, 50004)
     assert exclude_controller_port(ports, here, Endpoint(here, 50001)) == range(50002, 50004)
     assert (
         exclude_controller_port(ports, here, Endpoint("10.1.2.4", 50003)) == ports
-    )  # another host's
+    )  # the controller is on another host
     assert exclude_controller_port(ports, here, Endpoint(here, 40123)) == ports
     assert exclude_controller_port(None, here, Endpoint(here, 50003)) is None
 
@@ -114,6 +122,7 @@ ONE_PORT: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("options", ONE_PORT)
 def test_where_the_controller_has_the_only_port_it_is_named(options: dict[str, Any]) -> None:
+    """It is an error if workers on the controller's host have no port left."""
     here, void = "10.1.2.3", VoidConfiguration(**options)
     (port,) = void.executor_ports() or ()
     with pytest.raises(SetupError, match=f"port {port}: .* set port_range to at least two more"):
@@ -128,7 +137,7 @@ def test_where_the_controller_has_the_only_port_it_is_named(options: dict[str, A
 
 
 def test_workers_wait_for_one_that_has_not_been_heard_of() -> None:
-    """One that has been answers at once, wherever it is: a blocked host is told within 10 s."""
+    """A controller that may still be starting is waited for longer than one that runs."""
     coming, there = (
         ControllerRoute(1, Endpoint("10.1.2.3", 9), VoidConfiguration(), 1, 0, answers)
         for answers in (False, True)
@@ -143,6 +152,7 @@ def master(controller: str, workers: int = -1) -> SharedTrainingMaster:
 
 
 def test_it_has_one_of_the_slots() -> None:
+    """A controller on an executor takes one task slot."""
     assert count_workers(TaskSlots(2, 3), strategy_for(master("driver"))) == 6
     assert count_workers(TaskSlots(2, 3), strategy_for(master("executor"))) == 5
     assert count_workers(TaskSlots(2, 3), strategy_for(master("node7", 2))) == 4
@@ -153,8 +163,9 @@ def test_it_has_one_of_the_slots() -> None:
 
 
 def test_an_executor_is_known_by_what_spark_started_it_with(tmp_path: Path) -> None:
+    """Id, host and cores of an executor are read from its JVM's command line."""
     words = "java\0-cp\0x\0--executor-id\0" + "12\0--hostname\0node7\0--cores\0" + "4\0"
-    pid = find_executor_process().pid  # no JVM here: this process stands for itself
+    pid = find_executor_process().pid  # without a JVM, this is the test's own process
     (tmp_path / str(pid)).mkdir()
     stat = (Path("/proc") / str(pid) / "stat").read_text()
     (tmp_path / str(pid) / "stat").write_text(stat)

@@ -1,4 +1,4 @@
-"""A controller's task does nothing where it was not meant to begin, and nothing a second time."""
+"""Tests of the controller's task: its place and address, and when it refuses to start."""
 
 from __future__ import annotations
 
@@ -42,6 +42,7 @@ PLACE = TaskEnvironment(0, 7, "node7", "4711-99", Path("/scratch"))
 def test_it_says_so_and_ends(
     wanted: str, again: bool, answer: PlacementMismatch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A retry, or a task on the wrong executor, reports this without unpickling its job."""
     monkeypatch.setattr(controller_entry, "get_task_context", lambda: PLACE)
     monkeypatch.setattr(controller_entry, "is_retry", lambda: again)
     way = ControllerRoute(1, Endpoint("127.0.0.1", 9), VoidConfiguration(), 1, 0)
@@ -70,18 +71,20 @@ DATA = {"network_mask": "10.78.0.0/24"}
 @pytest.mark.parametrize(
     ("controller", "void", "address"),
     [
-        ("executor", {}, "10.77.0.3"),  # which Spark calls node7
+        ("executor", {}, "10.77.0.3"),  # Spark's name for it is node7
         ("executor", DATA, "10.78.0.3"),
         ("node7", DATA, "10.78.0.3"),
         ("10.78.0.3", {}, "10.78.0.3"),
         ("data7", {}, "10.78.0.3"),
         ("localhost", {}, "10.77.0.3"),
-        ("10.77.0.3", DATA, "10.78.0.3"),  # the machine that was meant, in the network that was
+        ("10.77.0.3", DATA, "10.78.0.3"),  # the named host, in the named network
     ],
 )
 def test_its_address_is_in_the_network_that_was_named(
     monkeypatch: pytest.MonkeyPatch, controller: str, void: dict[str, Any], address: str
 ) -> None:
+    """The controller's address is the host's address in network_mask, if that is set."""
+
     def named(host: str, *given: Any, **more: Any) -> list[Any]:
         return [(0, 0, 0, "", (NAMES.get(host, host), 0))]
 

@@ -1,4 +1,4 @@
-"""What becomes of a fit whose controller is lost: from a copy, anew, or ended; and the copies."""
+"""Tests of lost controllers: a fit resumes from a copy, starts again or ends; and of the copies."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ LOST = ControllerLost("the controller is gone. Run it again", "executor 1 on h: 
 
 
 class Connected(Master):
-    """With a connection, for the time being; copies may take long, or fail."""
+    """A fake master with a connection; the test sets ``is_reachable``."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ class Connected(Master):
 
 
 class Bench:
-    """A fit's copies in a real folder, and what its losses lead to."""
+    """A fit's controller copies in a real folder, and its recovery from lost controllers."""
 
     def __init__(self, folder: Path, restarts: int = 1, controller: str = "executor") -> None:
         self.master, self.said = Connected(), list[str]()
@@ -71,6 +71,7 @@ class Bench:
         self.copies.on_phase(Phase.RUNNING)
 
     def look(self, commits: int) -> None:
+        """Report progress after this number of commits; wait until a due copy is written."""
         self.master.commit = commits
         self.copies.on_progress(Progress(Phase.RUNNING, 2, 2, 2, commits, 900, commits, 0.0, {}))
         if self.master.states and not self.master.states[-1].done():
@@ -78,6 +79,7 @@ class Bench:
         assert self.copies._writer._wait_until_idle(time.monotonic() + 60)
 
     def next_request(self) -> FitRequest:
+        """Return the request with which the fit continues after a loss."""
         master = cast(MasterControl, self.master)
         return self.losses.next_request(LOST, CALL, master, self.copies)
 
@@ -89,6 +91,7 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
 
 
 def test_it_goes_on_from_the_newest_copy_and_says_what_is_trained_again(bench: Bench) -> None:
+    """A fit resumes from the newest copy; a warning counts the minibatches trained again."""
     bench.look(3)
     bench.look(7)
     point = bench.next_request().resume_from
@@ -102,6 +105,7 @@ def test_it_goes_on_from_the_newest_copy_and_says_what_is_trained_again(bench: B
 
 
 def test_without_a_copy_it_begins_anew_and_one_loss_more_ends_it(bench: Bench) -> None:
+    """Without a copy, the fit starts again; more losses than controller_restarts end it."""
     assert bench.next_request() is CALL
     assert "starts again" in bench.losses._reporting.warnings[-1]
     assert "50 minibatches are trained again" in bench.losses._reporting.warnings[-1]
@@ -111,6 +115,7 @@ def test_without_a_copy_it_begins_anew_and_one_loss_more_ends_it(bench: Bench) -
 
 
 def test_who_wants_no_restarts_has_no_copies_and_the_first_loss_ends_it(tmp_path: Path) -> None:
+    """Copies are made only with restarts and a controller on an executor."""
     none = Bench(tmp_path, restarts=0).losses
     assert not none.keeps_copies
     assert not Bench(tmp_path, controller="driver").losses.keeps_copies
@@ -120,6 +125,7 @@ def test_who_wants_no_restarts_has_no_copies_and_the_first_loss_ends_it(tmp_path
 
 
 def test_copies_take_a_bounded_share_of_the_time(bench: Bench, monkeypatch: Any) -> None:
+    """After a copy, the next one is due only after a multiple of the time that it took."""
     monkeypatch.setattr(controller_copies, "COPY_TIME_FACTOR", 1e9)
     bench.look(3)
     for commits in (7, 9):
@@ -130,6 +136,7 @@ def test_copies_take_a_bounded_share_of_the_time(bench: Bench, monkeypatch: Any)
 def test_without_a_connection_nothing_is_asked_and_a_copy_that_fails_ends_nothing(
     bench: Bench,
 ) -> None:
+    """Without a connection, no copy is requested; a failed copy raises only if the fit failed."""
     bench.master.is_reachable = False
     bench.look(3)
     assert not bench.master.states
@@ -142,7 +149,7 @@ def test_without_a_connection_nothing_is_asked_and_a_copy_that_fails_ends_nothin
 
 
 def test_a_copy_that_fails_is_not_called_a_checkpoint(bench: Bench) -> None:
-    """It is made in a temporary directory, of which users without checkpoints know nothing."""
+    """Messages about copies do not mention checkpoints, which the user may not have requested."""
     bench.master.raises = TrainingError("it sent none")
     bench.look(3)
     bench.master.raises = None
@@ -166,13 +173,14 @@ def test_a_copy_that_fails_is_not_called_a_checkpoint(bench: Bench) -> None:
     ],
 )
 def test_what_the_task_has_raised_is_no_loss(cause: str, *, is_loss: bool) -> None:
+    """A Python exception of the task is an ordinary error, not a loss of the controller."""
     master = RemoteController(NO_DATA, NO_DATA, {}, 2)
     assert isinstance(master._create_lost_error(cause), ControllerLost) is is_loss
 
 
 @pytest.mark.parametrize("is_closed", [False, True])
 def test_a_controller_that_has_ended_is_asked_nothing_more(is_closed: bool) -> None:
-    """A fit that fails ends it in any case, also where it has ended already."""
+    """Ending the controller twice sends no second request, as when a fit fails at its end."""
     master, asked = RemoteController(NO_DATA, NO_DATA, {}, 2), list[object]()
 
     def ask(request: object) -> Future[Any]:
@@ -198,6 +206,7 @@ def test_a_controller_that_has_ended_is_asked_nothing_more(is_closed: bool) -> N
 
 
 def test_an_end_that_was_interrupted_while_parameters_came_is_repeated() -> None:
+    """If ``end`` is interrupted while it fetches parameters, the next call ends the task."""
     master, asked = RemoteController(NO_DATA, NO_DATA, {}, 2), list[object]()
     answers: list[BaseException] = [KeyboardInterrupt(), LOST]
 
@@ -226,6 +235,7 @@ def test_an_end_that_was_interrupted_while_parameters_came_is_repeated() -> None
 def test_a_driver_that_was_suspended_reads_what_came_before_it_gives_up(
     *, is_heard_again: bool
 ) -> None:
+    """A silent controller is lost only after a second poll, before which messages are read."""
     master = RemoteController(NO_DATA, NO_DATA, {}, 2)
     server = SimpleNamespace(was_connected=threading.Event(), heard_s=time.monotonic() - 60.0)
     server.was_connected.set()
@@ -247,7 +257,7 @@ def test_a_driver_that_was_suspended_reads_what_came_before_it_gives_up(
 
 
 class Run:
-    """As a listener's snapshot sees one."""
+    """A fake run that is its own master: it can be unreachable, be lost, or fail to copy."""
 
     def __init__(self, commit: int, *, reachable: bool = True) -> None:
         self.master = cast(Any, self)
@@ -279,13 +289,14 @@ class Run:
 
 
 def session(run: Run) -> FitSession:
+    """Return a session whose current run is this one."""
     fit = FitSession(*cast(Any, [None] * 5))
     fit._runner = cast(Any, run)
     return fit
 
 
 def listening(first: Run) -> tuple[FitSession, Future[Any]]:
-    """A fit whose controller is lost, and what its listener gets, once it has asked."""
+    """Return a session whose controller is lost, and a snapshot requested after the loss."""
     fit = session(first)
     first.lose()
     answer = ThreadPoolExecutor(1).submit(fit._snapshot)
@@ -294,6 +305,7 @@ def listening(first: Run) -> tuple[FitSession, Future[Any]]:
 
 
 def test_a_listener_waits_for_the_next_controller() -> None:
+    """A listener's snapshot waits until the next controller is connected, and comes from it."""
     fit, answer = listening(Run(1))
     later = Run(2, reachable=False)
     fit._switch_to(cast(Any, later))
@@ -303,7 +315,7 @@ def test_a_listener_waits_for_the_next_controller() -> None:
 
 
 def test_a_listener_waits_for_a_controller_that_cannot_copy_now() -> None:
-    """It may be replacing its media driver."""
+    """A failed snapshot is requested again, as while the media driver is replaced."""
     run = Run(3)
     run.raises = [TrainingError("it sent none"), TrainingError("it sent none")]
     assert session(run)._snapshot() == 3
@@ -311,6 +323,7 @@ def test_a_listener_waits_for_a_controller_that_cannot_copy_now() -> None:
 
 @pytest.mark.parametrize("over", [False, True])
 def test_a_listener_does_not_wait_for_a_fit_that_has_failed_or_ended(over: bool) -> None:
+    """In a failed or ended fit, the error of a listener's snapshot is raised at once."""
     run = Run(3)
     run.raises = [TrainingError("it sent none")]
     fit = session(run)
@@ -326,7 +339,7 @@ def test_a_listener_does_not_wait_for_a_fit_that_has_failed_or_ended(over: bool)
 def test_a_fit_that_ends_before_its_controller_starts_ends_the_controller(
     kind: type[BaseException], bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A full disk, or Ctrl-C while Spark broadcasts the parameters."""
+    """An error before the start, such as a full disk or Ctrl-C, still ends the controller."""
     ended, run = list[Any](), Run(1)
     run.spec = SPEC  # type: ignore[attr-defined]
     run.end = lambda: ended.append(run)  # type: ignore[attr-defined]
@@ -343,6 +356,7 @@ def test_a_fit_that_ends_before_its_controller_starts_ends_the_controller(
 
 
 def test_a_listener_hears_that_there_is_no_further_one() -> None:
+    """A listener's snapshot raises ControllerLost if the fit ends without another controller."""
     fit, answer = listening(Run(1))
     lost_again = Run(2)
     lost_again.lose()

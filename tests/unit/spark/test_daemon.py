@@ -1,4 +1,4 @@
-"""The Python daemon of executors: what it imports, and that Spark can talk to it."""
+"""Tests of the Python daemon of executors: its imports, random numbers, and its output to Spark."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from sparkstrom.spark.daemon import PRELOAD_VARIABLE, preload
 
 
 def test_modules_are_imported_and_missing_ones_are_said() -> None:
+    """``preload`` imports modules and returns a message for each that is missing."""
     sys.modules.pop("wave", None)
     (problem,) = preload(["wave", "no_such_module"])
     assert "wave" in sys.modules
@@ -36,7 +37,7 @@ def test_modules_with_threads_are_not_imported(name: str) -> None:
 
 
 def test_workers_draw_different_random_numbers() -> None:
-    """Of the generators that the daemon's imports have seeded; a worker's children keep theirs."""
+    """Workers reseed NumPy's generator; processes that a worker forks keep the worker's state."""
     script = """
 import multiprocessing, os
 import numpy as np
@@ -67,7 +68,7 @@ daemon.main()
 
 
 def test_spark_gets_nothing_but_the_port(tmp_path: Path) -> None:
-    """Even if a module prints when it is imported; the daemon ends when its input does."""
+    """The daemon's output is only its port, even if a preloaded module prints."""
     text = "import os; print('hello'); os.write(1, b'you\\n')"
     (tmp_path / "prints_at_import.py").write_text(text)
     paths = [str(tmp_path), str(Path(__file__).parents[3])]

@@ -1,4 +1,4 @@
-"""A worker's parameters lie where its model trains; what is missing for that is said."""
+"""Tests of choose_backend: parameters are kept on the model's GPU if possible."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from sparkstrom.worker.training_task import choose_backend
 
 
 class OnGpu(DenseNetwork):
-    """A network that says where it is."""
+    """A network on GPU 1."""
 
     cuda_device: int | None = 1
 
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The GPUs that were asked for; each can be had."""
+    """Return the list of GPUs that are requested; each request succeeds."""
     asked: list[int] = []
 
     def on_device(index: int) -> Any:
@@ -42,6 +42,7 @@ def test_parameters_lie_on_the_models_gpu(asked: list[int]) -> None:
 def test_without_one_they_are_on_the_host(
     asked: list[int], monkeypatch: pytest.MonkeyPatch, kind: type[DenseNetwork]
 ) -> None:
+    """Without a GPU, parameters are kept on the host."""
     monkeypatch.setattr(OnGpu, "cuda_device", None)
     assert choose_backend(kind([3, 2])) is backends.host()
     assert asked == []
@@ -50,6 +51,8 @@ def test_without_one_they_are_on_the_host(
 def test_a_gpu_that_cannot_be_used_is_a_warning(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """If the GPU cannot be used, parameters stay on the host, and a warning has the reason."""
+
     def refuse(index: int) -> None:
         raise SetupError("no compiler")
 

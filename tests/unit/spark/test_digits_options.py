@@ -1,4 +1,4 @@
-"""examples/digits.py: what its command line leaves out, spark-submit's --conf may say."""
+"""Tests of examples/digits.py: its command line takes precedence over Spark's configuration."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ CONF = {
 
 
 def test_what_it_is_not_told_comes_from_conf() -> None:
+    """Options missing on the command line are read from Spark's configuration."""
     args = DIGITS["parser"]().parse_args([])
     master = resolve(DIGITS["master_of"](args), CONF, {})
     void = master.void
@@ -29,6 +30,7 @@ def test_what_it_is_not_told_comes_from_conf() -> None:
 
 
 def test_what_it_is_told_counts() -> None:
+    """Options on the command line override Spark's configuration."""
     words = "--mask 10.0.0.0/16 --port 50000 --controller 10.0.0.1 --workers-per-node 2"
     args = DIGITS["parser"]().parse_args(words.split())
     master = resolve(DIGITS["master_of"](args), CONF, {})

@@ -1,4 +1,4 @@
-"""VoidConfiguration: what it accepts, what it refuses and with which words."""
+"""Tests of VoidConfiguration: valid options, and the texts with which others are refused."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ def test_given_does_not_make_two_equal_configurations_differ() -> None:
 
 
 def test_it_travels() -> None:
+    """A pickled configuration remains equal, with the same ``given``."""
     void = VoidConfiguration(port_range=(40000, 40010), network_mask="10.0.0.0/16")
     copy = pickle.loads(pickle.dumps(void))
     assert copy == void
@@ -51,6 +52,7 @@ def test_it_travels() -> None:
 def test_who_may_bind_which_ports(
     void: dict[str, Any], controller: range | None, executors: range | None
 ) -> None:
+    """unicast_port is the controller's; executors use port_range or 64 ports from unicast_port."""
     made = VoidConfiguration(**void)
     assert made.controller_ports() == controller
     assert made.executor_ports() == executors
@@ -104,12 +106,14 @@ def test_a_refusal_names_option_value_and_remedy(option: str, value: object, wor
 def test_how_many_stand_under_one_another(
     options: dict[str, Any], workers: int, shape: tuple[int, int]
 ) -> None:
+    """Fan-out and depth of the tree follow from the mesh options and the number of workers."""
     tree = VoidConfiguration(**options).topology(workers)
     assert (tree.fan_out, tree.depth_max) == shape
 
 
 @pytest.mark.parametrize("mode", ["mesh", "auto"])
 def test_the_worker_that_finds_no_place_is_named(mode: str) -> None:
+    """If the mesh is too small, the error names the first worker without a place."""
     with pytest.raises(UsageError) as caught:
         VoidConfiguration(mesh_build_mode=mode).topology(37_449)
     assert "37,448 places: worker 37449 has none" in str(caught.value)
@@ -118,16 +122,19 @@ def test_the_worker_that_finds_no_place_is_named(mode: str) -> None:
 
 @pytest.mark.parametrize("name", sorted(REFUSED))
 def test_what_means_nothing_here_is_refused_by_name_with_a_sentence(name: str) -> None:
+    """An option that VoidConfiguration does not have is refused with a reason."""
     with pytest.raises(UsageError) as caught:
         VoidConfiguration(**{name: 1})  # type: ignore[arg-type]
     assert str(caught.value) == f"VoidConfiguration takes no {name}: {REFUSED[name]}"
 
 
 def test_a_slip_is_answered_with_the_nearest_name() -> None:
+    """A misspelt name is refused with the most similar option."""
     with pytest.raises(UsageError, match=r"unicast_prt; did you mean unicast_port\?"):
         VoidConfiguration(unicast_prt=1)  # type: ignore[call-arg]
 
 
 def test_a_name_near_nothing_is_answered_with_all_names() -> None:
+    """A name unlike all options is refused with the list of options."""
     with pytest.raises(UsageError, match="unicast_port, port_range, network_mask"):
         VoidConfiguration(xyzzy=1)  # type: ignore[call-arg]

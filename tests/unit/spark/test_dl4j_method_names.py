@@ -1,4 +1,4 @@
-"""DL4J's Spark layer by its names, in Java's spelling: each that is not here says what to use."""
+"""Tests of DL4J's method names: each that SparkNetwork lacks is refused with its replacement."""
 
 from __future__ import annotations
 
@@ -92,6 +92,8 @@ class Shuffled:
 
 
 class Named(Dl4jMethodNames):
+    """A network that consists of DL4J's methods and a predictor."""
+
     def __init__(self, model: DenseNetwork) -> None:
         theta = model.initial()
         application: Any = SimpleNamespace(
@@ -101,7 +103,7 @@ class Named(Dl4jMethodNames):
 
 
 def test_outputs_have_their_own_rows_keys_whatever_the_order() -> None:
-    """Of an RDD that is computed twice its keys could stand beside other rows' outputs."""
+    """Keys match outputs even if an RDD's rows come in another order when it is recomputed."""
     model = DenseNetwork([3, 2], seed=1)
     model.bind(model.initial())
     rows = np.arange(300, dtype=np.float32).reshape(100, 3)
@@ -114,6 +116,7 @@ def test_outputs_have_their_own_rows_keys_whatever_the_order() -> None:
 
 
 def test_what_is_no_pair_of_key_and_features_is_named() -> None:
+    """A row that is not a pair of key and features is refused by row and partition."""
     model = DenseNetwork([3, 2], seed=1)
     keyed = Named(model).feed_forward_with_key(Shuffled([("a", [1.0, 2.0, 3.0]), "abc"]))
     with pytest.raises(UsageError, match=r"row 0 of partition 0 is 'abc': .* \(key, features\)"):
@@ -133,7 +136,7 @@ class Table:
 
 
 def keyed_by(monkeypatch: pytest.MonkeyPatch, key: str | list[str], output: str) -> Any:
-    """Returns the selected columns."""
+    """Return the columns that feed_forward_with_key selects from a fake table."""
 
     def predict(self: Any, data: Table, features: Any, output: str) -> Table:
         others = [name for name in data.columns if name.lower() != output.lower()]
@@ -151,6 +154,7 @@ def keyed_by(monkeypatch: pytest.MonkeyPatch, key: str | list[str], output: str)
 def test_outputs_do_not_replace_keys(
     monkeypatch: pytest.MonkeyPatch, key: str | list[str], output: str, lost: str
 ) -> None:
+    """An output column that would replace a key column is refused."""
     with pytest.raises(UsageError, match=f"output='{output}': .* replace the key column '{lost}'"):
         keyed_by(monkeypatch, key, output)
 
@@ -171,7 +175,7 @@ class ReadsPaths(Dl4jMethodNames):
 
 
 def test_parquet_files_are_read_by_the_networks_session(tmp_path: Path) -> None:
-    """A client of Spark Connect has no other."""
+    """Parquet files are read by the network's session, the only one of a Spark Connect client."""
     (tmp_path / "rows.parquet").touch()
     files = str(tmp_path / "rows.parquet")
     assert ReadsPaths().fit_paths(str(tmp_path), 3) == (("rows of", files), 3)

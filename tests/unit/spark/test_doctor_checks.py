@@ -1,4 +1,4 @@
-"""What a doctor says of facts: each check with facts that are well, and with such that are not."""
+"""Tests of the doctor's checks: findings from good facts, and from bad ones."""
 
 from __future__ import annotations
 
@@ -69,6 +69,7 @@ EXPECTED = HostExpectations(edges=8)
 
 
 def found_in(check: str, facts: HostFacts, expected: HostExpectations = EXPECTED) -> list[Finding]:
+    """Return the findings of one check of host7."""
     return [each for each in check_host("host7", facts, expected) if each.check == check]
 
 
@@ -160,6 +161,7 @@ def test_a_good_machine_has_nothing_to_set() -> None:
     ],
 )
 def test_a_machine(check: str, changed: dict[str, Any], level: Level, words: list[str]) -> None:
+    """A bad fact of a host leads to a finding of this level with these words and a remedy."""
     (found,) = found_in(check, replace(FACTS, **changed))
     assert found.level is level
     for word in words:
@@ -168,12 +170,14 @@ def test_a_machine(check: str, changed: dict[str, Any], level: Level, words: lis
 
 
 def test_media_drivers_of_one_host_share_its_memory() -> None:
+    """Two media drivers of a host need twice as much shared memory."""
     facts = replace(FACTS, shared_memory=DiskSpace("/dev/shm", 100 * MIB))
     assert found_in("shared memory", facts)[0].level is OK
     assert found_in("shared memory", facts, HostExpectations(8, drivers=2))[0].level is WARNING
 
 
 def test_socket_buffers_name_the_line_to_set() -> None:
+    """If socket buffers are too small, the remedy is the sysctl command."""
     facts = replace(
         FACTS, buffers=(212_992, 212_992), media_driver=replace(FACTS.media_driver, sizes=SMALL)
     )
@@ -185,6 +189,8 @@ def test_socket_buffers_name_the_line_to_set() -> None:
 
 
 def test_a_machine_is_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The facts of this machine are read, although no address matches the network mask."""
+
     def refuse() -> str:
         raise SetupError("network mask 203.0.113.0/24 matches no address; widen it")
 
@@ -207,6 +213,7 @@ def test_a_directory_that_cannot_be_written_says_why(tmp_path: Path) -> None:
 
 
 def test_javas_version_as_it_says_it(tmp_path: Path) -> None:
+    """Java's version is read from the output of the java command."""
     java = tmp_path / "java"
     java.write_text("#!/bin/sh\necho 'openjdk version \"21.0.2\" 2024-01-16' >&2\n")
     java.chmod(0o755)
@@ -237,6 +244,7 @@ def test_executors(wanted: int, registered: int, level: Level) -> None:
 
 
 def test_configuration() -> None:
+    """Settings that prevent or endanger fits lead to findings with the setting to change."""
     (speculation,) = check_configuration({"spark.speculation": "true"}, 4)
     assert (speculation.level, speculation.check) == (FAILURE, "configuration")
     assert speculation.remedy == "set --conf spark.speculation=false"
@@ -263,6 +271,7 @@ HERE = WorkerVersions("driver", "3.11.7", "/usr/bin/python", "0.1.0", "")
     ],
 )
 def test_versions(changed: dict[str, str], check: str, level: Level, words: str) -> None:
+    """Differences of Python or sparkstrom between driver and workers are findings."""
     found = check_versions(HERE, [HERE._replace(host="h", **changed)] * 2)
     (there,) = [each for each in found if each.check == check and each.where != "driver"]
     assert there.level is level
@@ -285,12 +294,13 @@ def test_own_versions() -> None:
     ],
 )
 def test_a_job_that_fails(cause: str, check: str, words: str) -> None:
+    """The finding about a failed job has a remedy that suits the cause."""
     found = explain_job_failure(cause, "3.11.7")
     assert (found.level, found.check) == (FAILURE, check)
     assert words in found.remedy
 
 
-# -- the matrix ------------------------------------------------------------------------------------
+# -- the matrix of UDP links -----------------------------------------------------------------------
 
 GOOD = PeerResult(True, True, True, 0.0005, 100e6, True)
 NAMES = ["driver", "host1", "host2"]
@@ -298,7 +308,7 @@ PORTS = {"driver": 1, "host1": 2, "host2": 3}
 
 
 def heard(**changed: PeerResult) -> dict[int, dict[int, PeerResult]]:
-    """All hear one another, but for ``from_to`` by number, such as ``_0_1``."""
+    """Return good results between all three; ``_0_1`` is what 1 measured of 0's datagrams."""
     told = {a: {b: replace(GOOD) for b in range(3) if b != a} for a in range(3)}
     for key, one in changed.items():
         _, sender, receiver = key.split("_")
@@ -307,7 +317,8 @@ def heard(**changed: PeerResult) -> dict[int, dict[int, PeerResult]]:
 
 
 def test_ways_have_a_direction() -> None:
-    slow = replace(GOOD, round_trip_s=0.002, bytes_s=5e6)  # as host1 has it of the driver
+    """Each direction between two hosts has its own entry in the matrix."""
+    slow = replace(GOOD, round_trip_s=0.002, bytes_s=5e6)  # host1's result for the driver
     matrix = build_matrix(NAMES, heard(_0_1=slow))
     assert matrix["driver"]["host1"] == UdpLink(True, True, True, 0.5, 5_000_000)
     assert matrix["host1"]["driver"].round_trip_ms == 2.0
@@ -332,6 +343,7 @@ def test_ways_have_a_direction() -> None:
     ],
 )
 def test_a_way_that_is_not_well(told: PeerResult, level: Level, words: str) -> None:
+    """A bad link leads to a finding that names its hosts, and a remedy."""
     found = check_udp(build_matrix(NAMES, heard(_0_1=told)), PORTS)
     (bad,) = [each for each in found if each.level is not OK]
     assert bad.level is level
@@ -340,11 +352,13 @@ def test_a_way_that_is_not_well(told: PeerResult, level: Level, words: str) -> N
 
 
 def test_a_far_way_is_told() -> None:
+    """A long round trip is a warning."""
     found = check_udp(build_matrix(NAMES, heard(_1_0=replace(GOOD, round_trip_s=0.2))), PORTS)
     assert [each.check for each in found if each.level is WARNING] == ["round trip"]
 
 
 def test_the_text_has_a_hundred_columns() -> None:
+    """The report fits into the table's width, and lists equal findings of several hosts once."""
     findings = check_host("driver", FACTS, EXPECTED)
     findings += check_host("host1.a-long-name.example.com", FACTS, EXPECTED)
     findings += check_udp(build_matrix(NAMES, heard(_0_1=PeerResult())), PORTS)
@@ -353,10 +367,11 @@ def test_the_text_has_a_hundred_columns() -> None:
     assert "NOTHING" in text
     assert "100  0.5" in text
     assert text.splitlines()[-1] == "training would fail here: 1 failure, 0 warnings"
-    assert text.count("/lib/aeron.so") == 1  # alike in two places
+    assert text.count("/lib/aeron.so") == 1  # equal on two hosts
 
 
 def test_a_document() -> None:
+    """The report as JSON has findings and the matrix."""
     report = Report(check_host("driver", FACTS, EXPECTED), build_matrix(NAMES, heard()))
     document = json.loads(json.dumps(report.to_dict()))
     assert document["ok"] is True

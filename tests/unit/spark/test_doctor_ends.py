@@ -1,4 +1,4 @@
-"""A doctor whose Spark stops in the middle says so as a finding; and where kernels are kept."""
+"""Tests of a doctor whose Spark session stops during the examination; and of the kernel cache."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sparkstrom.spark.doctor.host_facts import find_kernel_cache
 
 
 class Stopped:
-    """A session whose master never answered: Spark has stopped it."""
+    """A session that Spark has stopped because its master never answered."""
 
     def __init__(self, master: str | None, conf: Any) -> None:
         self.conf = dict(conf)
@@ -43,6 +43,7 @@ def test_a_master_that_does_not_answer_is_a_finding(monkeypatch: pytest.MonkeyPa
 def test_compiled_kernels_are_looked_for_where_they_are_kept(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    """Compiled kernels are found in the directory of the environment variable."""
     monkeypatch.setenv(VARIABLE, str(tmp_path))
     assert find_kernel_cache(tmp_path) == (tmp_path, False)
     (tmp_path / "sparkstrom.encoding.gaps-0123.kernels").touch()

@@ -1,4 +1,4 @@
-"""Dry step: mistakes are found on the first rows, and the program is as it was."""
+"""Tests of the dry step: it finds mistakes on the first rows and changes no state."""
 
 from __future__ import annotations
 
@@ -36,14 +36,17 @@ def numpy_state() -> Any:
 
 
 def rows_of(*rows: Any) -> Callable[[], Iterator[Block]]:
+    """Return a function that reads these rows as blocks of partition 0."""
     return lambda: read_row_blocks(0, rows)
 
 
 def classes(width: int = 3, label: Any = 1, rows: int = 2) -> Callable[[], Iterator[Block]]:
+    """Return a reader of rows with this number of features and this label."""
     return rows_of(*[(np.arange(width, dtype=np.float32), label)] * rows)
 
 
 def attempt(model: Any, first: Any, metric: str | None = None) -> None:
+    """Run a dry step of a model on its first rows."""
     dry_run_step(model, model.initial(), first, pickle_by_value, metric)
 
 
@@ -112,6 +115,7 @@ KINDS = {
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_rows_that_fit_are_trained_on_and_nothing_is_changed(kind: str) -> None:
+    """A dry step changes neither parameters and buffers nor random states."""
     model = KINDS[kind]()
     parameters = model.initial().copy()
     before = parameters.copy()
@@ -130,6 +134,7 @@ def test_rows_that_fit_are_trained_on_and_nothing_is_changed(kind: str) -> None:
 
 
 def test_outputs_that_an_estimator_cannot_use_are_refused_before_training() -> None:
+    """A dry step refuses a model whose outputs the estimator cannot put into columns."""
     model = torch_model(nn.Conv1d(3, 5, 1))
     examine = examining(model, SparkstromEstimator(labelCol="steps"))
     first = rows_of(*[(np.zeros((3, 4), np.float32), np.zeros(4, np.int64))] * 2)
@@ -140,8 +145,8 @@ def test_outputs_that_an_estimator_cannot_use_are_refused_before_training() -> N
 
 @pytest.mark.parametrize(("outputs", "names"), [("values", 1), ("logits", 3)])
 def test_outputs_of_which_no_column_is_made_may_have_any_shape(outputs: str, names: int) -> None:
-    """A model of values has one column, whatever the names of the others are."""
-    model: Any = SimpleNamespace(outputs=outputs, loss=abs, penalty=abs)  # which is a ``Measured``
+    """Outputs may have any shape if the columns made of them are off; "values" has only one."""
+    model: Any = SimpleNamespace(outputs=outputs, loss=abs, penalty=abs)  # meets ``Measured``
     model.predict = lambda _: np.zeros((2, 3, 4), np.float32)
     batch: Any = SimpleNamespace(features=np.zeros((2, 3), np.float32))
     columns = ("predictionCol", "probabilityCol", "rawPredictionCol")[:names]
@@ -153,7 +158,7 @@ def test_outputs_of_which_no_column_is_made_may_have_any_shape(outputs: str, nam
 
 
 def examining(model: Any, estimator: SparkstromEstimator) -> Any:
-    """What an estimator's network does with the outputs of a dry step."""
+    """Return an estimator's check of a dry step's outputs."""
     network: Any = _EstimatorNetwork.__new__(_EstimatorNetwork)
     network._choose_converter = partial(estimator._choose_converter, model, FRAME)
     return network._examine_outputs
@@ -184,6 +189,7 @@ def test_a_bad_value_is_named_by_its_row() -> None:
 
 
 def test_one_row_is_enough_for_batch_norm() -> None:
+    """A dry step works with a single row and BatchNorm, and leaves its statistics as they were."""
     model = torch_model(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
     before = model.buffers_bytes()
     attempt(model, classes(rows=1), "loss")
@@ -191,6 +197,8 @@ def test_one_row_is_enough_for_batch_norm() -> None:
 
 
 def test_what_is_no_usage_error_is_left_to_the_workers() -> None:
+    """Errors in reading rows, and missing rows, are ignored; workers will report them."""
+
     def fails() -> Iterator[Block]:
         raise OSError("no such file")
 
@@ -202,6 +210,7 @@ def test_what_is_no_usage_error_is_left_to_the_workers() -> None:
 def test_fits_at_the_same_time_leave_standard_output_as_it_was(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
+    """Two dry steps at a time hide their own output, and not that of other threads."""
     before, inside, may_end = sys.stdout, threading.Event(), threading.Event()
 
     def first() -> None:
@@ -227,6 +236,7 @@ def test_fits_at_the_same_time_leave_standard_output_as_it_was(
 
 
 def test_a_program_without_standard_output_still_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A dry step works if sys.stdout is None, and leaves it None."""
     monkeypatch.setattr(sys, "stdout", None)
     with dry_step.preserve_process_state():
         print("said to nobody, by this thread and others")
@@ -248,8 +258,10 @@ def test_a_state_that_cannot_be_saved_is_found_before_a_fit() -> None:
 def test_models_with_other_code_and_large_ones_are_not_tried(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """Models with a user's own code, and large models, do no dry step."""
+
     class Own(DenseNetwork):
-        """A step of a user's own could do anything."""
+        """A user's model, whose step could have any side effects."""
 
     attempt(Own([3, 2]), classes(width=4))
     monkeypatch.setattr(dry_step, "PARAMETERS_MAX", 3)
@@ -260,6 +272,8 @@ def test_models_with_other_code_and_large_ones_are_not_tried(
 
 
 class FakeJob:
+    """A Spark job with these results, which ends in time or not."""
+
     error: Exception | None = None
     cancelled = False
 
@@ -276,6 +290,7 @@ class FakeJob:
 
 
 def test_rows_that_take_too_long_are_not_waited_for() -> None:
+    """A job that takes too long is cancelled; like a failed job, it gives no rows."""
     late: Any = FakeJob([1], in_time=False)
     assert run_with_timeout(late) == []
     assert late.cancelled

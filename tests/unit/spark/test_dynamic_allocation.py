@@ -1,4 +1,4 @@
-"""Dynamic allocation: how many executors a fit counts on, and what it says of that."""
+"""Tests of dynamic allocation: how many executors a fit expects, and its warnings and notes."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ DYNAMIC = "spark.dynamicAllocation."
 
 
 def conf_of(**said: str) -> dict[str, str]:
+    """Return a configuration with dynamic allocation and these settings."""
     names = {key: f"{DYNAMIC}{key}" for key in ("initialExecutors", "minExecutors", "maxExecutors")}
     names["instances"] = "spark.executor.instances"
     return {DYNAMIC_ALLOCATION_ENABLED: "true"} | {names[key]: value for key, value in said.items()}
@@ -39,19 +40,20 @@ def conf_of(**said: str) -> dict[str, str]:
         ({"initialExecutors": "3"}, 5, 3),
         ({"instances": "4"}, 0, 4),
         ({"instances": "4", "initialExecutors": "6"}, 1, 6),
-        ({"instances": "0", "minExecutors": "1"}, 0, 2),  # the least is no wish
+        ({"instances": "0", "minExecutors": "1"}, 0, 2),  # a minimum is not a request
         ({"minExecutors": "3"}, 0, 3),
         ({"maxExecutors": "1"}, 0, 1),
         ({"instances": "8", "maxExecutors": "5"}, 0, 5),
-        ({"maxExecutors": "50"}, 0, 2),  # nor is the most
+        ({"maxExecutors": "50"}, 0, 2),  # nor is a maximum
     ],
 )
 def test_executors(said: dict[str, str], registered: int, wanted: int) -> None:
+    """The expected number of executors follows from settings and registered executors."""
     assert choose_executor_count(conf_of(**said), registered) == wanted
 
 
 def test_slots_before_any_executor_is_there() -> None:
-    """Without dynamic allocation that is an error of the cluster."""
+    """With dynamic allocation, slots are estimated even before an executor has registered."""
     slots = get_slots(FakeContext("yarn", dynamicAllocation_enabled="true", executor_cores="4"))
     assert (slots.executors, slots.per_executor, slots.total) == (2, 4, 8)
     assert slots.is_dynamic
@@ -64,7 +66,7 @@ def test_slots_before_any_executor_is_there() -> None:
 
 
 def test_a_fit_that_goes_on_has_as_many_workers_as_before_unless_somebody_said_how_many() -> None:
-    """Those that are there may be others each time."""
+    """A resumed fit keeps its number of workers if the number of executors is an estimate."""
     guess = get_slots(FakeContext("yarn", dynamicAllocation_enabled="true", registered=3))
     assert choose_resume_workers(guess, 3, None) == 3
     assert choose_resume_workers(guess, 3, 8) == 8
@@ -72,11 +74,13 @@ def test_a_fit_that_goes_on_has_as_many_workers_as_before_unless_somebody_said_h
 
 
 def test_executors_without_a_worker_are_no_news_where_their_number_is_not_fixed() -> None:
+    """With dynamic allocation (executors=0), idle executors cause no warning."""
     assert skew_warnings([10, 10], executors_used=1, executors=2) != []
     assert skew_warnings([10, 10], executors_used=1, executors=0) == []
 
 
 def test_what_is_not_said_and_what_ends_a_fit_early_is_warned_of() -> None:
+    """Warnings name missing settings: the initial executors and the limit of stage attempts."""
     unsaid, few = check_scheduling(conf_of())
     assert "set --conf spark.dynamicAllocation.initialExecutors=N" in unsaid
     assert "spark.stage.maxConsecutiveAttempts=4: the 4th executor" in few
@@ -94,11 +98,14 @@ def test_what_is_not_said_and_what_ends_a_fit_early_is_warned_of() -> None:
 def test_the_warning_names_the_number_that_a_fit_counts_on(
     said: dict[str, str], least: int
 ) -> None:
+    """The warning names the least number of executors that a fit expects."""
     unsaid, _ = check_scheduling(conf_of(**said))
     assert f"on the registered ones, and on at least {least};" in unsaid
 
 
 def test_rounds_are_warned_of_the_same_in_words_of_their_own() -> None:
+    """Parameter averaging has the same warnings in its own words, and allows speculation."""
+
     def warned(conf: dict[str, str]) -> list[str]:
         return check_rounds_conf(conf, 4, ModelFootprint(1000), ParameterAveragingTrainingMaster())
 
@@ -107,10 +114,11 @@ def test_rounds_are_warned_of_the_same_in_words_of_their_own() -> None:
     assert "the 4th executor that is removed during one round" in few
     assert few.endswith("set --conf spark.stage.maxConsecutiveAttempts=100")
     assert warned(conf_of(instances="2") | {"spark.stage.maxConsecutiveAttempts": "100"}) == []
-    assert warned({"spark.speculation": "true"}) == []  # tasks of rounds are ordinary ones
+    assert warned({"spark.speculation": "true"}) == []  # a round's tasks may run twice
 
 
 def test_the_note_says_how_many_it_takes_and_what_comes_of_fewer() -> None:
+    """The note states how many executors a fit needs and, for its kind, the effect of fewer."""
     sharing = describe_allocation(5, 2, SHARED_FIT_NOTE)
     rounds = describe_allocation(5, 2, ROUNDS_FIT_NOTE)
     for note in (sharing, rounds):
