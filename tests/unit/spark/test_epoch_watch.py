@@ -1,4 +1,4 @@
-"""Watching epochs: who decides when, what is kept, and what is asked of the master."""
+"""Tests of EarlyStoppingListener: when epochs are judged, what is kept, when a fit is stopped."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LOSSES = [5.0, 3.0, 4.0, 4.0, 2.0]
 
 
 class Master:
-    """Counts commits and copies; keeps what it was asked."""
+    """A fake controller that counts commits and snapshots and records requests to stop."""
 
     def __init__(self) -> None:
         self.commit, self.copies, self.stops = 0, 0, list[str]()
@@ -47,7 +47,7 @@ class Master:
 
 
 class Bench:
-    """Two partitions whose epochs are as long as the test says."""
+    """A listener with a fake controller, and two partitions whose epochs the test ends."""
 
     def __init__(self, rule: EarlyStopping | None, first_epoch: int = 0) -> None:
         self.master = Master()
@@ -57,12 +57,14 @@ class Bench:
         self.logs = [EpochLog(0, 10), EpochLog(1, 11)]
 
     def finish(self, partition: int, *losses: float) -> None:
+        """End one epoch of the partition for each of these held-out losses."""
         log = self.logs[partition]
         for loss in losses:
             epoch = len(log.report()["epochs"])
             log.add(PartitionEpoch(epoch, 1.0, 2, 2 * loss, 2.0))
 
     def look(self, training: tuple[int, ...] = (0, 1), phase: Phase = Phase.RUNNING) -> None:
+        """Dispatch the progress of one poll, after one more commit."""
         self.master.commit += 1
         stats = {
             node: WorkerCounters(
@@ -77,6 +79,7 @@ class Bench:
 
 
 def test_an_epoch_counts_when_the_slowest_has_finished_it() -> None:
+    """An epoch is judged once both partitions have ended it; only the best epoch is copied."""
     made = Bench(EarlyStopping(patience=2))
     made.finish(0, *LOSSES)
     made.look()
@@ -86,11 +89,11 @@ def test_an_epoch_counts_when_the_slowest_has_finished_it() -> None:
     assert made.watch.best == Best(2, "loss", 3.0, commit=2)
     assert made.watch.copy.parameters.tolist() == [2, 2, 2]
     assert made.watch.copy.buffers == b"2"
-    assert made.master.copies == 1  # two epochs came at once, both the best of their time
+    assert made.master.copies == 1  # two epochs in one poll, each the best so far
 
 
 def test_a_rule_without_held_out_rows_is_refused() -> None:
-    """A fit that ends after ``patience`` epochs because nothing was measured helps nobody."""
+    """Without held-out rows a rule is refused, as it would stop any fit after some epochs."""
     made = Bench(EarlyStopping(patience=2))
     for log in made.logs:
         log.add(PartitionEpoch(0, 1.0, 2, 0.0, 0.0))
@@ -102,6 +105,7 @@ def test_a_rule_without_held_out_rows_is_refused() -> None:
 
 
 def test_it_asks_to_stop_once_and_keeps_the_best() -> None:
+    """After ``patience`` worse epochs a stop is requested once, and the best epoch is kept."""
     made = Bench(EarlyStopping(patience=2), first_epoch=10)
     for loss in LOSSES:
         made.finish(0, loss)
@@ -114,7 +118,7 @@ def test_it_asks_to_stop_once_and_keeps_the_best() -> None:
 
 
 def test_a_best_epoch_is_copied_later_if_the_master_cannot_now() -> None:
-    """It may be replacing its media driver."""
+    """If no snapshot is possible, as without a media driver, the best epoch is copied later."""
     made = Bench(EarlyStopping(patience=2))
     made.master.raises = TrainingError("the master did not copy its parameters within 60 s")
     for partition in (0, 1):
@@ -129,6 +133,7 @@ def test_a_best_epoch_is_copied_later_if_the_master_cannot_now() -> None:
 
 
 def test_of_a_fit_that_has_failed_the_error_is_raised() -> None:
+    """If a snapshot fails because the fit has failed, the error is raised."""
     made = Bench(EarlyStopping(patience=2))
     made.master.raises = made.master.failure = TrainingError("the master failed")
     for partition in (0, 1):
@@ -138,6 +143,7 @@ def test_of_a_fit_that_has_failed_the_error_is_raised() -> None:
 
 
 def test_a_partition_without_a_worker_is_not_waited_for() -> None:
+    """An epoch does not wait for a partition that has no worker."""
     made = Bench(EarlyStopping(patience=1))
     made.finish(0, 1.0, 2.0)
     made.look(training=(0,))
@@ -145,6 +151,7 @@ def test_a_partition_without_a_worker_is_not_waited_for() -> None:
 
 
 def test_the_last_epochs_are_judged_when_all_have_left() -> None:
+    """Epochs complete after all workers have left are judged, but do not stop the finished fit."""
     made = Bench(EarlyStopping(patience=1))
     made.finish(0, 3.0)
     made.finish(1, 3.0)
@@ -157,6 +164,7 @@ def test_the_last_epochs_are_judged_when_all_have_left() -> None:
 
 
 def test_a_fit_that_ends_by_itself_is_not_asked_to_stop() -> None:
+    """No stop is requested of a fit that is already draining."""
     made = Bench(EarlyStopping(patience=1))
     for partition in (0, 1):
         made.finish(partition, 1.0, 2.0)
@@ -166,6 +174,7 @@ def test_a_fit_that_ends_by_itself_is_not_asked_to_stop() -> None:
 
 
 def test_a_worker_under_a_new_id_continues_its_losses() -> None:
+    """A worker that returns under a new node id continues its counters of examples and losses."""
     losses = MinibatchLosses()
 
     def look(node: int, examples: int, loss_sum: float) -> dict[int, float]:
@@ -178,6 +187,7 @@ def test_a_worker_under_a_new_id_continues_its_losses() -> None:
 
 
 def test_who_wants_the_last_parameters_gets_no_copy() -> None:
+    """With keep_best=False the best epoch is recorded, and its parameters are not copied."""
     made = Bench(EarlyStopping(patience=1, keep_best=False))
     made.finish(0, 3.0)
     made.finish(1, 3.0)
@@ -209,11 +219,13 @@ class Unmeasured:
 def test_what_cannot_be_judged_is_refused(
     model: Any, validation: Any, rule: Any, reason: str
 ) -> None:
+    """A rule without held-out rows, a wrong rule and a model without a loss are refused."""
     with pytest.raises(UsageError, match=reason):
         check_validation(model, validation, rule)
 
 
 def test_accuracy_needs_predictions_only() -> None:
+    """With the metric accuracy, a model needs no loss."""
     check_validation(cast(Any, Unmeasured()), 0.1, EarlyStopping(metric="accuracy"))
 
 
@@ -221,6 +233,7 @@ def test_accuracy_needs_predictions_only() -> None:
 def test_the_best_of_an_earlier_run_counts_where_early_stopping_still_does(
     rule: EarlyStopping | None, kept: bool
 ) -> None:
+    """After a resume, the checkpoint's best epoch is used only if early stopping is."""
     made, best = Bench(rule), Best(2, "loss", 3.0, commit=7)
     made.watch.resume([], (best, made.master.snapshot()))
     assert (made.watch.best == best) is kept
@@ -228,7 +241,7 @@ def test_the_best_of_an_earlier_run_counts_where_early_stopping_still_does(
 
 
 def test_held_out_rows_that_may_exist_are_not_missed() -> None:
-    """Figures of an epoch that a checkpoint did not have are NaN after a resume."""
+    """A rule accepts NaN as the held-out weight, which a resumed epoch may have, but refuses 0."""
     bench = Bench(EarlyStopping(patience=3))
     bench.watch.on_epoch(Epoch(1, 0.5, 10, float("nan"), 2, held_weight=float("nan")))
     assert bench.master.stops == []

@@ -1,4 +1,4 @@
-"""The columns that an estimator's model adds: of which types, and for which outputs."""
+"""Tests of the estimator's columns: scalar labels, held-out rows, and columns for outputs."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ FRAME: Any = SimpleNamespace(
 def test_a_label_of_one_number_is_scalar_however_its_column_is_named(
     label: Any, scalar: bool
 ) -> None:
-    """A list is how a module with one output gets labels [rows, 1]."""
+    """A single number is a scalar label, also if its column is in a list, for labels [rows, 1]."""
     assert is_scalar_label(FRAME, label) is scalar
 
 
 def test_rows_are_held_out_by_a_column_or_a_fraction_not_both() -> None:
-    """Before, the fraction had no effect."""
+    """An indicator column and a fraction exclude each other; before, the fraction had no effect."""
     estimator = SparkstromEstimator(validationIndicatorCol="held")
     assert estimator._validation() == "held"
     with pytest.raises(UsageError, match=r"validationFraction=0\.5 both set the rows to hold out"):
@@ -54,7 +54,7 @@ def test_rows_are_held_out_by_a_column_or_a_fraction_not_both() -> None:
 
 
 def converted(shape: tuple[int, ...], prediction: Any = "prediction", **model: Any) -> Any:
-    """What the columns are made of for two rows with outputs of this shape, by an executor."""
+    """Return the columns that an executor makes for two rows whose outputs have this shape."""
     numbers = np.arange(2 * np.prod(shape), dtype=np.float32).reshape(2, *shape)
     made: Any = SimpleNamespace(predict=lambda _: numbers, **model)
     outputs = OutputConcatenator(made)
@@ -62,7 +62,7 @@ def converted(shape: tuple[int, ...], prediction: Any = "prediction", **model: A
 
 
 def test_classes_by_position_are_refused_and_their_numbers_have_a_column() -> None:
-    """Before, the most likely of all classes and positions was the class of the row."""
+    """A class per position is refused, but a column may have all numbers of a row's output."""
     with pytest.raises(UsageError, match=r"returns \[3, 4\] for a row.*predictionCol=\('name',\)"):
         converted((3, 4))
     assert converted((3, 4), ("name",))[1].tolist() == list(range(12, 24))
@@ -72,7 +72,7 @@ def test_classes_by_position_are_refused_and_their_numbers_have_a_column() -> No
 
 
 class Tempered(DenseNetwork):
-    """Has an attribute that its outputs depend on."""
+    """A model with an attribute on which its outputs depend."""
 
     temperature = 1.0
 

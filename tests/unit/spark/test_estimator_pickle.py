@@ -1,4 +1,4 @@
-"""A saved estimator's pickle is opened only where its description does not say all."""
+"""Tests when a saved estimator needs a pickle: if a description cannot rebuild its model."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from sparkstrom.spark.ml.persistence import _is_self_describing
 def test_a_description_that_says_all_needs_no_pickle(
     tmp_path: Path, model: dict[str, object], enough: bool
 ) -> None:
+    """A dense network's description suffices to rebuild it; a torch model's does not."""
     description = tmp_path / "model.npz.json"
     description.write_text(json.dumps({"model": model}))
     assert _is_self_describing(description) is enough

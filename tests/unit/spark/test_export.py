@@ -1,4 +1,4 @@
-"""Where exported rows are, by the addresses that Spark, Hadoop and people write."""
+"""Tests of exported rows: paths and URLs of directories, and which files stay after failures."""
 
 from __future__ import annotations
 
@@ -29,10 +29,12 @@ def test_local_directories_need_no_package_but_pyarrow(url: str) -> None:
 @pytest.mark.parametrize("name", ["run#1", "run?1", "run%201", "run::1", "rün 1"])
 @pytest.mark.parametrize("prefix", ["", "file:", "file://"])
 def test_a_local_name_is_taken_literally(name: str, prefix: str) -> None:
+    """Characters such as # and % in a local path are not interpreted as in a URL."""
     assert open_filesystem(f"{prefix}/a/{name}/b")[1] == f"/a/{name}/b"
 
 
 def test_an_export_beside_a_folder_of_the_user_does_not_touch_it(tmp_path: Path) -> None:
+    """A failed export to run#1 leaves the folder run; delete_export refuses any other folder."""
     (tmp_path / "run").mkdir()
     exports = ExportCache(None, f"{tmp_path}/run#1")
     with pytest.raises(RuntimeError, match="boom"):
@@ -47,6 +49,7 @@ def test_an_export_beside_a_folder_of_the_user_does_not_touch_it(tmp_path: Path)
 
 @pytest.mark.parametrize("character", "#?")
 def test_a_url_that_would_be_cut_is_refused_before_rows_are_read(character: str) -> None:
+    """A URL with # or ? is refused, because filesystems would cut it off there."""
     exports = ExportCache(None, f"mock:///run{character}1")
     with pytest.raises(UsageError, match=rf"/run\{character}1/.* has a '\{character}'"):
         exports.partition_data(None, ColumnSpec(), 2, pytest.fail)  # type: ignore[arg-type]
@@ -54,6 +57,7 @@ def test_a_url_that_would_be_cut_is_refused_before_rows_are_read(character: str)
 
 
 def test_what_nobody_opens_is_an_error_of_ours() -> None:
+    """A URL with an unknown protocol raises SetupError."""
     pytest.importorskip("fsspec")
     with pytest.raises(SetupError, match="cannot open bogus://x/y: Protocol not known: bogus"):
         open_filesystem("bogus://x/y")
@@ -77,6 +81,7 @@ class FailingJob:
 
 
 def test_an_export_whose_job_fails_leaves_no_files(tmp_path: Path) -> None:
+    """A failed export's files are deleted, also those that a late task writes before ``close``."""
     job = FailingJob()
     exports = ExportCache(None, str(tmp_path))
     with pytest.raises(RuntimeError, match="boom"):
@@ -85,7 +90,7 @@ def test_an_export_whose_job_fails_leaves_no_files(tmp_path: Path) -> None:
         )
     assert list(tmp_path.iterdir()) == []
     assert exports.directory is None
-    job.run_partition()  # a task that was still running
+    job.run_partition()  # a late task of the failed job
     exports.close()
     assert list(tmp_path.iterdir()) == []
     exports.close()
@@ -94,6 +99,8 @@ def test_an_export_whose_job_fails_leaves_no_files(tmp_path: Path) -> None:
 def test_the_error_of_an_export_has_a_note_if_files_stay(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """If a failed export's files cannot be deleted, a note about them is added to the error."""
+
     def fail(directory: str) -> None:
         raise SetupError(f"cannot delete {directory}")
 
@@ -105,13 +112,14 @@ def test_the_error_of_an_export_has_a_note_if_files_stay(
 
 
 class WritingJob(FailingJob):
-    """A fake RDD of one partition that is written."""
+    """A fake RDD whose only partition is written without failure."""
 
     def collect(self) -> Any:
         return self.run_partition()
 
 
 def test_an_export_is_not_used_for_columns_that_were_changed_in_place(tmp_path: Path) -> None:
+    """Rows are exported again if the list of feature columns was changed in place."""
     names = ["a", "b"]
     context = SimpleNamespace(parallelize=lambda *_: None)
     exports, columns = ExportCache(context, str(tmp_path)), ColumnSpec(features=names)
@@ -129,6 +137,8 @@ def test_an_export_is_not_used_for_columns_that_were_changed_in_place(tmp_path: 
 
 
 def test_an_export_that_cannot_be_deleted_leaves_no_files_of_workers() -> None:
+    """``close`` deletes the workers' files even if the export cannot be deleted."""
+
     def fail() -> None:
         raise SetupError("the export cannot be deleted")
 

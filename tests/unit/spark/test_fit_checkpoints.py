@@ -1,4 +1,4 @@
-"""Fit checkpoints: what a network's next fit finds, with real files."""
+"""Tests of FitCheckpoints with real files: what a network's next fit does with a checkpoint."""
 
 from __future__ import annotations
 
@@ -41,18 +41,19 @@ def model() -> FlatModel:
 
 @pytest.fixture
 def directory(tmp_path: Path, model: FlatModel) -> str:
-    """With a checkpoint of a program's second fit, which is not done."""
+    """Return a directory with a checkpoint of a program's second fit, which is not finished."""
     CheckpointDirectory(str(tmp_path)).write(build_checkpoint(model, progressed(model)))
     return str(tmp_path)
 
 
 def checkpoints(model: FlatModel, directory: str | None, **options: Any) -> FitCheckpoints:
+    """Return the checkpoints of a new network, without fits, that uses this directory."""
     master = SharedTrainingMaster(checkpoint_directory=directory, **options)
     return FitCheckpoints(model, master, f"network {id(master)}")
 
 
 def find(made: FitCheckpoints, said: list[str] | None = None) -> ResumeDecision | None:
-    """By the next fit."""
+    """Decide what the next fit, of 5 epochs, does; append its messages to ``said``."""
     said = [] if said is None else said
     return made.find(FitKey(made.fits + 1), 5, said.append)
 
@@ -60,6 +61,7 @@ def find(made: FitCheckpoints, said: list[str] | None = None) -> ResumeDecision 
 def test_a_program_that_is_run_again_repeats_no_fit_and_goes_on_with_the_last(
     model: FlatModel, directory: str
 ) -> None:
+    """A program that is run again skips finished fits and resumes the unfinished one, once."""
     made, said = checkpoints(model, directory), list[str]()
     first = find(made, said)
     assert first is not None
@@ -69,7 +71,7 @@ def test_a_program_that_is_run_again_repeats_no_fit_and_goes_on_with_the_last(
     assert second is not None
     assert second.action is ResumeAction.RESUME
     made.mark_over(2)
-    assert find(made, said) is None  # what it has learnt since is newer
+    assert find(made, said) is None  # the network's own parameters are newer
     assert "has the result of fit 1" in said[0]
     assert "it has 10 minibatches of fit 2, 1 of 5 epochs are complete" in said[1]
 
@@ -78,7 +80,11 @@ def test_a_program_that_is_run_again_repeats_no_fit_and_goes_on_with_the_last(
 def test_after_a_stream_neither_its_rows_nor_those_of_earlier_fits_are_trained_again(
     tmp_path: Path, model: FlatModel, done: int | None
 ) -> None:
-    """Its newest summary comes back whether the micro-batch was done or not, and no older one."""
+    """A program with a stream that is run again skips earlier fits and finished micro-batches.
+
+    Of the micro-batches' summaries only the newest is restored, whether or not the checkpoint's own
+    micro-batch was finished.
+    """
     made = checkpoints(model, str(tmp_path))
     keys = FitKey(1), FitKey(2, "q", 0), FitKey(3, "q", 1)
     for key in keys:
@@ -105,11 +111,11 @@ def test_after_a_stream_neither_its_rows_nor_those_of_earlier_fits_are_trained_a
 def test_another_network_of_the_program_is_not_taken_for_this_one(
     model: FlatModel, directory: str
 ) -> None:
-    """As the second of a search for hyperparameters, or of a cross-validation."""
+    """A second network, as in a hyperparameter search, may not resume from the same directory."""
     first = checkpoints(model, directory)
     assert find(first) is not None
     second = checkpoints(model, directory)
-    for _ in range(2):  # calling fit once more does not get past it
+    for _ in range(2):  # a second call of fit is refused, too
         with pytest.raises(UsageError, match="another network's of this program"):
             find(second)
     assert find(checkpoints(model, directory, resume=False)) is None
@@ -119,6 +125,7 @@ def test_another_network_of_the_program_is_not_taken_for_this_one(
 def test_a_directory_is_the_same_under_another_name(
     tmp_path: Path, model: FlatModel, monkeypatch: pytest.MonkeyPatch, other: str
 ) -> None:
+    """A directory in use is recognized as a relative path, a symbolic link or a URL."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "ck").mkdir()
     (tmp_path / "link").symlink_to("ck")
@@ -133,12 +140,14 @@ def test_a_directory_is_the_same_under_another_name(
 
 @pytest.mark.flips("SharedTrainingMaster.resume")
 def test_without_resume_it_begins_anew(model: FlatModel, directory: str) -> None:
+    """With resume=False, the first fit ignores the directory's checkpoint."""
     assert find(checkpoints(model, directory, resume=False)) is None
     assert find(checkpoints(model, directory)) is not None
 
 
 @pytest.mark.flips("SharedTrainingMaster.checkpoint_directory")
 def test_without_a_directory_nothing_is_kept_or_found(model: FlatModel, directory: str) -> None:
+    """Without checkpoint_directory, no checkpoint is read, and none is configured."""
     without, with_one = checkpoints(model, None), checkpoints(model, directory)
     assert find(without) is None
     assert without.config(FitKey(1), 20, OptimizerStates()) is None
@@ -149,6 +158,7 @@ def test_without_a_directory_nothing_is_kept_or_found(model: FlatModel, director
 
 @pytest.mark.flips("SharedTrainingMaster.checkpoint_every", "SharedTrainingMaster.keep_last")
 def test_how_often_and_how_many(model: FlatModel, directory: str) -> None:
+    """checkpoint_every and keep_last set the interval and the number of checkpoints to keep."""
     kept = checkpoints(model, directory, checkpoint_every="2 epochs", keep_last=7).config(
         FitKey(1), 20, OptimizerStates()
     )
@@ -160,6 +170,7 @@ def test_how_often_and_how_many(model: FlatModel, directory: str) -> None:
 
 
 def test_after_a_failure_the_next_fit_looks_again(model: FlatModel, directory: str) -> None:
+    """After a failed fit, the next one reads the newest checkpoint again and resumes from it."""
     made = checkpoints(model, directory)
     made.fits = 1
     assert find(made) is not None
@@ -173,6 +184,7 @@ def test_after_a_failure_the_next_fit_looks_again(model: FlatModel, directory: s
 def test_a_fit_that_fails_before_it_begins_uses_nothing_up(
     model: FlatModel, directory: str, by_hand: bool
 ) -> None:
+    """If a fit fails before it runs, the next one finds the same newest or restored checkpoint."""
     made = checkpoints(model, None if by_hand else directory)
     made.fits = 1
     if by_hand:
@@ -187,6 +199,7 @@ def test_a_fit_that_fails_before_it_begins_uses_nothing_up(
 
 
 def fail_after_finding(made: FitCheckpoints) -> None:
+    """Find a checkpoint, then fail as if the rows could not be read."""
     assert find(made) is not None
     raise ZeroDivisionError("its rows cannot be read")
 
@@ -194,6 +207,7 @@ def fail_after_finding(made: FitCheckpoints) -> None:
 def test_a_fit_that_was_interrupted_uses_its_checkpoint_up(
     model: FlatModel, directory: str
 ) -> None:
+    """The fit after an interrupted one does not use that one's checkpoint again."""
     made = checkpoints(model, directory)
     made.fits = 1
     with pytest.raises(KeyboardInterrupt), made.undo_find_on_error():
@@ -202,6 +216,7 @@ def test_a_fit_that_was_interrupted_uses_its_checkpoint_up(
 
 
 def be_interrupted(made: FitCheckpoints) -> None:
+    """Find a checkpoint, record that the fit is over, and raise KeyboardInterrupt."""
     assert find(made) is not None
     made.mark_over(2)
     raise KeyboardInterrupt
@@ -211,6 +226,7 @@ def be_interrupted(made: FitCheckpoints) -> None:
 def test_one_that_was_given_by_hand_is_kept_if_the_fit_fails_and_wrote_none(
     tmp_path: Path, model: FlatModel, directory: str, resume: bool
 ) -> None:
+    """A restored checkpoint is used again after a fit that failed without writing one."""
     made = checkpoints(model, str(tmp_path / "new"), resume=resume)
     made.restore(directory, pytest.fail)
     assert find(made) is not None
@@ -226,10 +242,11 @@ def test_one_that_was_given_by_hand_is_kept_if_the_fit_fails_and_wrote_none(
 def test_one_that_was_given_by_hand_gives_way_only_to_what_its_own_fit_wrote(
     tmp_path: Path, model: FlatModel, directory: str, wrote: bool, lost_first: bool, resume: bool
 ) -> None:
-    """Not to the newer one in the directory, which the user did not want.
+    """A restored checkpoint is replaced only by one that its own failed fit wrote.
 
-    A controller that is lost after a checkpoint was written does not change that. With resume=False
-    no checkpoint of the directory is ever read.
+    The newer checkpoint that was in the directory before does not replace it. That holds also if a
+    controller was lost after the fit wrote its checkpoint. With resume=False no checkpoint of the
+    directory is ever read.
     """
     CheckpointDirectory(directory).write(build_checkpoint(model, progressed(model)))
     old, new = sorted(tmp_path.glob("*.npz"))
@@ -254,6 +271,8 @@ def test_one_that_was_given_by_hand_gives_way_only_to_what_its_own_fit_wrote(
 
 
 def failing_run(error: Exception) -> Any:
+    """Return an object whose method ``run`` raises this error."""
+
     def run(*_: Any) -> None:
         raise error
 
@@ -261,7 +280,7 @@ def failing_run(error: Exception) -> Any:
 
 
 class TwoSlots:
-    """Stands for an application of Spark with two executors, which reads no rows."""
+    """A fake Spark application with two executors, which reads no rows."""
 
     is_stopped, live_conf, name = False, dict[str, str](), "app-1"
     cancel_jobs_on_interrupt, has_workers_output = nullcontext, True
@@ -283,6 +302,7 @@ class TwoSlots:
 def test_too_few_executors_for_a_fit_do_not_lose_its_checkpoint(
     model: FlatModel, directory: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A fit that is refused because of min_workers leaves its checkpoint for the next call."""
     monkeypatch.setattr("sparkstrom.spark.network.make_application", lambda spark: TwoSlots())
     master = SharedTrainingMaster(checkpoint_directory=directory, min_workers=3)
     network = SparkNetwork(None, model, master, progress=False)
@@ -297,10 +317,11 @@ def test_too_few_executors_for_a_fit_do_not_lose_its_checkpoint(
 
 
 @pytest.mark.parametrize("restores", [True, False])
-@pytest.mark.parametrize("number", [1, 2, 3])  # is skipped, resumes, starts from it
+@pytest.mark.parametrize("number", [1, 2, 3])  # skipped, resumes, starts from the checkpoint
 def test_a_module_that_has_changed_is_shown_once_and_is_in_the_summary(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, restores: bool
 ) -> None:
+    """If the module differs from the saved one, one warning is shown and is in the summary."""
     said = list[str]()
     show = make_progress_display(progress=False)
     monkeypatch.setattr(type(show), "say", lambda self, text: said.append(text))
@@ -323,10 +344,11 @@ def test_a_module_that_has_changed_is_shown_once_and_is_in_the_summary(
     assert [f"sparkstrom warns: {text}" for text in warned] == [warning]
 
 
-@pytest.mark.parametrize("number", [2, 3])  # resumes, starts from it
+@pytest.mark.parametrize("number", [2, 3])  # resumes, starts from the checkpoint
 def test_a_module_that_has_changed_is_in_the_summary_on_spark(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
+    """On Spark, too, the summary has a warning if the module differs from the saved one."""
     model = Module(WIDTHS, updater=Adam(0.01))
     CheckpointDirectory(str(tmp_path)).write(build_checkpoint(model, progressed(model)))
     model.text = "Tanh()"
@@ -345,6 +367,7 @@ def test_a_module_that_has_changed_is_in_the_summary_on_spark(
 def test_rows_that_do_not_suit_the_model_do_not_lose_its_checkpoint(
     model: FlatModel, directory: str
 ) -> None:
+    """A fit that is refused because of a wrong label leaves its checkpoint for the next fit."""
     rows = np.zeros((4, WIDTHS[0]), np.float32), np.full(4, 99)
     options: dict[str, Any] = {"training_mode": "AVERAGING", "checkpoint_directory": directory}
     with ParallelWrapper(model, 2, progress=False, **options) as wrapper:
@@ -362,6 +385,7 @@ def test_rows_that_do_not_suit_the_model_do_not_lose_its_checkpoint(
 def test_one_that_is_given_by_hand_is_the_next_fits(
     tmp_path: Path, model: FlatModel, done: int | None, use: ResumeAction
 ) -> None:
+    """A restored checkpoint sets the network's state; the next fit resumes it or starts from it."""
     fit = progressed(model, epochs_done=done)
     path = CheckpointDirectory(str(tmp_path)).write(build_checkpoint(model, fit))
     made = checkpoints(model, None)
@@ -379,7 +403,7 @@ def test_one_that_is_given_by_hand_is_the_next_fits(
 def test_parameters_assigned_after_a_fit_are_what_the_next_one_starts_with(
     tmp_path: Path, model: FlatModel, assigns: bool
 ) -> None:
-    """Also if it fails and reads the checkpoint of the fit before, which is older than they."""
+    """Assigned parameters replace the previous fit's older checkpoint, also after a failed fit."""
     made = checkpoints(model, str(tmp_path))
     assert find(made) is None
     done = progressed(model, key=FitKey(1), epochs_done=5)
@@ -396,7 +420,7 @@ def test_parameters_assigned_after_a_fit_are_what_the_next_one_starts_with(
 def test_parameters_assigned_before_the_first_fit_do_not_hide_its_checkpoint(
     model: FlatModel, directory: str
 ) -> None:
-    """A program that is run again assigns them again."""
+    """A program that is run again, and again assigns parameters, resumes from its checkpoint."""
     made = checkpoints(model, directory)
     for number, action in ((1, ResumeAction.SKIP), (2, ResumeAction.RESUME)):
         made.mark_assigned()
@@ -407,11 +431,13 @@ def test_parameters_assigned_before_the_first_fit_do_not_hide_its_checkpoint(
 
 
 def test_where_there_is_none_the_name_is_said(tmp_path: Path, model: FlatModel) -> None:
+    """Restoring from a directory without a checkpoint raises UsageError."""
     with pytest.raises(UsageError, match="contains no checkpoint"):
         checkpoints(model, None).restore(str(tmp_path), pytest.fail)
 
 
 def test_a_state_is_used_by_one_fit(model: FlatModel, directory: str) -> None:
+    """Optimizer states of a checkpoint are used by one fit, and then forgotten."""
     learnt = NetworkStateHolder(model)
     found = find(checkpoints(model, directory))
     assert found is not None
@@ -426,6 +452,7 @@ def test_a_state_is_used_by_one_fit(model: FlatModel, directory: str) -> None:
 def test_as_many_workers_begin_with_their_own_states_and_others_with_the_one(
     model: FlatModel, directory: str, workers: int, own: dict[int, bytes]
 ) -> None:
+    """Workers get their own optimizer states only if there are as many as in the checkpoint."""
     found = find(checkpoints(model, directory))
     assert found is not None
     learnt = NetworkStateHolder(model)
@@ -434,7 +461,7 @@ def test_as_many_workers_begin_with_their_own_states_and_others_with_the_one(
 
 
 def test_a_fit_that_fails_leaves_everything_as_it_was(model: FlatModel, directory: str) -> None:
-    """Arrays that are changed in place would be changed in what is rolled back to, too."""
+    """A failed fit is rolled back; parameters are read-only, so the values to restore are safe."""
     learnt = NetworkStateHolder(model)
     found = find(checkpoints(model, directory))
     assert found is not None
@@ -450,6 +477,7 @@ def test_a_fit_that_fails_leaves_everything_as_it_was(model: FlatModel, director
 
 
 def fail_half_way(learnt: NetworkStateHolder, found: ResumeDecision) -> None:
+    """Load the checkpoint that was found, then fail as if a worker had failed."""
     with pytest.raises(ValueError, match="read-only"):
         learnt.parameters[0] = 99.0
     learnt.load_checkpoint(found.checkpoint)
@@ -460,6 +488,7 @@ def fail_half_way(learnt: NetworkStateHolder, found: ResumeDecision) -> None:
 def test_files_that_a_failed_fit_may_have_used_are_not_looked_for_again(
     model: FlatModel, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """After a failed fit, residual files are forgotten with a warning; optimizer states stay."""
     learnt = NetworkStateHolder(model)
     kept = {"executor 1": {"/tmp/file": 0.5}}
     learnt._value = replace(learnt.value, kept=kept, states=OptimizerStates(b"one"))
@@ -471,11 +500,13 @@ def test_files_that_a_failed_fit_may_have_used_are_not_looked_for_again(
 
 
 def fail_with_its_state(learnt: NetworkStateHolder) -> None:
+    """Hand the residual files and optimizer states to a fit, then fail."""
     learnt.forget_resume_state()
     raise ZeroDivisionError
 
 
 def test_a_model_that_changes_its_own_arrays_changes_no_network(model: FlatModel) -> None:
+    """A network copies the model's initial parameters; later changes to the array do not matter."""
     own = np.zeros(model.n_params, np.float32)
     learnt = NetworkStateHolder(Initialized(model, own))  # type: ignore[arg-type]
     own[:] = 7.0
@@ -483,7 +514,7 @@ def test_a_model_that_changes_its_own_arrays_changes_no_network(model: FlatModel
 
 
 class Initialized:
-    """Of which only the initial parameters are asked for."""
+    """A fake model that only has initial parameters."""
 
     def __init__(self, model: FlatModel, parameters: Flat) -> None:
         self._parameters, self.n_params = parameters, model.n_params
@@ -494,6 +525,7 @@ class Initialized:
 
 @pytest.mark.flips("SharedTrainingMaster.checkpoint_updaters")
 def test_of_whose_workers_a_copy_is_wanted(model: FlatModel, directory: str) -> None:
+    """checkpoint_updaters sets whether one worker's optimizer state is saved or all workers'."""
     for updaters in ("one", "all"):
         made = checkpoints(model, directory, checkpoint_updaters=updaters)
         kept = made.config(FitKey(1), 20, OptimizerStates())

@@ -1,4 +1,4 @@
-"""A plan: parts come from options and the model, and the lines to set are what a fit wants."""
+"""Tests of plan_fit: what takes memory in a fit, and which settings the plan recommends."""
 
 from __future__ import annotations
 
@@ -28,29 +28,32 @@ def plan(
 
 
 def set_in(made: FitPlan) -> dict[str, str]:
-    """What its lines set, as Spark would have it."""
+    """Return the settings of the plan's ``--conf`` lines, as in a Spark configuration."""
     pairs = [line.removeprefix("--conf ").partition("=") for line in made.conf()]
     return {key: value for key, _, value in pairs}
 
 
 def test_an_optimizers_state_and_a_librarys_code_count() -> None:
+    """Optimizer state, the library's code and buffers count in a worker's memory."""
     sgd = sum_parts(plan(replace(DEMAND, optimizer="sgd")).worker)
-    assert sum_parts(plan().worker) - sgd == 4 * 40 * MIB  # two vectors, and what is kept of them
+    assert sum_parts(plan().worker) - sgd == 4 * 40 * MIB  # two vectors of Adam, and copies of both
     assert sum_parts(plan(replace(DEMAND, library="dense")).worker) < sum_parts(plan().worker)
     buffers = sum_parts(plan(replace(DEMAND, buffers_bytes=MIB)).worker)
     assert buffers - sum_parts(plan().worker) == 3 * MIB
 
 
 def test_a_controller_in_a_task_counts() -> None:
+    """A controller in a task needs one more slot, and memory of an executor."""
     there = plan(void=VoidConfiguration(controller="executor"))
     assert set_in(plan())["spark.executor.instances"] == "4"
-    assert set_in(there)["spark.executor.instances"] == "5"  # eight workers, and one slot more
+    assert set_in(there)["spark.executor.instances"] == "5"  # eight workers and the controller
     assert set_in(there)["spark.sparkstrom.controller"] == "executor"
     assert set_in(there)["spark.sparkstrom.workers_per_node"] == "-1"  # 9 of 10 slots
     assert there.executor_overhead - plan().executor_overhead == plan().driver_overhead
 
 
 def test_options_that_take_memory_count() -> None:
+    """batch_memory_bytes, log_bytes and train_on change the planned memory."""
     more = plan(batch_memory_bytes=MASTER.batch_memory_bytes + MIB)
     assert more.executor_overhead - plan().executor_overhead == 2 * MIB  # of each of two workers
     void = VoidConfiguration(log_bytes=MASTER.void.log_bytes + MIB)
@@ -60,6 +63,7 @@ def test_options_that_take_memory_count() -> None:
 
 
 def test_checkpoints_count_on_the_driver() -> None:
+    """Checkpoints need memory on the driver; all workers' optimizer states need more than one."""
     one = plan(checkpoint_directory="kept")
     assert sum_parts(one.driver) - sum_parts(plan().driver) == 3 * 40 * MIB + 3 * 2 * 40 * MIB
     everybodys = plan(checkpoint_directory="kept", checkpoint_updaters="all")
@@ -70,6 +74,7 @@ def test_checkpoints_count_on_the_driver() -> None:
 
 
 def test_hosts_and_neighbours_count_in_shared_memory() -> None:
+    """Shared memory grows with executors per host, with relays, and with the number of workers."""
     three = plan(placing=WorkerCounts(8, 2, executors_per_host=3))
     assert three.network.shared_memory_host == 3 * plan().network.shared_memory_host
     mesh = plan(void=VoidConfiguration(mesh_build_mode="mesh"))
@@ -79,6 +84,7 @@ def test_hosts_and_neighbours_count_in_shared_memory() -> None:
 
 
 def test_ports_are_enough_for_a_host() -> None:
+    """The range of ports grows with the executors of a host, and may not end above 65535."""
     first, last = plan(placing=WorkerCounts(200, 1, executors_per_host=100)).network.ports
     assert (first, last - first + 1) == (40_123, 201)
     void = VoidConfiguration(unicast_port=5000)
@@ -88,6 +94,7 @@ def test_ports_are_enough_for_a_host() -> None:
 
 
 def test_what_it_says_to_set_is_what_fit_is_content_with() -> None:
+    """The plan's settings pass the check of a fit; 1 MB less overhead does not."""
     void = VoidConfiguration(log_bytes=100 * MIB, mesh_build_mode="mesh")
     made = plan(void=void, batch_memory_bytes=64 * MIB)
     conf = set_in(made) | {"spark.master": "yarn"}
@@ -100,12 +107,14 @@ def test_what_it_says_to_set_is_what_fit_is_content_with() -> None:
 
 
 def test_a_models_own_demand() -> None:
+    """A dense network's footprint has its parameters, optimizer and library."""
     model = DenseNetwork([4, 3, 2], updater=Sgd(0.1))
     assert footprint_of_model(model) == ModelFootprint(23, "sgd", "dense", 0)
     assert footprint_of_model(DenseNetwork([4, 2], updater=Adam())).optimizer == "adam"
 
 
 def test_a_torch_models_demand() -> None:
+    """A torch model's footprint has its library and its buffers."""
     torch = pytest.importorskip("torch", reason="not installed: pip install 'sparkstrom[torch]'")
     from sparkstrom.models.torch import TorchModel
 
@@ -116,6 +125,7 @@ def test_a_torch_models_demand() -> None:
 
 
 def test_text_adds_up_and_fits_the_screen() -> None:
+    """The text of a plan contains the overhead to set, in lines of at most 100 characters."""
     text = format_plan(plan())
     assert "spark.executor.memoryOverhead=" in text
     assert max(map(len, text.splitlines())) <= 100
@@ -138,5 +148,6 @@ def test_text_adds_up_and_fits_the_screen() -> None:
 def test_what_no_fit_can_have_is_refused(
     demand: dict[str, int], placing: dict[str, int], words: str
 ) -> None:
+    """Impossible values are refused with a message that names the option."""
     with pytest.raises(UsageError, match=words):
         plan(replace(DEMAND, **demand), replace(PLACING, **placing))  # type: ignore[arg-type]

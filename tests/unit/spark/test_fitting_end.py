@@ -1,4 +1,4 @@
-"""What ends a fit early ends its job, also one that was being asked for at that moment."""
+"""Tests that a fit that ends early also cancels a job that Spark was still starting."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sparkstrom.fit.supervisor import FitSupervisor
 
 
 class Late:
-    """A job that Spark can cancel from the third time on: it was not there before."""
+    """A fake job that only the third attempt cancels, because Spark did not know it before."""
 
     def __init__(self) -> None:
         self.cancelled = 0
@@ -28,6 +28,7 @@ class Late:
 
 
 def test_a_job_that_was_not_there_yet_is_cancelled_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A supervisor cancels an interrupted fit's job repeatedly, until the job ends."""
     monkeypatch.setattr(fitting, "ABORT_NOTICE_S", 0.0)
     job, said = Late(), list[str]()
     master: Any = SimpleNamespace(start=lambda: None, give_up=said.append, end=lambda: None)

@@ -1,4 +1,4 @@
-"""Values of a grid that JSON cannot hold: wrapped for Spark ML's files, and taken out where set."""
+"""Tests of GridValue, which wraps values of a tuning grid that JSON cannot represent."""
 
 from __future__ import annotations
 
@@ -33,6 +33,7 @@ VALUES: dict[str, Any] = {
 def test_a_grid_holds_what_spark_saves_like_a_stage_and_fits_get_the_value(
     name: str, value: Any
 ) -> None:
+    """A grid wraps such a value as a stage, which Spark ML can save; an estimator unwraps it."""
     estimator = SparkstromEstimator(model=MODEL)
     for grid in (
         ParamGridBuilder().addGrid(estimator.getParam(name), [value]),
@@ -40,7 +41,7 @@ def test_a_grid_holds_what_spark_saves_like_a_stage_and_fits_get_the_value(
     ):
         held: Any
         ((held,),) = (list(one.values()) for one in grid.build())
-        assert isinstance(held, Transformer)  # or Spark ML writes it as JSON
+        assert isinstance(held, Transformer)  # otherwise Spark ML would write it as JSON
         assert held == value
         assert repr(held) == repr(value)
         named: dict[str, Any] = {name: held}
@@ -56,6 +57,7 @@ def test_a_grid_holds_what_spark_saves_like_a_stage_and_fits_get_the_value(
 
 
 def test_values_that_json_holds_are_as_they_are() -> None:
+    """Values that JSON can represent are not wrapped in a grid."""
     estimator = SparkstromEstimator(model=MODEL)
     plain = {"featuresCol": ["a", "b"], "labelCol": {"y": ["a", "b"]}, "epochs": 3}
     grid = ParamGridBuilder()
@@ -69,13 +71,16 @@ def test_values_that_json_holds_are_as_they_are() -> None:
 @pytest.mark.parametrize("name", [*VALUES, "epochs"])
 @pytest.mark.parametrize("in_pipeline", [False, True])
 def test_fits_convert_a_grid_of_dicts_as_a_builder_does(name: str, in_pipeline: bool) -> None:
-    """Spark ML passes its own dicts to ``copy``, and saves these with the tuned model."""
+    """``copy`` converts the values of a user's own dictionaries in place, as ParamGridBuilder does.
+
+    Spark ML passes these dictionaries to ``copy``, and saves them with the tuned model.
+    """
     estimator = SparkstromEstimator(model=MODEL)
     value = VALUES.get(name, np.int64(3))
     others = SparkstromEstimator().model  # a Param of another stage of a pipeline
     grid: list[dict[Any, Any]] = [{estimator.getParam(name): value, others: "kept"}]
     tuned: Any = Pipeline(stages=[estimator]) if in_pipeline else estimator
-    for _ in range(2):  # a fold each
+    for _ in range(2):  # once per fold
         copied = tuned.copy(grid[0])
         if in_pipeline:
             (copied,) = copied.getStages()
@@ -93,6 +98,7 @@ def test_a_wrong_value_in_a_grid_of_dicts_is_refused_by_name() -> None:
 
 
 def test_a_value_has_the_attributes_of_what_it_holds() -> None:
+    """A GridValue has the wrapped value's attributes, is hashable, and refuses to transform."""
     held: Any = GridValue("model", MODEL)
     assert (held.n_params, held.describe()) == (9, MODEL.describe())
     assert {held: 1}[copy.copy(held)] == 1
@@ -103,10 +109,12 @@ def test_a_value_has_the_attributes_of_what_it_holds() -> None:
 
 
 def test_a_negative_seed_as_spark_ml_has_it_is_a_seed_of_the_fit() -> None:
+    """A negative seed, such as Spark ML's default, is mapped to a valid seed."""
     assert SparkstromEstimator(model=MODEL, seed=-5)._master().rng_seed == 2**63 - 5
 
 
 def test_a_seed_of_none_leaves_the_masters() -> None:
+    """With a seed of None, the master's rng_seed is used."""
     master = SharedTrainingMaster(rng_seed=7)
     estimator = SparkstromEstimator(model=MODEL, master=master, seed=5)
     assert estimator.setSeed(None)._master().rng_seed == 7

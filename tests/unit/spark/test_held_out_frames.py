@@ -1,4 +1,4 @@
-"""Held-out rows as a DataFrame of their own: what goes together, and what is refused by name."""
+"""Tests of HeldOutFrames: uniting a DataFrame of held-out rows with the data, or refusing it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ KINDS = {"age": DoubleType(), "income": DoubleType(), "bought": LongType(), "w":
 
 
 class Frame:
-    """Its columns, and that it is a DataFrame."""
+    """A fake DataFrame with a schema of these columns."""
 
     mapInArrow = None
     isStreaming = False
@@ -47,7 +47,7 @@ class Rdd:
 
 @pytest.fixture
 def united(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
-    """What was put together, without Spark."""
+    """Replace the union by a fake that needs no Spark; return a list of its calls."""
     made: list[tuple[Any, ...]] = []
 
     def union(data: Any, held: Any, names: list[str], *, keep_partitions: bool) -> tuple[Any, str]:
@@ -59,7 +59,7 @@ def united(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
 
 
 def test_the_same_two_frames_are_put_together_once(united: list[tuple[Any, ...]]) -> None:
-    """So an export of them serves the next fit; other frames, columns or placement do not."""
+    """The union, with its export, is reused for the same frames, columns and partitioning only."""
     data, held = Frame(**KINDS, more=StringType()), Frame(**KINDS, other=LongType())
     frames = HeldOutFrames(check_data)
     first = frames.unite(data, CHOSEN, held, "always")
@@ -80,6 +80,7 @@ def test_the_same_two_frames_are_put_together_once(united: list[tuple[Any, ...]]
 
 @pytest.mark.parametrize("validation", [None, 0.25, "column", True, [0.1]])
 def test_what_holds_no_rows_is_left_for_the_other_checks(validation: Any) -> None:
+    """A ``validation`` that is no DataFrame or RDD is passed on unchanged, for later checks."""
     data = Frame(**KINDS)
     found = HeldOutFrames(check_data).unite(data, CHOSEN, validation, "always")
     assert found == (data, CHOSEN._replace(validation=validation))
@@ -88,6 +89,7 @@ def test_what_holds_no_rows_is_left_for_the_other_checks(validation: Any) -> Non
 def test_the_number_of_partitions_says_nothing_of_two_frames(
     united: list[tuple[Any, ...]],
 ) -> None:
+    """A union is always repartitioned if the option compares the number of partitions."""
     frames, data = HeldOutFrames(check_data), Frame(**KINDS)
     whole, _ = frames.unite(data, CHOSEN, Frame(**KINDS), "always")
     counting, staying = (
@@ -100,6 +102,7 @@ def test_the_number_of_partitions_says_nothing_of_two_frames(
 
 
 def without(*names: str, **other: Any) -> Frame:
+    """Return a Frame without some columns, and with other types for some."""
     return Frame(**{name: kind for name, kind in (KINDS | other).items() if name not in names})
 
 

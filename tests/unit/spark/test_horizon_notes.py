@@ -1,4 +1,4 @@
-"""What a summary says of momentum: what became of it, and where nothing could."""
+"""Tests of the summary's rescaled momentum, and of warnings if it could not be rescaled."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ MOVING = DenseNetwork([2, 2], updater=Nesterov(0.1, 0.9))
 
 
 class Opaque(DenseNetwork):
+    """A model whose optimizer has a part that cannot be inspected."""
+
     def horizons(self, workers: int) -> dict[str, str]:
         return {"unseen": "PjitFunction"}
 
@@ -38,15 +40,18 @@ class Opaque(DenseNetwork):
     ],
 )
 def test_what_was_changed(master: Any, model: Any, rows: list[int], expected: Any) -> None:
+    """The summary has rescaled momentum and weights if several workers train with momentum."""
     assert scaled_hyperparameters(master, model, rows) == expected
 
 
 def test_a_limit_at_the_end_of_the_fit_counts() -> None:
+    """The number of summed workers at the end determines momentum and the weight of updates."""
     expected = {"workers": 16, "momentum": "0.9 -> 0.81", "weight of an update": "1 -> 0.125"}
     assert scaled_hyperparameters(FIT, MOVING, [5] * 16, summed=2) == expected
 
 
 def test_where_momentum_counts_own_steps_it_is_said() -> None:
+    """A warning is given if momentum counts each worker's own steps or cannot be inspected."""
     (said,) = horizon_warnings(FIT, object(), [5, 5])  # type: ignore[arg-type]
     assert said.startswith("a object counts each worker's own steps")
     opaque = Opaque([2, 2])

@@ -1,4 +1,4 @@
-"""Inference without Spark: one opened model per digest, columns to features, parts to figures."""
+"""Tests of inference without Spark: cached models, predictions of rows and columns, metrics."""
 
 from __future__ import annotations
 
@@ -45,6 +45,7 @@ LABELS = random.integers(0, 2, 50)
 
 @pytest.fixture(autouse=True)
 def nothing_opened(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give each test an empty cache of models."""
     monkeypatch.setattr(inference, "_open_models", type(inference._open_models)())
     monkeypatch.setattr(inference, "_removed_models", type(inference._removed_models)())
 
@@ -55,11 +56,12 @@ def trained(seed: int = 1) -> TrainedModel:
 
 
 def shipped(one: TrainedModel) -> Any:
+    """Return a fake broadcast variable with a pickled and unpickled copy of the model."""
     return SimpleNamespace(value=pickle.loads(pickle.dumps(one)))
 
 
 class Doubled(DenseNetwork):
-    """Its description says widths and no code, as those of models on JAX and torch do."""
+    """A model whose description omits ``factor``, as those of JAX and torch models omit code."""
 
     factor = 2
 
@@ -74,7 +76,7 @@ class Doubled(DenseNetwork):
 
 
 def test_models_whose_descriptions_are_equal_are_two() -> None:
-    """As where an attribute or a frozen weight was changed, or the code in a notebook's cell."""
+    """Models that differ only in an attribute outside their descriptions are cached separately."""
     model, other = Doubled([3, 4, 2], seed=1), Doubled([3, 4, 2], seed=1)
     other.factor = 3
     found = [get_open_model(TrainedModel.from_model(one, one.initial())) for one in (model, other)]
@@ -90,6 +92,7 @@ def test_a_process_opens_the_same_model_once() -> None:
 
 
 def test_it_keeps_the_few_that_were_used_last() -> None:
+    """Only the CACHED_MODELS_MAX most recently used models stay open."""
     first = get_open_model(trained(0))
     for seed in range(1, CACHED_MODELS_MAX + 1):
         get_open_model(trained(seed))
@@ -105,6 +108,7 @@ def test_other_parameters_or_another_architecture_have_another_digest() -> None:
 
 
 def test_an_attribute_of_a_module_changes_the_digest_and_a_prediction_does_not() -> None:
+    """A torch module's buffer or attribute changes the digest; a prediction does not change it."""
     torch = pytest.importorskip("torch")
     from sparkstrom.models.torch import TorchModel
 
@@ -124,7 +128,7 @@ def test_an_attribute_of_a_module_changes_the_digest_and_a_prediction_does_not()
 
 
 def reading_of(schema: pa.Schema) -> ArrowReadPlan:
-    """Each column is one array of the features; alone it is all of them."""
+    """Return a plan that reads each column as one array of the features."""
     takes = tuple(ArraySource(ROLE, (name,), (i,), False) for i, name in enumerate(schema.names))
     nest = tuple(schema.names) if len(takes) > 1 else None
     return ArrowReadPlan(schema.serialize().to_pybytes(), takes, nest, 0, False, False)
@@ -134,7 +138,7 @@ LISTS = pa.schema([("x", pa.list_(pa.float32()))])
 
 
 def predicted(batches: list[Any], schema: pa.Schema = LISTS, model: Any = None) -> list[Any]:
-    """What Spark would get back, row by row."""
+    """Return the predictions that Spark would get back, row by row."""
     names: dict[str | int, str] = {0: "prediction"}
     ship = (
         SimpleNamespace(value=TrainedModel.from_model(model, model.initial()))
@@ -157,7 +161,7 @@ def test_rows_and_columns_give_the_same_outputs() -> None:
 
 
 def test_keys_are_held_for_rows_that_are_under_way_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not for a partition: a block of rows is read, the next when that is answered."""
+    """Keys and rows are read one block at a time, not for the whole partition at once."""
     monkeypatch.setattr(row_blocks, "BLOCK_BYTES", 1 << 10)
     read: list[int] = []
 
@@ -183,6 +187,7 @@ def test_keys_are_held_for_rows_that_are_under_way_only(monkeypatch: pytest.Monk
     ],
 )
 def test_a_row_that_does_not_fit_is_named(bad: Any, why: str) -> None:
+    """A null, NaN, infinite or short row is refused by its number and partition."""
     good = [np.ones(3, np.float32)] * 4
     batches = [pd.Series(good), pd.Series([*good[:1], None if bad is None else np.array(bad)])]
     with pytest.raises(UsageError, match=f"row 5 of partition 2: {why}"):
@@ -190,6 +195,7 @@ def test_a_row_that_does_not_fit_is_named(bad: Any, why: str) -> None:
 
 
 def test_rows_that_the_model_does_not_take_are_told() -> None:
+    """Rows of a wrong shape or kind are refused with a message that names their partition."""
     with pytest.raises(UsageError, match=r"fails on rows of partition 2 with features 'x': \[4\]"):
         predicted([pd.Series([np.ones(4, np.float32)])])
     with pytest.raises(UsageError, match=r"fails on rows of partition 0 with features 'features'"):
@@ -229,7 +235,10 @@ COLUMNS = [
 
 @pytest.mark.parametrize("column", COLUMNS, ids=lambda column: str(column.type)[:30])
 def test_a_pandas_column_is_the_arrow_column_that_it_was(column: pa.Array) -> None:
-    """As Spark's own worker makes it: structs as DataFrames, null fields for null structs."""
+    """A column that Spark converted to pandas is converted back to the same Arrow column.
+
+    As in Spark's worker, a struct is a DataFrame, and a null struct has nulls in all fields.
+    """
     if pa.types.is_struct(column.type):
         given: Any = pd.concat([one.to_pandas() for one in column.flatten()], axis=1)
         given.columns = [field.name for field in VECTOR]
@@ -239,7 +248,7 @@ def test_a_pandas_column_is_the_arrow_column_that_it_was(column: pa.Array) -> No
 
 
 class Swapped:
-    """Two inputs by name, two outputs by name."""
+    """A model with the named inputs a and b and the named outputs b and a."""
 
     n_params = 1
 
@@ -256,6 +265,7 @@ class Swapped:
 
 
 def test_several_inputs_and_outputs() -> None:
+    """Named outputs get their named columns or dictionary keys; other columns are refused."""
     schema = pa.schema([("a", pa.int64()), ("b", pa.list_(pa.float32()))])
     batch = (pd.Series([1, 2]), pd.Series([np.ones(2, np.float32)] * 2))
     reading = reading_of(schema)
@@ -288,7 +298,7 @@ def test_integers_that_float32_would_round_are_refused(value: int) -> None:
 
 
 def test_the_score_of_an_ignored_label_is_nan() -> None:
-    """Its loss is a sum of nothing: a division by zero before."""
+    """A row whose loss has weight 0 gets the score NaN; before, it was a division by zero."""
     model = DenseNetwork([3, 2])
     model.bind(model.initial())
     usual = model.loss
@@ -313,7 +323,7 @@ def test_the_score_of_an_ignored_label_is_nan() -> None:
 def test_two_outputs_have_two_columns(
     names: tuple[str, ...], exact: bool, refused: str | None
 ) -> None:
-    """Before, the second replaced the first, silently."""
+    """Outputs need columns with different names; before, the second one replaced the first."""
     conf = SimpleNamespace(get=lambda *_: str(exact).lower())
     frame: Any = SimpleNamespace(sparkSession=SimpleNamespace(conf=conf))
     with pytest.raises(UsageError if refused else AttributeError, match=refused):
@@ -321,8 +331,11 @@ def test_two_outputs_have_two_columns(
 
 
 def test_images_are_predicted_some_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A batch of Spark's is 10,000 rows, decoded they may not find room; but the model computes
-    256 rows at once, however few it is given: no fewer are."""
+    """Images are predicted 256 at a time, although the memory limit allows even fewer.
+
+    Spark's batches have 10,000 rows, which may not fit in memory once decoded. The model computes
+    blocks of 256 rows in any case, so smaller blocks would save nothing.
+    """
     for module in (arrow, row_blocks):
         monkeypatch.setattr(module, "BLOCK_BYTES", 1200)
     seen: list[int] = []
@@ -351,7 +364,7 @@ def test_an_output_that_names_no_column_is_refused(output: Any) -> None:
 
 
 def test_features_in_one_process_have_the_dtypes_of_training() -> None:
-    """Token numbers stay whole for an embedding; lists and doubles are float32."""
+    """Integer features keep their dtype, as embeddings need; lists and doubles become float32."""
     ids = np.array([[1, 2]])
     given: Any = features_to_arrays({"ids": ids, "x": [[1, 2]], "y": np.ones((1, 2))})
     assert [array.dtype for array in given.values()] == [ids.dtype, np.float32, np.float32]
@@ -365,10 +378,11 @@ def test_masked_features_are_refused() -> None:
     values = np.ma.masked_array(np.ones((2, 2)), [[False, False], [False, True]])
     with pytest.raises(UsageError, match=r"masked entries: fill them, with \.filled\(0\)"):
         features_to_arrays({"x": values})
-    assert features_to_arrays(values[:1]).shape == (1, 2)  # nothing of it is masked
+    assert features_to_arrays(values[:1]).shape == (1, 2)  # this row has no masked entry
 
 
 def test_parts_give_the_figures_of_the_whole() -> None:
+    """Merged metrics of three parts equal the metrics of all rows."""
     model, wanted = trained().open(), MetricSpec(("classification", "roc", "regression", "loss"))
     shares = np.eye(2, dtype=np.float32)[LABELS]
     whole = evaluate_batch(model, wanted, Batch(FEATURES, shares))
@@ -385,6 +399,7 @@ def test_parts_give_the_figures_of_the_whole() -> None:
 
 
 def test_weights_count_in_the_loss() -> None:
+    """Rows of weight 0 do not count in the loss; the loss is NaN if it was not requested."""
     model, weights = trained().open(), (LABELS == 1).astype(np.float32)
     weighted = evaluate_batch(model, MetricSpec(("loss",)), Batch(FEATURES, LABELS, weights))
     ones = LABELS == 1
@@ -394,6 +409,7 @@ def test_weights_count_in_the_loss() -> None:
 
 
 def test_what_is_measured_fits_the_model() -> None:
+    """The default metrics depend on the model; the metric loss needs a model with a loss."""
     assert select_metrics(DenseNetwork([2, 2]), None, 1).metrics == ("classification",)
     values = DenseNetwork([2, 1], loss="squared_error")
     assert select_metrics(values, None, 1).metrics == ("regression",)
@@ -402,7 +418,7 @@ def test_what_is_measured_fits_the_model() -> None:
 
 
 class Cyclic(DenseNetwork):
-    """Refers to itself, as models on JAX do."""
+    """A model that refers to itself, as models on JAX do."""
 
     def bind(self, parameters: Any) -> None:
         super().bind(parameters)
@@ -410,6 +426,7 @@ class Cyclic(DenseNetwork):
 
 
 def test_a_model_that_left_the_cache_is_freed_though_it_was_frozen() -> None:
+    """A frozen model with a reference cycle is freed when a later model is opened."""
     model = Cyclic([6, 3], seed=0)
     known = weakref.ref(get_open_model(TrainedModel.from_model(model, model.initial())))
     del model
@@ -424,7 +441,7 @@ def test_a_model_that_left_the_cache_is_freed_though_it_was_frozen() -> None:
 def test_modules_are_not_searched_for_garbage_after_each_task(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Spark's Python daemon collects after each task: with torch's modules, 0.2 s each time."""
+    """Objects are frozen once; else Spark's collection after each task takes 0.2 s with torch."""
     calls: list[None] = []
     monkeypatch.setattr(gc, "freeze", lambda: calls.append(None))
     monkeypatch.setattr(task_environment, "_modules_frozen", 0)

@@ -1,4 +1,4 @@
-"""Parameters on their way to executors: bit by bit, in few bytes, and gone after the fit."""
+"""Tests of the broadcast of initial parameters: exact, compact, and destroyed after the fit."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ K, WORKERS = 20, 4
 
 
 def theta_of(values: Any, k: int = K, buffers: bytes = b"") -> Theta:
+    """Return a Theta with these values, which are multiples of 2^-k."""
     theta = Theta(len(values), k)
     theta.load(np.asarray(values, np.float32))
     theta.buffers = buffers
@@ -54,7 +55,7 @@ def test_a_parameter_takes_less_than_three_bytes(scale: float, bytes_each: float
 
 
 class Conf:
-    """A SparkConf that lives in the JVM."""
+    """A fake of the SparkConf in the JVM."""
 
     def __init__(self, **known: str) -> None:
         self.known = known
@@ -70,7 +71,7 @@ class Conf:
 
 
 class Context:
-    """A SparkContext, as far as a broadcast needs one; the handle is the context itself."""
+    """A fake SparkContext that makes broadcasts; the context itself is their handle."""
 
     def __init__(self, **known: str) -> None:
         self._conf = Conf(**known)
@@ -109,7 +110,8 @@ class Context:
 def test_blocks_are_small_for_this_one_broadcast(
     monkeypatch: pytest.MonkeyPatch, n_params: int, workers: int, size: str
 ) -> None:
-    planes: Any = range(n_params)  # as long as bytes would be
+    """The block size fits parameters and workers, and is reset after the broadcast."""
+    planes: Any = range(n_params)  # only its length is used
     packed = PackedParameters(planes, planes, b"", b"", b"")
     pack = "sparkstrom.worker.training_job.pack_parameters"
     monkeypatch.setattr(pack, lambda theta, state: packed)
@@ -128,6 +130,7 @@ def test_an_applications_own_block_size_stays() -> None:
 
 
 def test_it_is_destroyed_also_after_a_fit_that_fails() -> None:
+    """The broadcast variable is destroyed also if the fit fails."""
     context = Context()
 
     def fit() -> None:
@@ -141,6 +144,7 @@ def test_it_is_destroyed_also_after_a_fit_that_fails() -> None:
 
 
 def test_a_worker_begins_with_what_its_job_brings(job_of: Callable[..., TrainingJob]) -> None:
+    """A worker starts with the broadcast parameters and buffers, or with zeros without any."""
     job = job_of()
     values = np.linspace(-1, 1, job.spec.n_params, dtype=np.float32)
     theta = theta_of(round_to_grid(values, job.k), job.k, b"statistics")

@@ -1,4 +1,4 @@
-"""Which address wins on the driver and on executors, and what is said where none can."""
+"""Tests of choosing network addresses on driver and executors, and of joining media drivers."""
 
 from __future__ import annotations
 
@@ -30,13 +30,14 @@ MASK = VoidConfiguration(network_mask="10.0.0.0/8")
 
 @pytest.fixture(autouse=True)
 def host(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A host with these interfaces and nothing in its environment."""
+    """Fake a host with the addresses LISTED, and without the two environment variables."""
     monkeypatch.setattr(interfaces, "list_interface_addresses", lambda: LISTED)
     for name in ("SPARKSTROM_LOCAL_IP", "DL4J_VOID_IP"):
         monkeypatch.delenv(name, raising=False)
 
 
 def test_the_driver_takes_what_is_most_explicit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The driver uses controller_address, mask, environment or Spark's host, in this order."""
     assert choose_driver_address(VoidConfiguration(), "192.168.7.8") == "192.168.7.8"
     assert choose_driver_address(MASK, "192.168.7.8") == "10.1.2.3"
     monkeypatch.setenv("DL4J_VOID_IP", "192.168.7.8")
@@ -47,6 +48,7 @@ def test_the_driver_takes_what_is_most_explicit(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_an_executor_takes_mask_environment_and_route(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An executor uses mask, environment or the route to the controller, in this order."""
     controller = Endpoint("127.0.0.1", 9)
     assert choose_executor_address(VoidConfiguration(), controller) == "127.0.0.1"
     assert choose_executor_address(MASK, controller) == "10.1.2.3"
@@ -68,16 +70,18 @@ def test_a_mask_that_fits_nothing_is_refused() -> None:
 
 
 def test_a_name_that_means_nothing_is_refused() -> None:
+    """A host name that cannot be resolved is refused."""
     with pytest.raises(SetupError, match="'no such host' cannot be resolved"):
         resolve_host("no such host")
 
 
 def test_an_address_in_brackets_is_one() -> None:
-    """So Spark writes IPv6 in spark.driver.host, and people in controller_address."""
+    """An IPv6 address may have brackets, as Spark writes it in spark.driver.host."""
     assert resolve_host("[fd00:77::1]") == resolve_host("fd00:77::1") == "fd00:77::1"
 
 
 def test_no_route_is_an_error_that_names_the_controller() -> None:
+    """If there is no route to the controller, SetupError names its address."""
     with pytest.raises(SetupError, match=r"no route .* to the controller at no such host:9"):
         local_address_towards(Endpoint("no such host", 9))
 
@@ -86,6 +90,7 @@ def test_no_route_is_an_error_that_names_the_controller() -> None:
 def test_a_media_driver_that_ends_while_it_is_joined_is_replaced(
     monkeypatch: pytest.MonkeyPatch, losses: int
 ) -> None:
+    """If a media driver ends while a task joins it, another one is tried, JOIN_ATTEMPTS in all."""
     joined: list[Any] = []
 
     def join(handle: object) -> object:

@@ -1,4 +1,4 @@
-"""Users' listeners: told in order, in a thread of their own, and what becomes of one that fails."""
+"""Tests of ListenerThread: the order of events, slow listeners, and listeners that raise."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ START = Progress(Phase.RUNNING, 2, 2, 2, 0, 60, 0, 0.0, {}, frozenset({0, 1}))
 
 
 class Diary:
-    """Writes down every event; no subclass of anything."""
+    """A listener without a base class, which records all events and the thread of the last."""
 
     def __init__(self) -> None:
         self.events: list[Any] = []
@@ -59,13 +59,14 @@ class Diary:
 
 
 class Summary:
-    """As much of one as ``follow`` touches."""
+    """A fake summary with only what ``ListenerThread.run_fit`` uses."""
 
     def __init__(self) -> None:
         self.warnings: list[str] = []
 
 
 def thread_of(*listeners: Any, said: list[str] | None = None) -> ListenerThread:
+    """Return a ListenerThread with these listeners; it appends its messages to ``said``."""
     return ListenerThread(
         listeners,
         BEGIN,
@@ -77,7 +78,7 @@ def thread_of(*listeners: Any, said: list[str] | None = None) -> ListenerThread:
 
 
 def run(heard: ListenerThread, fit: Callable[[], None]) -> Any:
-    """A whole fit, in which ``fit`` happens."""
+    """Run a fit whose training is the function ``fit``; return its summary."""
 
     def whole() -> Any:
         heard.on_fit_begin(SPEC)
@@ -88,6 +89,7 @@ def run(heard: ListenerThread, fit: Callable[[], None]) -> Any:
 
 
 def at(minibatches: int, **changes: Any) -> Progress:
+    """Return the progress after this number of minibatches."""
     return replace(START, minibatches=minibatches, **changes)
 
 
@@ -109,6 +111,7 @@ def test_events_come_in_order_in_another_thread() -> None:
 
 
 def test_an_epoch_has_figures_and_copies_only_what_is_asked_for() -> None:
+    """EpochEnd has no validation value if none is known; it copies and evaluates on request."""
     diary = Diary()
     heard = thread_of(diary)
 
@@ -127,6 +130,7 @@ def test_an_epoch_has_figures_and_copies_only_what_is_asked_for() -> None:
 
 
 def test_a_slow_listener_hears_of_the_newest_iteration_alone() -> None:
+    """A listener that is busy during 50 iterations gets only the newest one."""
     went_in, may_go_on = threading.Event(), threading.Event()
 
     class Slow(Diary):
@@ -149,6 +153,7 @@ def test_a_slow_listener_hears_of_the_newest_iteration_alone() -> None:
 
 
 def test_workers_come_and_go_with_the_reason() -> None:
+    """Listeners get the partitions that joined or left, and why, but not at the fit's end."""
     diary = Diary()
     heard = thread_of(diary)
     lost = Departure(3, 1, "host-b", "silent for 10 s", 5.0)
@@ -176,6 +181,7 @@ def test_workers_come_and_go_with_the_reason() -> None:
 
 @pytest.mark.parametrize("kind", [ValueError, SystemExit])
 def test_what_a_listener_raises_ends_the_fit_by_its_name(kind: type[BaseException]) -> None:
+    """An exception in a listener ends the fit with an error that names the listener's method."""
     called = threading.Event()
 
     class Broken(TrainingListener):
@@ -189,7 +195,7 @@ def test_what_a_listener_raises_ends_the_fit_by_its_name(kind: type[BaseExceptio
     def fit() -> None:
         heard.on_progress(at(1))
         assert called.wait(30)
-        for minibatches in range(2, 100_000):  # it is raised at one of the next looks
+        for minibatches in range(2, 100_000):  # the error is raised at one of the next polls
             heard.on_progress(at(minibatches))
 
     name = f"listener Broken.on_iteration raised {kind.__name__}"
@@ -203,6 +209,8 @@ def test_what_a_listener_raises_ends_the_fit_by_its_name(kind: type[BaseExceptio
 
 
 def test_one_that_does_not_fail_the_fit_is_told_once_and_hears_no_more() -> None:
+    """A listener with fails_fit = False that raises causes one warning and gets no more events."""
+
     class Broken(Diary):
         fails_fit = False
 
@@ -221,6 +229,7 @@ def test_one_that_does_not_fail_the_fit_is_told_once_and_hears_no_more() -> None
 
 
 def test_a_run_log_that_cannot_be_written_ends_no_fit(tmp_path: Path) -> None:
+    """A run log that cannot be written causes one warning, and other listeners get all events."""
     (tmp_path / "file").write_text("")
     diary = Diary()
     heard = thread_of(JsonLines(tmp_path / "file" / "run.jsonl"), diary)
@@ -233,6 +242,7 @@ def test_a_run_log_that_cannot_be_written_ends_no_fit(tmp_path: Path) -> None:
 def test_the_run_log_has_the_end_although_a_listener_is_still_busy_with_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The run log has the fit's end even if a listener's on_fit_end does not return in time."""
     went_in, may_go_on = threading.Event(), threading.Event()
 
     class Uploading(TrainingListener):
@@ -260,7 +270,7 @@ def test_the_run_log_has_the_end_although_a_listener_is_still_busy_with_it(
 
 
 class Printer:
-    """Prints at each event, as users' listeners do."""
+    """A listener that prints at each iteration, as users' listeners do."""
 
     def __init__(self) -> None:
         self.heard = 0
@@ -273,7 +283,7 @@ class Printer:
 def test_a_listener_that_prints_where_nobody_reads_ends_no_fit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """As in ``train.py | head -1``: it still hears the fit, and one warning says so."""
+    """A listener whose output is closed, as with ``| head -1``, still gets events; one warning."""
 
     class Unread(io.StringIO):
         def flush(self) -> None:
@@ -299,6 +309,8 @@ def test_a_listener_that_prints_where_nobody_reads_ends_no_fit(
 
 
 def test_what_is_raised_after_the_end_is_a_warning() -> None:
+    """An exception in on_fit_end becomes a warning in the summary."""
+
     class Late(TrainingListener):
         def on_fit_end(self, event: FitEnd) -> None:
             raise RuntimeError("upload failed")
@@ -309,6 +321,7 @@ def test_what_is_raised_after_the_end_is_a_warning() -> None:
 
 
 def test_a_fit_that_failed_is_heard_and_keeps_its_own_error() -> None:
+    """Listeners get the end of a failed fit with its error, which is raised unchanged."""
     diary = Diary()
 
     def fit() -> None:
@@ -321,6 +334,7 @@ def test_a_fit_that_failed_is_heard_and_keeps_its_own_error() -> None:
 
 @pytest.mark.parametrize("wrong", [object(), Diary, print, 3])
 def test_what_hears_nothing_is_refused(wrong: Any) -> None:
+    """An object without any listener method is refused."""
     with pytest.raises(
         UsageError, match=r"has no method for events: .* on_fit_begin, on_iteration"
     ):
@@ -328,13 +342,14 @@ def test_what_hears_nothing_is_refused(wrong: Any) -> None:
 
 
 def test_a_listener_alone_is_refused() -> None:
+    """A listener that is not in a list is refused."""
     with pytest.raises(UsageError, match="must be a list"):
         check_listeners(Diary())  # type: ignore[arg-type]
     check_listeners([Diary()])
 
 
 def test_a_fit_that_goes_on_with_another_controller_is_one_fit() -> None:
-    """Its workers went with the first one, and come again."""
+    """With a new controller there is no second FitBegin; all workers leave and join again."""
     diary = Diary()
     heard = thread_of(diary)
 

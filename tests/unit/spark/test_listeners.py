@@ -1,4 +1,4 @@
-"""A fit as events: told when something changes, in one order, each epoch once."""
+"""Tests of a fit's events: every change is dispatched once, in a fixed order."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ BOTH = frozenset({0, 1})
 
 
 class Heard(FitListener):
-    """Writes down what it hears, in short; progress only where wanted."""
+    """A listener that records events in short form; progress only if requested."""
 
     def __init__(self, *, progress: bool = False) -> None:
         self.told: list[Any] = []
@@ -60,6 +60,7 @@ class Heard(FitListener):
         self.told.append(end)
 
     def news(self) -> list[Any]:
+        """Return the events since the last call."""
         told, self.told = self.told, []
         return told
 
@@ -75,6 +76,7 @@ def events(heard: Heard) -> FitEvents:
 
 
 def log_of(partition: int, *losses: float) -> EpochLog:
+    """Return a partition's log, with one epoch for each held-out loss."""
     log = EpochLog(partition, 7)
     for epoch, loss in enumerate(losses):
         log.add(PartitionEpoch(epoch, 1.0, 2, 2 * loss, 2.0))
@@ -82,6 +84,7 @@ def log_of(partition: int, *losses: float) -> EpochLog:
 
 
 def told(*logs: EpochLog) -> dict[int, WorkerCounters]:
+    """Return the counters of the nodes 0, 1, ..., with the epochs of their logs."""
     return {
         node: WorkerCounters(TrainingCounters(node, 7, epochs=log.recent_figures()))
         for node, log in enumerate(logs)
@@ -89,11 +92,13 @@ def told(*logs: EpochLog) -> dict[int, WorkerCounters]:
 
 
 def test_the_begin_is_told_before_anything_else(events: FitEvents, heard: Heard) -> None:
+    """``begin`` dispatches the start of the fit, with its spec."""
     events.begin()
     assert heard.news() == [SPEC]
 
 
 def test_one_look_tells_in_one_order(heard: Heard) -> None:
+    """The events of one poll come in this order: phase, workers, counters, epoch, progress."""
     heard = Heard(progress=True)
     stats = told(log_of(0, 5.0), log_of(1, 3.0))
     running = replace(START, phase=Phase.RUNNING, training=BOTH, stats=stats)
@@ -102,6 +107,7 @@ def test_one_look_tells_in_one_order(heard: Heard) -> None:
 
 
 def test_what_stays_is_not_told_again(events: FitEvents, heard: Heard) -> None:
+    """Only what changed since the previous poll is dispatched."""
     events.dispatch(START)
     assert heard.news() == [Phase.GATHERING, frozenset(), []]
     events.dispatch(replace(START, minibatches=5, commits=4))
@@ -115,6 +121,7 @@ def test_what_stays_is_not_told_again(events: FitEvents, heard: Heard) -> None:
 def test_an_epoch_is_told_once_when_the_slowest_has_finished_it(
     events: FitEvents, heard: Heard
 ) -> None:
+    """An epoch is dispatched once, when the slowest partition has completed it."""
     ahead = replace(START, training=BOTH, stats=told(log_of(0, 1.0, 2.0, 3.0), log_of(1)))
     events.dispatch(ahead)
     assert heard.news()[-1] == [0, 1]
@@ -125,6 +132,7 @@ def test_an_epoch_is_told_once_when_the_slowest_has_finished_it(
 
 
 def test_an_epoch_waits_for_a_partition_that_only_measures(events: FitEvents, heard: Heard) -> None:
+    """An epoch waits for a partition that only evaluates held-out rows, until it leaves."""
     some, measures = frozenset({0}), frozenset({1})
     trained = replace(START, training=some, evaluating=measures, stats=told(log_of(0, 1.0)))
     events.dispatch(trained)
@@ -134,12 +142,13 @@ def test_an_epoch_waits_for_a_partition_that_only_measures(events: FitEvents, he
     events.dispatch(replace(trained, stats=told(log_of(0, 1.0, 4.0), log_of(1, 3.0))))
     assert heard.news() == [[0, 1]]
     events.dispatch(replace(trained, evaluating=frozenset(), stats=told(log_of(0, 1.0, 4.0))))
-    assert heard.news() == [[0], (12, 4.0)]  # it has gone
+    assert heard.news() == [[0], (12, 4.0)]  # partition 1 has left
 
 
 def test_an_epoch_ends_also_when_the_one_that_it_waited_for_has_gone(
     events: FitEvents, heard: Heard
 ) -> None:
+    """An epoch is dispatched if the partition that had not completed it leaves."""
     both = replace(START, training=BOTH, stats=told(log_of(0, 1.0), log_of(1)))
     events.dispatch(both)
     heard.news()
@@ -148,6 +157,7 @@ def test_an_epoch_ends_also_when_the_one_that_it_waited_for_has_gone(
 
 
 def test_when_all_have_left_the_last_epochs_are_told(events: FitEvents, heard: Heard) -> None:
+    """The last epochs are dispatched although no worker is left."""
     events.dispatch(replace(START, training=BOTH, stats=told(log_of(0), log_of(1))))
     heard.news()
     events.dispatch(replace(START, phase=Phase.DONE, stats=told(log_of(0, 1.0), log_of(1, 3.0))))
@@ -155,6 +165,7 @@ def test_when_all_have_left_the_last_epochs_are_told(events: FitEvents, heard: H
 
 
 def test_the_end_has_a_history_without_gaps(events: FitEvents, heard: Heard) -> None:
+    """The end has all epochs of the tasks' reports; a stopped fit counts only complete ones."""
     done = outcome(stop_reason=None)
     reports = [json.dumps({"epochs": log_of(p, *map(float, range(3))).report()}) for p in (0, 1)]
     events.end(done, reports)
@@ -171,7 +182,11 @@ def test_the_end_has_a_history_without_gaps(events: FitEvents, heard: Heard) -> 
 
 
 def test_epochs_that_were_too_many_to_be_told_live_are_told_whole_at_the_end() -> None:
-    """Who must hear live hears of the newest ones meanwhile; nobody hears of a part of the rows."""
+    """Listeners get epochs that were missing in the counters at the end of the fit, in order.
+
+    Counters contain only the newest epochs. A listener with a ``live_option`` gets these at once.
+    No listener gets figures of only some partitions.
+    """
     heard, live = Heard(), Heard()
     live.live_option = "early_stopping"
     events = FitEvents(SPEC, [heard, live])
@@ -185,6 +200,7 @@ def test_epochs_that_were_too_many_to_be_told_live_are_told_whole_at_the_end() -
 
 
 def test_all_hear_an_event_before_any_hears_the_next() -> None:
+    """All listeners get an event before any listener gets the next one."""
     told = list[Any]()
     one, other = Heard(), Heard()
     one.told = other.told = told
@@ -193,6 +209,8 @@ def test_all_hear_an_event_before_any_hears_the_next() -> None:
 
 
 class Drawn(ProgressDisplay):
+    """A display that records what it is given to show."""
+
     def __init__(self) -> None:
         self.lines: list[tuple[ProgressFigures, bool]] = []
 
@@ -201,6 +219,7 @@ class Drawn(ProgressDisplay):
 
 
 def test_the_line_follows_a_fit_and_stands_still_at_its_end() -> None:
+    """The display is updated at each poll until the fit is done, and once more at its end."""
     drawn = Drawn()
     events = FitEvents(SPEC, [ProgressListener(drawn)])
     events.begin()
@@ -223,7 +242,7 @@ def test_the_line_follows_a_fit_and_stands_still_at_its_end() -> None:
 def test_what_the_terminal_has_from_workers_is_not_shown_again(
     worker_lines: bool, shown: int
 ) -> None:
-    """As in Spark's local mode, whose JVM has this program's standard error."""
+    """Workers' lines are not shown if the terminal already has them, as in Spark's local mode."""
     told: list[str] = []
     drawn = Drawn()
     drawn.say = told.append  # type: ignore[method-assign, assignment]
@@ -236,11 +255,11 @@ def test_what_the_terminal_has_from_workers_is_not_shown_again(
     assert told[:1] == ["partition 0 on vm (training) says: printed"][:shown]
 
 
-# -- who tells -----------------------------------------------------------------------------------
+# -- the supervisor, which dispatches the events --------------------------------------------------
 
 
 class Master:
-    """A master that is done, or has failed, at once."""
+    """A fake controller that has finished, or failed, at once."""
 
     def __init__(self, failure: Exception | None = None) -> None:
         self.failure, self.progress = failure, replace(START, phase=Phase.DONE)
@@ -266,29 +285,31 @@ class Master:
 
 
 class Job:
-    """A Spark job whose tasks return."""
+    """A fake Spark job whose tasks have returned."""
 
     running, reports, error = True, list[str](), None
 
     def start(self) -> None:
-        """At once."""
+        """Do nothing."""
 
     def wait(self, seconds: float) -> bool:
         return True
 
     def cancel(self) -> None:
-        """Too late."""
+        """Do nothing."""
 
     def killed_for_memory(self) -> list[str]:
         return []
 
 
 def fit_with(master: Master, *listeners: FitListener) -> None:
+    """Run a fit with this controller, a fake job and these listeners."""
     events = FitEvents(SPEC, listeners)
     FitSupervisor(cast(MasterThread, master), cast(SparkJob, Job()), events).run()
 
 
 def test_a_fit_ends_after_all_of_it_has_stopped(heard: Heard) -> None:
+    """Listeners get the end of the fit after the controller has ended."""
     master = Master()
     fit_with(master, heard)
     assert master.calls == ["start", "end", "outcome"]
@@ -296,6 +317,7 @@ def test_a_fit_ends_after_all_of_it_has_stopped(heard: Heard) -> None:
 
 
 def test_a_fit_that_fails_has_no_end(heard: Heard, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Listeners do not get the end of a fit that failed."""
     monkeypatch.setattr(fitting, "ABORT_NOTICE_S", 0.0)
     with pytest.raises(TrainingError, match="NaN"):
         fit_with(Master(TrainingError("NaN")), heard)
@@ -303,6 +325,7 @@ def test_a_fit_that_fails_has_no_end(heard: Heard, monkeypatch: pytest.MonkeyPat
 
 
 def test_what_a_listener_raises_ends_the_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An exception in a listener is raised by the fit, and the controller is stopped."""
     monkeypatch.setattr(fitting, "ABORT_NOTICE_S", 0.0)
 
     class Refusing(FitListener):
@@ -327,6 +350,7 @@ def test_what_a_listener_raises_ends_the_fit(monkeypatch: pytest.MonkeyPatch) ->
 def test_a_job_that_somebody_cancelled_keeps_what_was_learnt(
     monkeypatch: pytest.MonkeyPatch, words: str, error: type[TrainingError]
 ) -> None:
+    """A cancelled job raises FitCancelled, whose message says that parameters are kept."""
     monkeypatch.setattr(fitting, "ABORT_NOTICE_S", 0.0)
     monkeypatch.setattr(fitting, "FAILURE_GRACE_S", 0.0)
     monkeypatch.setattr(fitting, "POLL_S", 0.0)

@@ -1,4 +1,4 @@
-"""Where workers' prints are on the driver program's terminal without us."""
+"""Tests where Spark itself shows workers' output in the driver program's terminal or notebook."""
 
 from __future__ import annotations
 
@@ -29,6 +29,7 @@ def application(master: str, launched: object = object()) -> ClassicApplication:
     ],
 )
 def test_local_mode_shows_what_workers_print(master: str, has: bool) -> None:
+    """Workers' output is in the program's terminal only in local mode, not on clusters."""
     assert application(master).has_workers_output is has
 
 
@@ -39,6 +40,7 @@ def test_local_mode_shows_what_workers_print(master: str, has: bool) -> None:
 def test_a_cell_shows_it_where_the_kernel_reads_what_the_jvm_writes(
     monkeypatch: pytest.MonkeyPatch, launched: Any, watches: Any, has: bool
 ) -> None:
+    """A notebook shows workers' output if its kernel reads the descriptor and started the JVM."""
     monkeypatch.setattr(classic_application, "is_in_notebook", lambda: True)
     monkeypatch.setattr(sys, "stderr", SimpleNamespace(watch_fd_thread=watches))
     assert application("local[2]", launched).has_workers_output is has

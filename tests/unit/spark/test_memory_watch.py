@@ -1,4 +1,4 @@
-"""The watch of containers killed for their memory: each text once, as soon as it is known."""
+"""Tests of OutOfMemoryMonitor: each message about a killed container is shown once, at once."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ org.apache.spark.shuffle.MetadataFetchFailedException: Missing an output locatio
 
 
 class FakeJob:
-    """Stages with attempts and failed tasks, and what their errors mean."""
+    """A fake job with stages, their failed tasks, and messages about killed containers."""
 
     def __init__(self) -> None:
         self.stages = [(0, 0, 0), (1, 0, 0)]
@@ -39,13 +39,14 @@ class FakeJob:
 
 @pytest.fixture
 def watched(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.setattr(memory_watch, "MEMORY_POLL_S", -1.0)  # every look is due
+    monkeypatch.setattr(memory_watch, "MEMORY_POLL_S", -1.0)  # every poll is due
     job, warnings = FakeJob(), []
     watch = OutOfMemoryMonitor(job, warnings.append)  # type: ignore[arg-type]
     return SimpleNamespace(job=job, watch=watch, warnings=warnings)
 
 
 def test_errors_are_read_only_where_tasks_have_failed_since(watched: Any) -> None:
+    """Task errors are read only if tasks have failed since the previous poll."""
     for _ in range(3):
         watched.watch.on_progress(ANYTHING)
     assert watched.job.asked == 0
@@ -53,13 +54,14 @@ def test_errors_are_read_only_where_tasks_have_failed_since(watched: Any) -> Non
     for _ in range(3):
         watched.watch.on_progress(ANYTHING)
     assert watched.job.asked == 1
-    assert watched.warnings == []  # they failed for another reason
+    assert watched.warnings == []  # no container was killed
 
 
 def test_each_text_is_told_once_and_that_of_the_last_moment_too(watched: Any) -> None:
+    """Each message is shown once, also one that appears at the end of the fit."""
     watched.job.stages[1], watched.job.killed = (1, 0, 2), ["give it 1 GB"]
     watched.watch.on_progress(ANYTHING)
-    watched.job.stages[1] = (1, 1, 0)  # the stage was tried again; its first tasks are the same
+    watched.job.stages[1] = (1, 1, 0)  # a second attempt of the stage; no new message
     watched.watch.on_progress(ANYTHING)
     assert watched.warnings == ["give it 1 GB"]
     watched.job.stages[1] = (1, 1, 1)
@@ -76,6 +78,7 @@ def test_each_text_is_told_once_and_that_of_the_last_moment_too(watched: Any) ->
     ],
 )
 def test_a_job_that_fails_for_it_names_the_same(killed: list[str], remedy: str) -> None:
+    """A failed job's error has the newest message about a killed container, or a general hint."""
     job = FakeJob()
     job.killed, job.error = killed, Exception(TOO_OFTEN)
     master = SimpleNamespace(finished=SimpleNamespace(wait=lambda seconds: False))

@@ -1,4 +1,4 @@
-"""What each_batch refuses before a query starts."""
+"""Tests of each_batch: arguments that it refuses, and micro-batches without rows."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sparkstrom.streams import each_batch
 
 
 class Application:
-    """Takes streams."""
+    """A fake application that supports streams."""
 
     def require_rdds(self, what: str, instead: str) -> None: ...
 
@@ -36,7 +36,7 @@ def test_misuse_is_refused_at_once(network: Any, options: dict[str, Any], says: 
 
 
 class Frame:
-    """A micro-batch."""
+    """A fake micro-batch with this number of rows."""
 
     def __init__(self, rows: int) -> None:
         self.rows = rows
@@ -46,6 +46,7 @@ class Frame:
 
 
 def test_a_micro_batch_without_rows_is_no_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither ``fit`` nor the callback is called for a micro-batch without rows."""
     fits, heard = [], []
     monkeypatch.setattr(
         SparkNetwork, "fit", lambda self, data, epochs=1: fits.append((data.rows, epochs)) or "done"

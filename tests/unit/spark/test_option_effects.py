@@ -1,4 +1,4 @@
-"""Options that act in a worker's training: each is flipped on the class users hold."""
+"""Tests of options that act in a worker's training: each is set, and its effect is checked."""
 
 from __future__ import annotations
 
@@ -56,6 +56,7 @@ PLACE = TaskEnvironment(1, 5, "host", "jvm", Path("/nowhere"))
 
 
 def all_rows() -> Iterator[Block]:
+    """Yield all 20 rows as blocks of partition 1."""
     return read_row_blocks(1, zip(FEATURES, LABELS, strict=True))
 
 
@@ -66,6 +67,8 @@ MakeJob = Callable[..., TrainingJob]
 
 @pytest.fixture
 def replica_of(job_of: MakeJob) -> Callable[..., Replica]:
+    """Return a function that makes a worker's replica with given options."""
+
     def make(**options: Any) -> Replica:
         job = job_of(**options)
         return make_replica(job, Theta(job.spec.n_params, job.k))
@@ -75,7 +78,7 @@ def replica_of(job_of: MakeJob) -> Callable[..., Replica]:
 
 @pytest.mark.flips("SharedTrainingMaster.train_on")
 def test_train_on(replica_of: Callable[..., Replica]) -> None:
-    """Without a publication theta stands still, and only a local model goes on from its steps."""
+    """Without a publication theta stays constant, and only a local model improves by its steps."""
     losses = {
         way: [made.step(BATCH) for _ in range(3)]
         for way in ("local", "replica")
@@ -129,7 +132,7 @@ def test_batch_size_per_worker(job_of: MakeJob, rows: int, batches: int) -> None
 def test_batch_memory_bytes(
     job_of: MakeJob, tmp_path: Path, limit_bytes: int, spills: bool
 ) -> None:
-    """Half of it is for rows: what is more lies on scratch, in a file without a name."""
+    """Rows that exceed half of the limit are spilled to an unnamed file in the scratch folder."""
     wide = np.zeros((20, 6), np.float32).repeat(20_000, axis=0)
     wide[:, 0] = np.arange(len(wide))
     rows = iter([Block(FORM, FORM.pack([wide, np.zeros(len(wide), np.int64)]), ROWS, "here")])
@@ -152,7 +155,7 @@ def test_rng_seed(job_of: MakeJob) -> None:
 
 
 class Playing(TrainerChannel):
-    """Says TRAIN so often, then AUDIT, then END; keeps what the trainer says."""
+    """A channel that commands TRAIN ``steps`` times, AUDIT and END, and records all events."""
 
     def __init__(self, steps: int) -> None:
         super().__init__(TrainerInbox(0, Theta(21, K).new_sum), wake=lambda: None)
@@ -164,7 +167,7 @@ class Playing(TrainerChannel):
         return [], next(self.script)
 
     def wait(self, seconds: float, known: Directive) -> None:
-        """There is always something to do."""
+        """Return at once, because a command is always available."""
 
     def post(self, event: ev.Event) -> None:
         self.said.append(event)
@@ -172,7 +175,7 @@ class Playing(TrainerChannel):
 
 @pytest.fixture
 def train(job_of: MakeJob) -> Callable[..., Playing]:
-    """Six steps under given options; returns what was said."""
+    """Return a function that trains six steps with given options and returns the channel."""
 
     def run(**options: Any) -> Playing:
         job = job_of(batch_size_per_worker=4, threshold=FixedThreshold(1e-4), **options)
@@ -205,6 +208,7 @@ def test_publish_every(
 def test_by_default_a_publication_waits_for_the_one_before(
     job_of: MakeJob, options: dict[str, int], most: int | None
 ) -> None:
+    """By default one publication is in flight at most; with publish_every there is no limit."""
     job = job_of(**options)
     assert make_node_limits(job).publications_max == most
     assert make_trainer_options(job).publish_every == options.get("publish_every")
@@ -222,6 +226,7 @@ def test_by_default_a_publication_waits_for_the_one_before(
 def test_updates_have_several_steps_unless_a_number_limits_how_late_they_are(
     job_of: MakeJob, options: dict[str, Any], most: int
 ) -> None:
+    """An update has up to 4 minibatches unless max_lead or max_staleness is a number."""
     assert make_trainer_options(job_of(**options)).minibatches_per_update_max == most
 
 
@@ -246,6 +251,7 @@ def test_horizon(job_of: MakeJob, horizon: str, before: int | None) -> None:
 def test_a_scaling_rule_sets_whose_momentum_and_which_weight(
     job_of: MakeJob, scaling: str | None, before: int | None, workers_max: int | None, weight: float
 ) -> None:
+    """``scaling`` sets the momentum horizon, the summed workers and the weight of updates."""
     job = job_of(scaling=scaling)
     job = replace(job, spec=replace(job.spec, minibatches_before=70, workers=16))
     theta = Theta(job.spec.n_params, job.k)
@@ -262,6 +268,7 @@ def test_a_scaling_rule_sets_whose_momentum_and_which_weight(
 def test_with_the_rule_of_ddp_updates_of_adaptive_optimizers_weigh_more(
     job_of: MakeJob, updater: Updater, weight: float
 ) -> None:
+    """With scaling="ddp" and 16 workers, updates weigh 1/16, or 1/4 with Adam."""
     job = job_of(scaling="ddp")
     model = DenseNetwork([6, 3], updater=updater)
     job = replace(job, model=model, spec=replace(job.spec, workers=16))
@@ -270,13 +277,14 @@ def test_with_the_rule_of_ddp_updates_of_adaptive_optimizers_weigh_more(
 
 @pytest.mark.flips("SharedTrainingMaster.limit_overshoot")
 def test_a_fit_may_go_on_summing_all_workers(job_of: MakeJob) -> None:
+    """With limit_overshoot=False, the master's plan does not limit the weight of updates."""
     job = job_of(limit_overshoot=False)
     theta = Theta(job.spec.n_params, job.k)
     assert not make_master_plan(job.spec, theta, job.model, job.master, {}).limits_overshoot
 
 
 def test_publish_auto_goes_by_the_command(train: Callable[..., Playing]) -> None:
-    """Here the last one is always committed."""
+    """By default every step publishes here, because the previous publication is committed."""
     said = train().said
     assert [event.steps for event in said if isinstance(event, ev.UpdatePublished)] == [
         1,
@@ -316,7 +324,7 @@ def test_workers_per_node() -> None:
 def test_a_task_that_gets_no_thread_closes_its_transport(
     job_of: MakeJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its process may run many other tasks: the transport's media driver would stay for all."""
+    """A task whose node thread cannot start closes its transport, which would outlive the task."""
     memory, opened = MemoryNetwork(), list[MemoryTransport]()
 
     def open_transport(before: object) -> MemoryTransport:
@@ -338,7 +346,7 @@ def test_a_task_that_gets_no_thread_closes_its_transport(
 def test_max_chunk_size(
     job_of: MakeJob, monkeypatch: pytest.MonkeyPatch, max_chunk_size: int, frames: int
 ) -> None:
-    """What a worker of this job would send for a message of 10,000 bytes."""
+    """A worker sends a message of 10,000 bytes in frames of at most max_chunk_size bytes."""
     memory = MemoryNetwork()
     monkeypatch.setattr(tasks, "transport_opener", lambda *_, **__: lambda before: memory.open())
     monkeypatch.setattr(tasks.NodeThread, "start", lambda self: None)

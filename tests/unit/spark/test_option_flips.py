@@ -1,4 +1,4 @@
-"""Options whose effect shows without a cluster: each is flipped, and something differs."""
+"""Tests of options whose effect shows without a cluster: each is changed, and results differ."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from sparkstrom.options.gradient_sharing import SharedTrainingMaster
 
 
 def taus(algorithm: ThresholdAlgorithm) -> list[float]:
-    """tau for each of a few messages, after nothing, sparse, middling and dense ones."""
+    """Return tau for five messages: the first, and those after ever larger sent fractions."""
     state: dict[str, float] = {}
     seen = []
     for sent_fraction in (None, 5e-5, 5e-4, 5e-3, 5e-2):

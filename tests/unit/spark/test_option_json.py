@@ -1,4 +1,4 @@
-"""Options as JSON and back; only what was given is written, and only our own classes are read."""
+"""Tests of options as JSON: only given options are written, and only our classes are read."""
 
 from __future__ import annotations
 
@@ -41,6 +41,7 @@ def test_what_was_not_given_is_not_written() -> None:
 
 
 def test_a_change_leaves_the_others_open() -> None:
+    """Changing one option does not mark the default values of others as given."""
     found = replace_options(MASTER, rng_seed=7)
     assert (found.rng_seed, found.workers_per_node) == (7, 2)
     assert found.given == MASTER.given | {"rng_seed"}

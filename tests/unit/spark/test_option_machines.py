@@ -1,4 +1,4 @@
-"""Options that act in the machines of node and master: each is flipped on the class users hold."""
+"""Tests of options that act in the state machines of node and master: each is set and checked."""
 
 from __future__ import annotations
 
@@ -54,6 +54,7 @@ def running_node(job_of: Callable[..., TrainingJob]) -> RunningNode:
 
 
 def state_at(beat: int, nodes: int = 1) -> State:
+    """Return the master's State message of this heartbeat, with two training workers."""
     return State(
         phase=Phase.RUNNING, beat=beat, head=0, final=0, slowest=0, nodes=nodes, closed=[],
         training=2, minibatches=0, epochs=0, wait_ms=0, stamp=0, sent=0, bytes_received=0,
@@ -62,7 +63,7 @@ def state_at(beat: int, nodes: int = 1) -> State:
 
 
 def run(job: TrainingJob) -> Node:
-    """A node at time 0 with a replica, in a fit that runs, whose slowest has taken no step."""
+    """Return a node at time 0 that has its replica and may train; no worker has taken a step."""
     rows = [(np.zeros(6, np.float32), 0)] * 20
     batches = load_batches(job, PLACE, read_row_blocks(1, rows))
     node = Node(make_identity(job, PLACE, batches), make_node_limits(job), 0.0)
@@ -94,12 +95,14 @@ def run(job: TrainingJob) -> Node:
 
 
 def published(payload_bytes: int, steps: int = 1) -> ev.UpdatePublished:
+    """Return the event that the trainer published an update with this payload."""
     return ev.UpdatePublished(Payload(1, 2, 1, bytes(payload_bytes)), 0, 0, 0, steps)
 
 
 @pytest.mark.flips("VoidConfiguration.window_bytes")
 @pytest.mark.parametrize(("window_bytes", "order"), [(1000, Command.WAIT), (5000, Command.TRAIN)])
 def test_window_bytes(running_node: RunningNode, window_bytes: int, order: Command) -> None:
+    """A node waits while its update in flight is larger than window_bytes."""
     options = {"publish_every": 1, "max_lead": None, "max_staleness": None}
     node = running_node(void=VoidConfiguration(window_bytes=window_bytes), **options)
     node.step(published(2000), 0.0)
@@ -124,6 +127,7 @@ def test_window_bytes(running_node: RunningNode, window_bytes: int, order: Comma
 def test_max_lead(
     running_node: RunningNode, options: dict[str, Any], workers: int, steps: int | None
 ) -> None:
+    """max_lead limits how far a worker may be ahead; "auto" is fewer steps with more workers."""
     node = running_node(max_staleness=None, **options)
     node.step(ev.Received(MASTER, msgspec.structs.replace(state_at(1), training=workers)), 0.0)
     assert node.directive.steps_max == steps
@@ -148,14 +152,17 @@ def test_max_lead(
 def test_max_staleness(
     running_node: RunningNode, options: dict[str, Any], workers: int, steps: int | None
 ) -> None:
-    """With the step that comes, which is to be sent."""
+    """max_staleness rounds of steps may be uncommitted, and the next step is added to them."""
     node = running_node(max_lead=None, **options)
     node.step(ev.Received(MASTER, msgspec.structs.replace(state_at(1), training=workers)), 0.0)
     assert node.directive.steps_max == steps
 
 
 def seconds_until(node: Node, wanted: Any, *, heard: bool) -> int:
-    """Tick each second until an effect or the command is ``wanted``."""
+    """Tick each second until ``wanted(effects, directive)`` is true; return the second.
+
+    ``heard``: whether the master sends its state each second.
+    """
     for second in range(1, 1000):
         if heard:
             node.step(ev.Received(MASTER, state_at(second)), second)
@@ -167,6 +174,7 @@ def seconds_until(node: Node, wanted: Any, *, heard: bool) -> int:
 @pytest.mark.flips("SharedTrainingMaster.step_timeout")
 @pytest.mark.parametrize("step_timeout", [50.0, 600.0])
 def test_step_timeout(running_node: RunningNode, step_timeout: float) -> None:
+    """A step that takes longer than step_timeout ends the node with a hint about the option."""
     node = running_node(step_timeout=step_timeout)
     node.step(ev.ActivityChanged(Activity.STEPPING), 0.0)
     failed = seconds_until(node, lambda _, command: command.order is Command.FAIL, heard=True)
@@ -177,6 +185,7 @@ def test_step_timeout(running_node: RunningNode, step_timeout: float) -> None:
 @pytest.mark.flips("VoidConfiguration.lease_s")
 @pytest.mark.parametrize("lease_s", [8.0, 20.0])
 def test_lease_s_on_the_workers_side(running_node: RunningNode, lease_s: float) -> None:
+    """A node reopens its streams if no message from the master arrives for half a lease."""
     node = running_node(void=VoidConfiguration(lease_s=lease_s))
     reopens = seconds_until(node, lambda effects, _: ev.ReopenStreams() in effects, heard=False)
     assert reopens == lease_s / 2 + 1
@@ -186,7 +195,7 @@ def test_lease_s_on_the_workers_side(running_node: RunningNode, lease_s: float) 
 
 
 def master_of(**options: Any) -> Master:
-    """A master for two partitions at time 0; the first one's worker has joined and waits."""
+    """Return a master of two partitions at time 0; the first one's worker has joined and waits."""
     master = Master(
         FitSpec(2, epochs=1, n_params=100, version="1"),
         chunks=1,
@@ -218,6 +227,7 @@ def master_of(**options: Any) -> Master:
 
 
 def report(master: Master, now_s: float) -> list[ev.Effect]:
+    """Send the master a heartbeat of its waiting worker; return the effects."""
     node = min(master.members.live)
     waits = Status(
         node=node, edge=1, count=1, after_seq=0, epoch=0, batch=0, steps=0,
@@ -228,7 +238,7 @@ def report(master: Master, now_s: float) -> list[ev.Effect]:
 
 
 def play(master: Master, seconds: int, *, reports: bool = True) -> Iterator[list[ev.Effect]]:
-    """A tick each second, and a report if it is still a member."""
+    """Yield each second's effects of a tick, and of a heartbeat while the worker is a member."""
     for second in range(1, seconds):
         told = report(master, second) if reports and master.members.live else []
         yield told + master.step(ev.Tick(), second)
@@ -237,6 +247,7 @@ def play(master: Master, seconds: int, *, reports: bool = True) -> Iterator[list
 @pytest.mark.flips("SharedTrainingMaster.start_timeout")
 @pytest.mark.parametrize("start_timeout", [20.0, 60.0])
 def test_start_timeout(start_timeout: float) -> None:
+    """If a partition has no worker, training starts after start_timeout."""
     master = master_of(start_timeout=start_timeout)
     for _ in play(master, 100):
         pass
@@ -246,6 +257,7 @@ def test_start_timeout(start_timeout: float) -> None:
 @pytest.mark.flips("SharedTrainingMaster.min_workers")
 @pytest.mark.parametrize(("min_workers", "aborts"), [(1, False), (2, True)])
 def test_min_workers(min_workers: int, aborts: bool) -> None:
+    """The fit is aborted if fewer than min_workers have joined when the start times out."""
     effects = [effect for tick in play(master_of(min_workers=min_workers), 70) for effect in tick]
     reasons = [effect.reason for effect in effects if isinstance(effect, ev.Abort)]
     assert bool(reasons) is aborts
@@ -255,6 +267,7 @@ def test_min_workers(min_workers: int, aborts: bool) -> None:
 @pytest.mark.flips("VoidConfiguration.lease_s")
 @pytest.mark.parametrize("lease_s", [8.0, 20.0])
 def test_lease_s_on_the_masters_side(lease_s: float) -> None:
+    """The master removes a worker that has sent nothing for lease_s."""
     master = master_of(void=VoidConfiguration(lease_s=lease_s))
     left = [
         second
@@ -267,6 +280,7 @@ def test_lease_s_on_the_masters_side(lease_s: float) -> None:
 @pytest.mark.flips("VoidConfiguration.log_bytes")
 @pytest.mark.parametrize(("log_bytes", "reaches"), [(2000, False), (100_000, True)])
 def test_log_bytes(log_bytes: int, reaches: bool) -> None:
+    """The history reaches back to the first commit only if log_bytes suffices for all commits."""
     master = master_of(void=VoidConfiguration(log_bytes=log_bytes, window_bytes=2000))
     node = min(master.members.live)
     for seq in range(1, 21):
@@ -288,7 +302,7 @@ def test_log_bytes(log_bytes: int, reaches: bool) -> None:
 
 
 def joined(workers: int, **options: Any) -> Master:
-    """A master that as many workers have asked to join, each on an executor of its own."""
+    """Return a master that this many workers have asked to join, each on its own executor."""
     void = VoidConfiguration(**options)
     master = Master(
         FitSpec(workers, epochs=1, n_params=100, version="1"),
@@ -319,10 +333,12 @@ def joined(workers: int, **options: Any) -> Master:
 
 
 def children(master: Master) -> list[int]:
+    """Return the ids of the master's children."""
     return list(master.placement.tree.children(MASTER))
 
 
 def depths(master: Master) -> int:
+    """Return the depth of the tree."""
     return max(map(master.placement.tree.depth, master.members.live))
 
 
@@ -332,6 +348,7 @@ def depths(master: Master) -> int:
     [("plain", 40, 40), ("mesh", 12, 8), ("auto", 32, 32), ("auto", 33, 8)],
 )
 def test_mesh_build_mode(mode: str, workers: int, neighbours: int) -> None:
+    """In a mesh the master has 8 children; "auto" builds a mesh for more than 32 workers."""
     assert len(children(joined(workers, mesh_build_mode=mode))) == neighbours
 
 
@@ -344,7 +361,7 @@ def test_mesh_fan_out(mesh_fan_out: int) -> None:
 
 @pytest.mark.flips("VoidConfiguration.mesh_depth")
 def test_mesh_depth() -> None:
-    """It bounds the mesh; whoever finds no place is told before the job begins."""
+    """mesh_depth limits the depth of a mesh; a fit with more workers than places is refused."""
     mesh = {"mesh_build_mode": "mesh", "mesh_fan_out": 2}
     assert depths(joined(6, **mesh, mesh_depth=2)) == 2
     with pytest.raises(UsageError, match="7 workers, but a mesh with mesh_fan_out=2 and mesh_dept"):
@@ -356,5 +373,6 @@ def test_mesh_depth() -> None:
 def test_a_silent_master_is_waited_for_longer_in_a_mesh(
     job_of: Callable[..., TrainingJob], mode: str, leases: int
 ) -> None:
+    """A worker waits three leases for a silent master, and six leases in a mesh."""
     void = VoidConfiguration(mesh_build_mode=mode, lease_s=8.0)
     assert make_node_limits(job_of(void=void)).master_silent_s == leases * 8.0

@@ -1,4 +1,4 @@
-"""Dealing rows out: balanced, repeatable, random, and every row once."""
+"""Tests of distributing rows over workers: balanced, repeatable, random, and every row once."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from sparkstrom.data.column_selection import ColumnSpec, check_column_spec
 from sparkstrom.data.row_blocks import count_rows, distribute_rows, read_row_blocks
 from sparkstrom.spark.data.partitioning import RowSource, check_data, partition_source
 
-Parts = st.lists(st.integers(0, 40), max_size=8)  # rows of each input partition
+Parts = st.lists(st.integers(0, 40), max_size=8)  # number of rows of each input partition
 
 
 def shares(parts: list[int], workers: int, seed: int) -> list[tuple[int, tuple[int, int]]]:
-    """(worker, row) for all rows of all input partitions."""
+    """Return (worker, (input partition, row)) for all rows of all input partitions."""
     return [
         (worker, (index, int(number)))
         for index, count in enumerate(parts)
@@ -36,6 +36,7 @@ def shares(parts: list[int], workers: int, seed: int) -> list[tuple[int, tuple[i
 def test_every_row_has_one_worker_and_shares_differ_by_the_partitions_at_most(
     parts: list[int], workers: int, seed: int
 ) -> None:
+    """Each row goes to one worker; shares differ by at most one row per input partition."""
     dealt = shares(parts, workers, seed)
     assert sorted(row for _, row in dealt) == [
         (index, i) for index, count in enumerate(parts) for i in range(count)
@@ -58,7 +59,7 @@ def test_another_seed_deals_otherwise() -> None:
 
 
 def test_a_table_sorted_by_label_is_mixed() -> None:
-    """Neighbours do not stay together: each worker has rows from both halves."""
+    """Each worker gets rows from both halves of a partition, as of a table sorted by label."""
     dealt = shares([100], 4, 0)
     for worker in range(4):
         rows = [i for who, (_, i) in dealt if who == worker]
@@ -66,7 +67,7 @@ def test_a_table_sorted_by_label_is_mixed() -> None:
 
 
 def test_rows_are_dealt_block_by_block(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What dealing holds is one block, whatever the partition has; shares are as even."""
+    """Rows are distributed one block at a time, to save memory, and shares stay even."""
     monkeypatch.setattr(row_blocks, "BLOCK_BYTES", 10 * 16)
     dealt = shares([103], 4, 0)
     assert sorted(row for _, (_, row) in dealt) == list(range(103))
@@ -92,13 +93,14 @@ def test_what_is_no_data_is_refused() -> None:
 def test_columns_that_cannot_be_meant_are_refused(
     chosen: ColumnSpec, dataframe: bool, why: str
 ) -> None:
+    """Names of columns are refused for an RDD, which has no columns."""
     check_column_spec(ColumnSpec(), dataframe)
     with pytest.raises(UsageError, match=why):
         check_column_spec(chosen, dataframe)
 
 
 class Partitions:
-    """Stands for an RDD with these numbers of rows."""
+    """A fake RDD with these numbers of rows in its partitions."""
 
     def __init__(self, *rows: int) -> None:
         self.rows = rows
@@ -112,6 +114,7 @@ class Partitions:
 
 @pytest.mark.parametrize("rows", [(), (0, 0)])
 def test_data_without_a_row_are_refused_where_they_stay(rows: tuple[int, ...]) -> None:
+    """Data without any row are refused if rows stay in their partitions; one row suffices."""
     data: Any = Partitions(*rows)
     source = RowSource(data, read_row_blocks, count_rows)
     with pytest.raises(UsageError, match=f"all {len(rows)} partitions are empty"):

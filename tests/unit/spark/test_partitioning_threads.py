@@ -1,4 +1,4 @@
-"""Two fits in threads of one session leave its configuration as it was."""
+"""Tests that limit_message_rows restores the session's setting, also if two threads use it."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from sparkstrom.spark.data.partitioning import ARROW_BATCH_ROWS_KEY, limit_messa
 
 
 class Conf(dict[str, str]):
-    """A session's configuration."""
+    """A fake of a session's configuration."""
 
     def set(self, name: str, value: str) -> None:
         self[name] = value
 
 
 def test_the_number_of_rows_is_put_back_whoever_else_changes_it() -> None:
+    """Two threads use their limits one after the other; then the user's number is restored."""
     conf, seen = Conf({ARROW_BATCH_ROWS_KEY: "10000"}), []
     inside = threading.Event()
 
@@ -35,6 +36,7 @@ def test_the_number_of_rows_is_put_back_whoever_else_changes_it() -> None:
 
 
 def test_fewer_rows_of_the_user_stay_fewer() -> None:
+    """A smaller limit of the user stays in force."""
     conf = Conf({ARROW_BATCH_ROWS_KEY: "7"})
     with limit_message_rows(conf, 1000):
         assert conf[ARROW_BATCH_ROWS_KEY] == "7"
@@ -42,6 +44,7 @@ def test_fewer_rows_of_the_user_stay_fewer() -> None:
 
 @pytest.mark.parametrize("unlimited", ["0", "-1"])
 def test_a_user_without_a_limit_gets_one_meanwhile(unlimited: str) -> None:
+    """A session without a limit has one during the block only."""
     conf = Conf({ARROW_BATCH_ROWS_KEY: unlimited})
     with limit_message_rows(conf, 1000):
         assert conf[ARROW_BATCH_ROWS_KEY] == "1000"

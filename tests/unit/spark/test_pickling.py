@@ -1,4 +1,4 @@
-"""Models whose code is of the user's own script get to executors, in training and in inference."""
+"""Tests of sending models of the user's own classes to executors, and of what is logged then."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.key_forms import forms_of
 
 
 def local_model() -> DenseNetwork:
-    """Of a class that no other process can import."""
+    """Return a model of a class that no other process can import."""
 
     class Doubled(DenseNetwork):
         def predict(self, features):
@@ -37,6 +37,7 @@ def local_model() -> DenseNetwork:
 
 
 def test_a_trained_model_of_a_local_class_travels_by_plain_pickle() -> None:
+    """A pickled TrainedModel of a local class can be loaded and used in another process."""
     model = local_model()
     trained = TrainedModel.from_model(model, model.initial())
     program = """
@@ -58,8 +59,10 @@ print(trained.open().predict(np.zeros((1, 2), np.float32)).sum())
 
 
 def test_what_cannot_be_pickled_is_named_by_its_path() -> None:
+    """An attribute that cannot be pickled is named by its path within the model."""
+
     class Holder(DenseNetwork):
-        """Ships all it has."""
+        """A model that is pickled with all its attributes."""
 
         def __getstate__(self):
             return self.__dict__
@@ -76,7 +79,10 @@ def test_what_cannot_be_pickled_is_named_by_its_path() -> None:
 def test_what_is_sent_to_spark_is_logged_without_pickled_tasks(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Command parts as py4j makes them; a plan as protobuf prints it."""
+    """Debug logs of py4j and Spark Connect contain no pickled tasks.
+
+    The logged commands have the form that py4j makes, and the plan the form of protobuf's text.
+    """
     key = bytes(range(128, 160))
     commands = [
         "i\norg.apache.spark.api.python.SimplePythonFunction\n"
@@ -103,11 +109,12 @@ def test_what_is_sent_to_spark_is_logged_without_pickled_tasks(
 
 @contextlib.contextmanager
 def enabled(logger: logging.Logger) -> Iterator[None]:
-    """Spark Connect disables its own."""
+    """Enable a logger for the block, because Spark Connect disables its own."""
     was, logger.disabled = logger.disabled, False
     yield
     logger.disabled = was
 
 
 def octal(content: bytes) -> str:
+    """Return bytes as octal escapes, as in protobuf's text."""
     return "".join(f"\\{byte:03o}" for byte in content)

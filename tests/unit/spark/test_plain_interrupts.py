@@ -1,4 +1,4 @@
-"""During a fit Ctrl-C leaves no traceback of Py4J's in the log."""
+"""Tests that Ctrl-C during a fit cancels Spark's jobs and logs no traceback of Py4J."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sparkstrom.spark.jobs import PY4J_INTERRUPTED, cancel_jobs_on_interrupt
 
 
 class Context:
-    """Counts what it is asked to cancel."""
+    """A fake SparkContext that counts calls of cancelAllJobs."""
 
     cancelled = 0
 
@@ -22,6 +22,7 @@ class Context:
 def test_py4js_traceback_of_an_interrupted_call_is_left_out(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
+    """Py4J's message about an interrupted call is not logged in the block, but after it."""
     context = Context()
 
     def interrupted() -> None:
@@ -39,5 +40,6 @@ def test_py4js_traceback_of_an_interrupted_call_is_left_out(
 
 
 def test_py4j_still_logs_these_words() -> None:
+    """The installed Py4J logs the message that the filter looks for."""
     py4j = pytest.importorskip("py4j.java_gateway")
     assert f'logging.exception("{PY4J_INTERRUPTED}")' in inspect.getsource(py4j)

@@ -1,4 +1,4 @@
-"""The predictor uses what is current at each call, and sends it to executors once."""
+"""Tests of Predictor: it uses the present parameters, and sends the same model only once."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Shipped:
 
 
 class Context:
-    """Counts what is sent to executors."""
+    """A fake application that records what is sent to executors."""
 
     is_stopped = False
 
@@ -37,13 +37,15 @@ class Context:
 
 
 class Rows:
-    """Stands for an RDD; gives back what would run on its partitions."""
+    """A fake RDD that returns the function which would run on its partitions."""
 
     def mapPartitionsWithIndex(self, run: Any) -> Any:
         return run
 
 
 class Bench:
+    """A predictor with a fake application, and the network's present parameters."""
+
     def __init__(self) -> None:
         self.context, self.model = Context(), DenseNetwork([3, 2])
         self.parameters = self.model.initial()
@@ -60,6 +62,7 @@ def bench() -> Bench:
 
 
 def test_arrays_are_predicted_here(bench: Bench) -> None:
+    """Arrays are predicted in this process, with the parameters at the time of the call."""
     before = bench.predictor.predict(FEATURES, "features", "prediction")
     assert before.shape == (4, 2)
     bench.parameters = bench.parameters * 2
@@ -68,6 +71,7 @@ def test_arrays_are_predicted_here(bench: Bench) -> None:
 
 
 def test_arrays_are_measured_here(bench: Bench) -> None:
+    """Arrays are evaluated in this process, with the parameters at the time of the call."""
     wanted = select_metrics(bench.model, "loss", 1)
     before = bench.predictor.evaluate((FEATURES, LABELS), wanted, ColumnSpec())
     bench.parameters = bench.parameters * 2
@@ -76,6 +80,7 @@ def test_arrays_are_measured_here(bench: Bench) -> None:
 
 
 def test_lists_and_other_types_are_measured_as_arrays_are(bench: Bench) -> None:
+    """Lists, other dtypes and weights of 1 or None give the same metrics as plain arrays."""
     wanted = select_metrics(bench.model, ["loss", "classification"], 1)
     expected: Any = bench.predictor.evaluate((FEATURES, LABELS), wanted, ColumnSpec())
     for data in (
@@ -115,6 +120,7 @@ def test_arrays_that_cannot_be_measured_are_refused(bench: Bench, data: Any, why
 
 
 def test_executors_get_the_same_parameters_once(bench: Bench) -> None:
+    """A model is sent to executors again only after its parameters have changed."""
     rows = Rows()
     for _ in range(2):
         bench.predictor.predict(rows, "features", "prediction")

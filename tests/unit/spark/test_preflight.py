@@ -1,4 +1,4 @@
-"""What the driver's machine lacks is said before any job, and looking costs next to nothing."""
+"""Tests of checking the driver's machine before a fit: what is refused, and how long it takes."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ VOID = VoidConfiguration()
 
 
 def test_a_machine_that_is_well_costs_some_milliseconds() -> None:
+    """A check that finds nothing takes less than 20 ms of processor time."""
     check_driver_machine(VOID, 4, "127.0.0.1")
     began_s = time.process_time()
     for _ in range(10):
@@ -36,6 +37,7 @@ def test_a_mask_that_no_interface_has_is_said() -> None:
 
 
 def test_too_little_room_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Too little free space for the streams of four neighbours is refused."""
     few = sizes.LogDirectory(tmp_path, 1000)
     monkeypatch.setattr(driver, "measure_log_directory", lambda root: few)
     with pytest.raises(SetupError, match=r"4 neighbours need .* has 1,000 bytes free"):

@@ -1,4 +1,4 @@
-"""Rounds by RDDs ask Spark for nothing once nobody waits for the fit; without Spark."""
+"""Tests, without Spark, that rounds by RDDs request nothing from Spark once a fit is aborted."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from sparkstrom.spark.rounds.tasks import SparkRoundsJob
 
 
 class Spark:
-    """A context and an RDD of it: what they were asked for, and when the fit is given up."""
+    """A fake context and RDD that records requests and aborts the fit after some of them."""
 
     def __init__(self, given_up_after: int = 0) -> None:
         self.asked, self.destroyed = list[str](), 0
@@ -54,7 +54,7 @@ class Spark:
 
 
 def backend_of(spark: Spark) -> RddRoundsBackend:
-    """Rounds that are aborted once Spark was asked for so much."""
+    """Return the rounds of a fit, which the fake context aborts after some requests."""
     model = DenseNetwork([6, 3])
     spec = FitSpec(2, 1, model.n_params, "test")
     job = SparkRoundsJob(spec, model, ParameterAveragingTrainingMaster(), (), PieceSizes())
@@ -87,6 +87,7 @@ def send(spark: Spark) -> None:
 
 @pytest.mark.parametrize("ask", [inspect, collect, fetch, send])
 def test_nothing_is_asked_for_a_fit_that_was_given_up(ask: Any) -> None:
+    """An aborted fit raises FitCancelled before any request; one that is not aborted continues."""
     spark = Spark()
     with pytest.raises(FitCancelled, match="nobody waits for its rounds"):
         ask(spark)
@@ -97,6 +98,7 @@ def test_nothing_is_asked_for_a_fit_that_was_given_up(ask: Any) -> None:
 
 
 def test_what_is_on_its_way_then_is_let_go() -> None:
+    """If a fit is aborted between two broadcasts, those made so far are destroyed."""
     spark = Spark(given_up_after=2)
     parts = iter([b"a", b"b", b"c"])
     with pytest.raises(FitCancelled):

@@ -1,4 +1,4 @@
-"""What a task asks before anything else, and what it says when nobody answers."""
+"""Tests of require_controller_reachable: which tasks send a probe, and what its error contains."""
 
 from __future__ import annotations
 
@@ -26,11 +26,12 @@ MASK = {"network_mask": "10.0.0.0/24"}
 
 
 def way(host: str = "10.0.0.1", **void: Any) -> ControllerRoute:
+    """Return the route to a controller at this host."""
     return ControllerRoute(255, Endpoint(host, 40123), VoidConfiguration(**MASK, **void), 8, 0)
 
 
 class Asked:
-    """A media driver that is there, and what was asked of it."""
+    """A fake of the media driver, with prepared answers to probes; it records requests for it."""
 
     def __init__(self, directory: Path) -> None:
         self.directory, self.endpoint = directory, Endpoint("10.0.0.7", 40125)
@@ -51,6 +52,7 @@ class Asked:
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Asked:
+    """Use the fake media driver on host b with the address 10.0.0.7."""
     made = Asked(tmp_path)
     monkeypatch.setattr(reaching, "ensure_driver", made.ensure)
     monkeypatch.setattr(reaching, "is_driver_reachable", made.is_answered)
@@ -62,6 +64,7 @@ def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Asked:
 
 
 def test_one_task_of_an_executor_asks(asked: Asked) -> None:
+    """Only the first task of an executor sends a probe."""
     asked.answers = [True]
     require_controller_reachable(way(), PLACE)
     require_controller_reachable(way(), PLACE)
@@ -71,11 +74,13 @@ def test_one_task_of_an_executor_asks(asked: Asked) -> None:
 
 @pytest.mark.parametrize("host", ["10.0.0.7", "127.0.0.1"])
 def test_on_one_machine_nobody_asks(asked: Asked, host: str) -> None:
+    """No probe is sent if the controller is on the same machine."""
     require_controller_reachable(way(host), PLACE)
     assert asked.keys == []
 
 
 def test_both_addresses_and_the_rule_are_told(asked: Asked) -> None:
+    """The error names both addresses, and the addresses and ports to open for UDP."""
     asked.answers = [False]
     with pytest.raises(NetworkError) as found:
         require_controller_reachable(way(unicast_port=40123), PLACE)
@@ -96,6 +101,7 @@ def test_a_controller_on_an_executor_is_not_called_the_driver(asked: Asked) -> N
 
 
 def test_ports_that_change_are_said_to(asked: Asked) -> None:
+    """If ports are not fixed, the error names the present port and the option that fixes it."""
     asked.answers = [False]
     with pytest.raises(NetworkError, match=r"10\.0\.0\.7 port 40125, .*fix them by unicast_port"):
         require_controller_reachable(way(), PLACE)
@@ -103,6 +109,7 @@ def test_ports_that_change_are_said_to(asked: Asked) -> None:
 
 @pytest.mark.parametrize("losses", [1, JOIN_ATTEMPTS])
 def test_a_media_driver_that_ends_meanwhile_is_asked_for_again(asked: Asked, losses: int) -> None:
+    """If the media driver ends during a probe, the probe is repeated, JOIN_ATTEMPTS in all."""
     lost = [DriverLost("asking", 0, "it ended") for _ in range(losses)]
     asked.answers = [*lost, True]
     if losses < JOIN_ATTEMPTS:

@@ -1,4 +1,4 @@
-"""What a worker keeps for the next fit comes back whole, whatever the updater."""
+"""Tests of residual files: a worker's residual, tau and optimizer state for the next fit."""
 
 from __future__ import annotations
 
@@ -34,6 +34,7 @@ def replica_of(
 
 
 def trained(train_on: str, updater: str = "adam") -> Replica:
+    """Return a replica after three steps, each with a publication."""
     replica = replica_of(train_on, updater)
     for _ in range(3):
         replica.step(BATCH)
@@ -44,6 +45,7 @@ def trained(train_on: str, updater: str = "adam") -> Replica:
 @WAYS
 @pytest.mark.parametrize("updater", list(UPDATERS))
 def test_it_comes_back_whole(tmp_path: Path, train_on: str, updater: str) -> None:
+    """Residual, tau and optimizer state are restored exactly, and the file is deleted."""
     before = trained(train_on, updater)
     note = residual_files.save_residual(before, tmp_path, "n1")
     assert note.mass == pytest.approx(np.abs(before.residual()).sum(dtype=np.float64))
@@ -56,11 +58,12 @@ def test_it_comes_back_whole(tmp_path: Path, train_on: str, updater: str) -> Non
     assert set(state) == set(expected)
     for name, value in expected.items():
         np.testing.assert_array_equal(state[name], value)
-    assert list(tmp_path.iterdir()) == []  # granted once in all
+    assert list(tmp_path.iterdir()) == []  # a file is restored only once
 
 
 @WAYS
 def test_residuals_add(tmp_path: Path, train_on: str) -> None:
+    """A restored residual is added to the one that the worker has already."""
     note = residual_files.save_residual(trained(train_on), tmp_path, "n1")
     after = trained(train_on)
     before = after.residual()
@@ -69,6 +72,7 @@ def test_residuals_add(tmp_path: Path, train_on: str) -> None:
 
 
 def test_a_network_forgets_only_its_own(tmp_path: Path) -> None:
+    """delete_residuals deletes the files of one network and returns their number."""
     replica = trained("local")
     for network in ("n1", "n1", "n2"):
         residual_files.save_residual(replica, tmp_path, network)
@@ -80,6 +84,8 @@ def test_a_network_forgets_only_its_own(tmp_path: Path) -> None:
 def test_a_failing_write_leaves_nothing_that_looks_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A write that fails leaves no file."""
+
     def fail(*args: object) -> None:
         raise OSError(28, "No space left on device")
 
@@ -96,6 +102,8 @@ def test_a_full_disk_at_the_end_of_a_fit_costs_the_file_and_not_the_fit(
     caplog: pytest.LogCaptureFixture,
     keeps: bool,
 ) -> None:
+    """A full disk does not fail the fit; it is logged if residuals were to be kept."""
+
     def fail(*args: object) -> None:
         raise OSError(28, "No space left on device")
 
@@ -114,7 +122,7 @@ def test_a_full_disk_at_the_end_of_a_fit_costs_the_file_and_not_the_fit(
 def damage_last_array(path: Path) -> None:
     """Change one byte of the last array, which is read after the residual."""
     content = bytearray(path.read_bytes())
-    content[content.index(b"PK\x01\x02") - 1] ^= 1  # before the directory
+    content[content.index(b"PK\x01\x02") - 1] ^= 1  # before the zip directory
     path.write_bytes(content)
 
 
@@ -124,6 +132,7 @@ def damage_last_array(path: Path) -> None:
 def test_a_file_that_cannot_be_read_costs_the_residual_and_not_the_fit(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, damage: Callable[[Path], None]
 ) -> None:
+    """If a file is missing or damaged, the worker starts with residual 0 and logs the path."""
     note = residual_files.save_residual(trained("local"), tmp_path, "n1")
     damage(Path(note.path))
     after = replica_of("local")
@@ -133,7 +142,7 @@ def test_a_file_that_cannot_be_read_costs_the_residual_and_not_the_fit(
 
 
 class Remembering(DenseNetwork):
-    """A custom model, whose optimizer keeps an array with a name of ours."""
+    """A custom model whose optimizer state has an array named residual, as our files have."""
 
     def updater_state(self) -> State:
         return {**super().updater_state(), "residual": np.ones(3, np.float32)}
@@ -145,6 +154,7 @@ class Remembering(DenseNetwork):
 
 @WAYS
 def test_an_updater_may_call_an_array_residual(tmp_path: Path, train_on: str) -> None:
+    """An optimizer's array named residual is restored, and not mixed up with the residual."""
     before, after = (replica_of(train_on, kind=Remembering) for _ in range(2))
     residual_files.restore_residual(
         after, residual_files.save_residual(before, tmp_path, "n1").path
@@ -154,7 +164,7 @@ def test_an_updater_may_call_an_array_residual(tmp_path: Path, train_on: str) ->
 
 
 class Counting(DenseNetwork):
-    """A custom model, which counts steps in a number of NumPy, and later in something else."""
+    """A custom model whose optimizer state has a NumPy number, or later another object."""
 
     counted: Any = np.int64(2)
 
@@ -169,6 +179,7 @@ class Counting(DenseNetwork):
 def test_a_number_of_numpy_in_a_state_costs_neither_the_file_nor_the_fit(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """A NumPy number in a state is saved; with a set, a message is logged and no file written."""
     session: Any = SimpleNamespace(
         _job=SimpleNamespace(keep_residuals=True, network="n1"),
         _environment=SimpleNamespace(scratch=tmp_path),

@@ -1,4 +1,4 @@
-"""A client of Spark Connect waits for executors so long, and says so; in time that is made up."""
+"""Tests, with a fake clock, of the job with which a Spark Connect client counts executors."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from sparkstrom.spark.executor_slots import compute_slots
 
 
 class Job:
-    """One that takes so long, if anybody waits for it; time passes in waiting."""
+    """A fake job that takes ``takes_s``, and a fake clock that advances in ``wait``."""
 
     now_s = 100.0
 
@@ -44,7 +44,7 @@ class Job:
 
 @pytest.fixture
 def called(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[list[Any], list[str]]]:
-    """Whom a job has counted, and what was said meanwhile."""
+    """Return a function that counts executors with a job and returns them, and all messages."""
 
     def call(job: Job, seconds: float = 60.0) -> tuple[list[Any], list[str]]:
         monkeypatch.setattr(roll_calling, "time", job)
@@ -55,15 +55,18 @@ def called(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[list[Any], li
 
 
 def test_who_is_there_is_counted_without_a_word(called: Any) -> None:
+    """A short count shows no message."""
     assert called(Job(0.5)) == (["1", "1", "2"], [])
 
 
 def test_it_says_that_it_waits(called: Any) -> None:
+    """A count that takes longer shows a message, repeatedly."""
     _, said = called(Job(7.5))
     assert said == ["sparkstrom waits: for executors of gateway:15002, which a job counts"] * 2
 
 
 def test_the_wait_has_an_end_and_the_job_too(called: Any) -> None:
+    """If the job takes longer than start_timeout, it is cancelled and SetupError is raised."""
     job = Job(1e9)
     with pytest.raises(SetupError, match=r"of gateway:15002 has run a task within 20 s \(start_t"):
         called(job, 20.0)
@@ -72,6 +75,7 @@ def test_the_wait_has_an_end_and_the_job_too(called: Any) -> None:
 
 
 def test_ctrl_c_ends_the_job_on_the_server(called: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C cancels the job on the server."""
     job = Job(1e9)
     waits = job.wait
 
@@ -87,6 +91,7 @@ def test_ctrl_c_ends_the_job_on_the_server(called: Any, monkeypatch: pytest.Monk
 
 
 def test_what_the_job_fails_of_is_raised(called: Any) -> None:
+    """If the job fails, its error is raised."""
     with pytest.raises(TrainingError, match="counting executors failed"):
         called(Job(2.0, TrainingError("counting executors failed: no")))
 
@@ -98,11 +103,12 @@ GPUS = {"spark.executor.resource.gpu.amount": "3", "spark.task.resource.gpu.amou
 def test_an_application_counts_once_for_executors_and_cores(
     monkeypatch: pytest.MonkeyPatch, gpus: dict[str, str], slots: int
 ) -> None:
+    """One job counts both executors and cores; GPUs may limit the slots of an executor."""
     calls: list[Any] = []
 
     def roll(job: Any, server: str, seconds: float, say: Any) -> list[tuple[str, int]]:
         calls.append((server, seconds, say))
-        return [("1", 4), ("1", 4), ("2", 4), ("2", 4), ("1", 4)]  # of spark.default.parallelism
+        return [("1", 4), ("1", 4), ("2", 4), ("2", 4), ("1", 4)]  # one per task
 
     monkeypatch.setattr(connect_application, "discover_executors", roll)
     conf = SimpleNamespace(getAll={"spark.master": "spark://h:7077"} | gpus)
@@ -125,6 +131,7 @@ def test_an_application_counts_once_for_executors_and_cores(
 def test_the_cores_of_a_server_in_local_mode_are_counted_there(
     monkeypatch: pytest.MonkeyPatch, setting: dict[str, str], slots: int
 ) -> None:
+    """In local mode the number of tasks is that of cores, unless default.parallelism sets it."""
     conf = {"spark.master": "local[*]"} | setting
     monkeypatch.setattr(connect_application, "discover_executors", lambda *_: [("1", 2)] * 5)
     monkeypatch.setattr(connect_application, "read_session_conf", lambda session: conf)
@@ -136,6 +143,7 @@ def test_the_cores_of_a_server_in_local_mode_are_counted_there(
 def test_a_server_in_local_mode_counts_the_cores_of_its_process(
     monkeypatch: pytest.MonkeyPatch, number: str, cores: int
 ) -> None:
+    """In local mode a task reports the cores of its process, otherwise those of its executor."""
     place, executor = SimpleNamespace(host="h", jvm="7"), SimpleNamespace(number=number, cores=2)
     monkeypatch.setattr(jobs, "count_cores", lambda: 6)
     monkeypatch.setattr(jobs, "get_task_context", lambda: place)
@@ -148,6 +156,7 @@ def test_a_server_in_local_mode_counts_the_cores_of_its_process(
     [("yarn", "executor.instances"), ("spark://h:7077", "dynamicAllocation.initialExecutors")],
 )
 def test_nobody_is_counted_where_the_configuration_says_it(master: str, said: str) -> None:
+    """No job counts executors if the configuration has their number and their cores."""
     dynamic = {"spark.dynamicAllocation.enabled": str("dynamic" in said)}
     conf = {**dynamic, f"spark.{said}": "3", "spark.executor.cores": "2"}
 

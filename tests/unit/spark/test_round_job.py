@@ -1,4 +1,4 @@
-"""What a Python worker keeps of the fits whose rounds it has made."""
+"""Tests of a Python worker's cache of jobs: kept while their fits run, freed after them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ NUMBERS = itertools.count(1)
 
 
 class Jitted(DenseNetwork):
-    """Holds what holds it, as a model that is compiled does."""
+    """A model with a reference to itself, as a compiled model has."""
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
@@ -35,7 +35,7 @@ class Jitted(DenseNetwork):
 
 @pytest.fixture(autouse=True)
 def kept(monkeypatch: pytest.MonkeyPatch) -> OrderedDict[int, SparkRoundsJob]:
-    """Jobs of this process; and no fit has ended yet."""
+    """Give each test an empty cache of jobs and no ended fits; return the cache."""
     jobs = OrderedDict[int, SparkRoundsJob]()
     monkeypatch.setattr(round_job, "_cached_jobs", jobs)
     monkeypatch.setattr(
@@ -45,7 +45,7 @@ def kept(monkeypatch: pytest.MonkeyPatch) -> OrderedDict[int, SparkRoundsJob]:
 
 
 def begin() -> PackedJob:
-    """A fit."""
+    """Return the packed job of a new fit."""
     model = Jitted([6, 3], updater=Adam())
     spec = FitSpec(1, 1, model.n_params, "test", job=next(NUMBERS))
     return PackedJob.pack(
@@ -57,7 +57,7 @@ def begin() -> PackedJob:
 def test_a_fit_that_is_over_goes_when_the_next_one_comes(
     kept: Any, frozen: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With its model's memory; frozen objects are searched only where it is needed."""
+    """The next fit frees an ended fit's model; frozen objects are searched only if necessary."""
     searched: list[None] = []
     unfreeze = gc.unfreeze
     monkeypatch.setattr(gc, "unfreeze", lambda: (searched.append(None), unfreeze()))
@@ -75,7 +75,7 @@ def test_a_fit_that_is_over_goes_when_the_next_one_comes(
 
 
 def test_fits_that_run_at_once_are_opened_once(kept: Any) -> None:
-    """A model may have been compiled, which takes longer than a round."""
+    """Concurrent fits are unpacked once, because compiling may take longer than a round."""
     fits = [begin() for _ in range(CACHED_JOBS_MAX)]
     models = [fit.with_ended_fits().unpack().model for fit in fits]
     for _ in range(2):
@@ -90,7 +90,7 @@ def test_fits_that_run_at_once_are_opened_once(kept: Any) -> None:
 
 
 def test_a_task_of_a_fit_that_is_over_is_right_all_the_same(kept: Any) -> None:
-    """One that Spark tries again while the fit is being ended."""
+    """A late task of an ended fit, such as a retry by Spark, still gets its own job."""
     first, second = begin(), begin()
     record_ended_fit(first.fit)
     assert second.with_ended_fits().unpack().spec.job == second.fit
@@ -98,6 +98,7 @@ def test_a_task_of_a_fit_that_is_over_is_right_all_the_same(kept: Any) -> None:
 
 
 def test_no_more_fits_are_told_than_workers_may_have(kept: Any) -> None:
+    """A packed job names only the newest ended fits, not all 1,000."""
     for number in range(1000):
         record_ended_fit(number)
     over = begin().with_ended_fits().ended_fits

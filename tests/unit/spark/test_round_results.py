@@ -1,4 +1,4 @@
-"""What a round's results come to in one job of the driver program, whatever the workers."""
+"""Tests of collecting a round's results: no job brings too many bytes, with any workers."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from sparkstrom.spark.rounds.tasks import SparkRoundReport, SparkRoundsJob, addr
 
 MODEL = DenseNetwork([20, 32, 10], updater=Adam())
 ARRAYS = ("parameters", "updater/mean", "updater/square")
-CLASSIC = PieceSizes(piece=1 << 10, direct=0, collected=16 << 10)  # a 4096th of what is usual
+CLASSIC = PieceSizes(piece=1 << 10, direct=0, collected=16 << 10)  # 1/4096 of the usual sizes
 CONNECT = PieceSizes(piece=1 << 7, direct=0, collected=16 << 10, pieces_per_task=8)
 
 
 class Rows:
-    """What so many workers send, and how many bytes of values each job has brought of it."""
+    """Fake rows with the workers' records; ``jobs`` lists the bytes that each job collected."""
 
     def __init__(self, job: SparkRoundsJob) -> None:
         self._job, self.jobs = job, list[int]()
@@ -65,6 +65,7 @@ class Rows:
 
 
 def results_of(workers: int, sizes: PieceSizes, **options: Any) -> tuple[Rows, RoundResults]:
+    """Return the fake rows, and the results of one round of these workers."""
     spec = FitSpec(workers=workers, epochs=1, n_params=MODEL.n_params, version="test")
     job = SparkRoundsJob(spec, MODEL, ParameterAveragingTrainingMaster(**options), (), sizes)
     rows: Any = Rows(job)
@@ -80,6 +81,7 @@ def results_of(workers: int, sizes: PieceSizes, **options: Any) -> tuple[Rows, R
 def test_a_job_brings_so_much_however_many_workers_there_are(
     workers: int, save_updater: Any, depth: int, sizes: PieceSizes
 ) -> None:
+    """No job collects more than ``sizes.collected`` bytes, and all means and states arrive."""
     rows, found = results_of(workers, sizes, save_updater=save_updater, aggregation_depth=depth)
     assert max(rows.jobs) <= sizes.collected
     mean = np.float32((workers - 1) / 2)
@@ -96,6 +98,7 @@ def test_a_job_brings_so_much_however_many_workers_there_are(
 
 @pytest.mark.parametrize("depth", [1, 2])
 def test_an_accumulator_gets_each_workers_parameters_in_jobs_of_the_same_size(depth: int) -> None:
+    """A custom accumulator gets every worker's parameters, in jobs of the same limited size."""
     options: dict[str, Any] = {"accumulator": max, "aggregation_depth": depth}
     rows, found = results_of(24, CLASSIC, **options)
     assert max(rows.jobs) <= CLASSIC.collected
@@ -107,6 +110,8 @@ def test_an_accumulator_gets_each_workers_parameters_in_jobs_of_the_same_size(de
 
 @pytest.mark.parametrize("workers", [2, 64])
 def test_the_plan_has_what_a_job_brings(workers: int) -> None:
+    """The memory plan contains the bytes that one job collects, at most the limit."""
+
     def planned(n_params: int, **options: Any) -> int:
         master = ParameterAveragingTrainingMaster(**options)
         parts = estimate_round_driver_parts(ModelFootprint(n_params, "adam"), master, workers)

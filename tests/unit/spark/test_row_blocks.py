@@ -1,4 +1,4 @@
-"""Rows of an RDD become records; what does not fit is refused by the number of its row."""
+"""Tests of reading an RDD's rows: dtypes, shapes, and errors that name a row by its number."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ from sparkstrom.models.base import Batch
 
 
 def read(rows: list[Any]) -> Batch:
+    """Return the only batch that these rows of partition 3 make."""
     (block,) = read_row_blocks(3, rows)
     return block.form.batch(block.records)
 
@@ -56,11 +57,13 @@ def test_rows_without_labels_have_none(rows: list[Any]) -> None:
     ],
 )
 def test_labels_are_classes_or_values(labels: list[Any], dtype: Any, shape: Any) -> None:
+    """Integer and boolean labels become int64, all other labels float32."""
     array = read([([1.0], label) for label in labels]).labels
     assert (array.dtype, array.shape) == (dtype, shape)
 
 
 def test_features_keep_their_shape_and_what_is_whole_in_an_array_stays_so() -> None:
+    """Arrays keep their shape and integer dtype; Python numbers become float32."""
     image = np.arange(6, dtype=np.uint8).reshape(1, 2, 3)
     features = read([(image, 0), (image + 1, 1)]).features
     assert (features.dtype, features.shape) == (np.uint8, (2, 1, 2, 3))
@@ -121,6 +124,7 @@ def test_a_row_that_does_not_fit_is_named(rows: list[Any], why: str) -> None:
 def test_a_whole_number_that_row_0s_type_cannot_hold_is_refused(
     first: Any, later: Any, value: str
 ) -> None:
+    """An integer that row 0's dtype cannot represent is refused, with the value and a remedy."""
     for rows in (
         read_row_blocks(3, [(first, 0), (later, 1)]),
         read_feature_blocks(3, [first, later]),
@@ -137,6 +141,7 @@ def test_a_label_beyond_int64_is_refused() -> None:
 
 
 def test_whole_numbers_of_other_types_that_fit_are_kept() -> None:
+    """Integers of other dtypes are accepted if row 0's dtype can represent them."""
     rows = [np.array([1, 2], np.uint8), np.array([255, 0]), np.array([True, False])]
     assert read([(row, np.uint64(3)) for row in rows]).features.tolist() == [
         [1, 2],
@@ -147,6 +152,7 @@ def test_whole_numbers_of_other_types_that_fit_are_kept() -> None:
 
 
 def test_rows_are_numbered_through_all_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows are numbered from 0 over all blocks of a partition, also in errors."""
     monkeypatch.setattr(row_blocks, "BLOCK_BYTES", 100)
     rows: list[Any] = [([float(i)], i) for i in range(50)]
     made = list(read_row_blocks(0, rows))
@@ -157,7 +163,7 @@ def test_rows_are_numbered_through_all_blocks(monkeypatch: pytest.MonkeyPatch) -
 
 
 class Few(DenseNetwork):
-    """Says what it will not take, but not where."""
+    """A model that refuses features above 1 without naming the row."""
 
     def check(self, features: Any, labels: Any) -> None:
         if features.max() > 1:
@@ -166,6 +172,7 @@ class Few(DenseNetwork):
 
 @pytest.mark.parametrize("bad", [0, 17, 99])
 def test_the_row_that_a_model_refuses_is_found(bad: int) -> None:
+    """check_block names the first row that the model refuses."""
     features = np.zeros((100, 2), np.float32)
     features[bad:, 1] = 7
     (block,) = read_row_blocks(3, list(zip(features, [0] * 100, strict=True)))
@@ -181,7 +188,7 @@ def test_no_rows_are_no_blocks() -> None:
 
 @given(counts=st.lists(st.integers(1, 6), max_size=12), rows=st.integers(1, 9))
 def test_blocks_are_joined_to_some_rows(counts: list[int], rows: int) -> None:
-    """Of sparse vectors with other room in each block, too."""
+    """Blocks are joined to ``rows`` rows or more, also sparse ones with different capacities."""
     made, number = [], 0
     for count in counts:
         leaf = Leaf("x", (2000,), "<f4", "<f4", entries=count)
@@ -203,6 +210,7 @@ def dense_rows(block: Block) -> Any:
 
 
 def test_features_alone_are_read_as_those_with_labels() -> None:
+    """Features without labels have the same values, dtypes and errors as those with labels."""
     rows: list[Any] = [{"ids": np.array([i, 1]), "x": [float(i)]} for i in range(5)]
     (alone,) = read_feature_blocks(0, rows)
     (labelled,) = read_row_blocks(0, [(row, 0) for row in rows])

@@ -1,4 +1,4 @@
-"""Where a fit's log goes: a file of its own each time, a named one, or nowhere."""
+"""Tests of run logs: which file a fit writes, if any, and which old files are removed."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ SPEC = FitSpec(workers=2, epochs=3, n_params=4, version="1", job=0xABC)
 
 @pytest.fixture(autouse=True)
 def in_a_place_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run each test in an empty directory, without SPARKSTROM_RUNS."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("SPARKSTROM_RUNS")
 
@@ -32,7 +33,7 @@ def test_each_fit_has_a_file_in_the_working_directory() -> None:
     assert log is not None
     assert log.path.parent == Path("sparkstrom-runs")
     assert log.path.name.endswith("-0000000000000abc.jsonl")
-    assert not log.path.parent.exists()  # until there is something to write
+    assert not log.path.parent.exists()  # not before there is something to write
 
 
 @pytest.mark.parametrize("wrong", [5, True, b"runs.jsonl", ["runs.jsonl"]])
@@ -44,6 +45,7 @@ def test_what_is_no_path_is_refused_before_any_work(wrong: Any) -> None:
 
 
 def test_no_row_is_drawn_for_a_log_that_cannot_be() -> None:
+    """A wrong ``run_log`` is refused before a row is read."""
     drawn = iter([(np.ones(2, np.float32), 1)])
     with (
         ParallelWrapper(DenseNetwork([2, 2]), 1, progress=False) as wrapper,
@@ -57,12 +59,14 @@ def test_no_row_is_drawn_for_a_log_that_cannot_be() -> None:
 def test_the_environment_names_another_directory_or_none(
     monkeypatch: pytest.MonkeyPatch, value: str, parent: str | None
 ) -> None:
+    """SPARKSTROM_RUNS names another directory; if it is empty, no log is written."""
     monkeypatch.setenv("SPARKSTROM_RUNS", value)
     log = open_run_log(None, SPEC)
     assert (log and log.path.parent) == (parent and Path(parent))
 
 
 def test_a_file_that_is_named_counts_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file given as ``run_log`` is used whatever the environment; an empty name means no log."""
     monkeypatch.setenv("SPARKSTROM_RUNS", "")
     log = open_run_log("mine.jsonl", SPEC)
     assert log is not None
@@ -71,6 +75,7 @@ def test_a_file_that_is_named_counts_most(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_rows_are_judged_under_a_copy_and_the_fits_own_model_is_not_touched() -> None:
+    """SnapshotEvaluator evaluates a snapshot without changing the model of the fit."""
     model = DenseNetwork([2, 2], updater=Sgd(0.1), seed=1)
     mine = model.initial()
     model.bind(mine)
@@ -94,6 +99,7 @@ def names_in(directory: Path) -> list[str]:
 
 
 def test_the_oldest_logs_go_and_other_files_stay(tmp_path: Path) -> None:
+    """The oldest automatically named logs are removed; files with other names stay."""
     logs = [f"20260101-00000{i}-00000000deadbee{i}.jsonl" for i in range(5)]
     for name in [*logs, "mine.jsonl", "20260101-notes.txt"]:
         (tmp_path / name).touch()
@@ -103,7 +109,7 @@ def test_the_oldest_logs_go_and_other_files_stay(tmp_path: Path) -> None:
 
 
 def test_fits_that_try_parameters_write_no_log() -> None:
-    """As pyspark.ml.tuning calls them, from a function of this name in that module."""
+    """A fit is a tuning fit if a function singleTask in pyspark.ml.tuning calls it."""
     assert not run_log.is_tuning_fit()
     source = "def singleTask(look):\n    return look()\n"
     for module, expected in (("pyspark.ml.tuning", True), ("my.tuning", False)):
@@ -113,6 +119,7 @@ def test_fits_that_try_parameters_write_no_log() -> None:
 
 
 def test_pyspark_still_tries_parameters_in_that_function() -> None:
+    """The installed pyspark has the function by which tuning fits are recognized."""
     tuning = importlib.util.find_spec("pyspark.ml.tuning")
     assert tuning is not None
     assert tuning.origin is not None

@@ -1,4 +1,4 @@
-"""What an estimator's model starts from is in its saved files; Spark only carries them."""
+"""Tests of saved estimators: initial parameters, optimizer state, code and names of columns."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ DATA = Path(__file__).parents[2] / "conformance/data"
 
 @pytest.fixture(autouse=True)
 def local_files(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Copy files without Hadoop."""
+    """Copy files without Hadoop, and look for them on the local disk."""
 
     def copy_file(_: Any, source: Any, target: Any) -> None:
         Path(target).parent.mkdir(parents=True, exist_ok=True)
@@ -60,6 +60,7 @@ def saved_and_loaded(model: Any, path: Path) -> Any:
 def test_an_imported_network_keeps_its_parameters_and_its_optimizers_state(
     tmp_path: Path, name: str
 ) -> None:
+    """An imported network keeps parameters and optimizer state when it is saved twice."""
     if name == "dl4j-mlp1":
         pytest.importorskip("torch")
     model = from_dl4j(DATA / f"{name}.zip")
@@ -87,7 +88,7 @@ def test_an_optimizers_state_that_is_damaged_is_refused(tmp_path: Path) -> None:
 
 
 def test_files_of_imported_networks_of_before_are_read(tmp_path: Path) -> None:
-    """Such a network's kind was that of a DenseNetwork."""
+    """Files of older versions, which describe an imported network as dense, can be read."""
     model, path = from_dl4j(DATA / "dl4j-mlp0.zip"), tmp_path / "model.npz"
     described = {**model.describe(), "kind": "dense"}
     assert type(from_description(described)) is DenseNetwork
@@ -100,7 +101,7 @@ def test_files_of_imported_networks_of_before_are_read(tmp_path: Path) -> None:
 
 
 def test_a_model_whose_description_is_empty_is_saved_with_its_code(tmp_path: Path) -> None:
-    """Before, only the description decided whether an estimator has a model."""
+    """A model with an empty description is saved with its code; before, it counted as no model."""
     model = Undescribed([3, 2])
     assert _needs_files(model, model.describe())
     assert type(saved_and_loaded(model, tmp_path / "saved")) is Undescribed
@@ -112,14 +113,14 @@ def test_a_model_whose_description_is_empty_is_saved_with_its_code(tmp_path: Pat
 
 @pytest.mark.parametrize("names", [("a", ["b", "c"]), {"y": "a"}, {0: "a", 1: "b"}, ["a", "b"]])
 def test_names_of_columns_are_read_as_they_were_given(names: Any) -> None:
-    """Integers number the outputs of a model that returns a tuple."""
+    """Saving keeps tuples of columns, and integer keys, which number a model's outputs."""
     saved = json.loads(json.dumps({"predictionCol": _represent_columns(names)}))
     assert _restore_columns(saved) == {"predictionCol": names}
 
 
 @pytest.mark.parametrize("name", ["a b", "50%", "a%20b#1"])
 def test_local_files_are_named_to_hadoop_as_they_are(name: str, tmp_path: Path) -> None:
-    """Hadoop's class for paths does not decode %20."""
+    """Local paths are passed to Hadoop unchanged, because its paths do not decode %20."""
     made = []
     system = SimpleNamespace(
         copyFromLocalFile=lambda *_: None, copyToLocalFile=lambda *_: None, exists=lambda _: True

@@ -1,4 +1,4 @@
-"""Scalability: sizes are those of the encoder, trees those of the topology, paces by hand."""
+"""Tests of predict_scaling against encoded updates, built trees, and times computed by hand."""
 
 from __future__ import annotations
 
@@ -37,6 +37,7 @@ FREE = replace(WORK, link_bits_s=1e15, latency_s=0.0, encoding_s=0.0)
 
 @pytest.mark.parametrize("density", [1e-4, 1e-3, 1e-2, 0.1, 0.3])
 def test_an_update_is_as_long_as_an_encoded_one(density: float) -> None:
+    """The predicted size of an update is that of an encoded one, also with several thresholds."""
     n, random = 1_000_000, np.random.default_rng(1)
     codes = np.flatnonzero(random.random(n) < density).astype(np.int32)
     codes[::2] ^= -1
@@ -51,12 +52,14 @@ def test_an_update_is_as_long_as_an_encoded_one(density: float) -> None:
 
 
 def test_a_dense_update_is_a_bitmap() -> None:
+    """A dense update takes two bits per parameter, however many entries it has."""
     assert payload_bytes(600_000, 1_000_000) == 250_000
     assert payload_bytes(1_000_000, 1_000_000) == 250_000
 
 
 @pytest.mark.parametrize("workers", [1, 2, 8, 9, 40, 72, 73, 200])
 def test_a_mesh_stands_as_the_topology_does(workers: int) -> None:
+    """The predicted hops and bytes of a mesh are those of the tree that Topology builds."""
     topology = Topology()
     for node in range(1, workers + 1):
         topology = topology.attach(NodeId(node))
@@ -71,8 +74,9 @@ def test_a_mesh_stands_as_the_topology_does(workers: int) -> None:
 
 
 def test_many_updates_are_fed_as_sums() -> None:
+    """Many updates are received as sums, which take less, and no more than all parameters."""
     few, more, many = (WORK.received_bytes(count) for count in (1, 3, 5000))
-    assert few == WORK.update_bytes < WINDOW_FIRST  # one by one, as nothing waits
+    assert few == WORK.update_bytes < WINDOW_FIRST  # sent one by one, because none waits
     assert 2.5 * WORK.update_bytes < more < 3 * WORK.update_bytes
     assert many < 5000 * WORK.update_bytes / 4
     theta = wire_bytes(4 * WORK.n_params)
@@ -81,6 +85,7 @@ def test_many_updates_are_fed_as_sums() -> None:
 
 @pytest.mark.parametrize("workers", [2, 4, 12])
 def test_where_links_are_free_all_wait_for_the_step_alone(workers: int) -> None:
+    """With free links a step takes as long as training, two hops and adding the updates."""
     pace = predict_gradient_sharing(FREE, star_load(FREE, workers), workers)
     assert pace.limited_by == STEP
     assert pace.steps_per_update == 1
@@ -90,6 +95,7 @@ def test_where_links_are_free_all_wait_for_the_step_alone(workers: int) -> None:
 
 
 def test_a_step_takes_what_its_updates_take_on_the_drivers_link() -> None:
+    """On a slow driver's link a step takes as long as its updates take there."""
     narrow = replace(WORK, link_bits_s=1e7)
     load = star_load(narrow, 4)
     pace = predict_gradient_sharing(narrow, load, 4)
@@ -97,7 +103,7 @@ def test_a_step_takes_what_its_updates_take_on_the_drivers_link() -> None:
     assert pace.steps_per_update == 1
     free = 1e7 / 8 - 4 * CONTROL_DOWN
     assert pace.step_s == pytest.approx(load.root_out / free)
-    assert pace.driver_sent == pytest.approx(pace.step_s * 1e7 / 8)  # it is full
+    assert pace.driver_sent == pytest.approx(pace.step_s * 1e7 / 8)  # the link is full
 
 
 def test_heartbeats_leave_a_tenth_of_a_link_at_least() -> None:
@@ -107,6 +113,7 @@ def test_heartbeats_leave_a_tenth_of_a_link_at_least() -> None:
 
 
 def test_workers_beside_the_driver_are_not_on_its_link() -> None:
+    """Workers on the driver's host do not use its link."""
     apart, beside = (star_load(replace(WORK, beside_driver=n), 4) for n in (0, 1))
     assert beside.root_in == apart.root_in * 3 / 4
     assert beside.root_out == apart.root_out * 3 / 4
@@ -115,14 +122,14 @@ def test_workers_beside_the_driver_are_not_on_its_link() -> None:
 
 
 def test_an_update_that_is_handed_on_for_long_goes_beside_steps() -> None:
-    """Down a chain of four, each of which takes it in whole; at most five go on beside it."""
-    chain = replace(FREE, fan_out=1, link_bits_s=2.5 * FREE.update_bytes * 8)  # 0.4 s each time
+    """While an update passes slowly down a chain of four, workers take up to five more steps."""
+    chain = replace(FREE, fan_out=1, link_bits_s=2.5 * FREE.update_bytes * 8)  # 0.4 s per hop
     load = mesh_load(chain, 4)
     taken_s = max(load.link_times_s(chain.link_bits_s))
     pace = predict_gradient_sharing(chain, load, 4)
     assert taken_s == pytest.approx(7 * 0.4, rel=0.1)
     assert pace.round_s == pytest.approx(2 * taken_s + 8 * HOP_S, rel=0.1)
-    assert pace.steps_per_update == 24 // 4  # five beside the update, and the one that publishes
+    assert pace.steps_per_update == 24 // 4  # five during the update, and the one that publishes
     assert pace.staleness == 3 * 5.5
     assert pace.step_s == pytest.approx((pace.round_s - taken_s / 2 + 0.3) / 6, rel=0.01)
     wide = replace(chain, link_bits_s=100 * chain.link_bits_s)
@@ -130,7 +137,7 @@ def test_an_update_that_is_handed_on_for_long_goes_beside_steps() -> None:
 
 
 def test_a_chain_is_reckoned_without_walking_along_it() -> None:
-    """100,000 of them in a fan-out of 1 took half an hour: longer than pytest's timeout."""
+    """A chain of 100,000 workers is computed at once; walking along it took half an hour."""
     chain = replace(FREE, fan_out=1)
     assert mesh_load(chain, 100_000).hops == 100_000
     short = mesh_load(chain, 3)
@@ -138,12 +145,14 @@ def test_a_chain_is_reckoned_without_walking_along_it() -> None:
 
 
 def test_from_thirteen_workers_on_each_step_waits_for_its_update() -> None:
+    """With 13 workers or more, no step is taken while an update is not committed."""
     before, after = (predict_gradient_sharing(WORK, star_load(WORK, k), k) for k in (12, 13))
     assert before.limited_by == STEP
     assert after.step_s > WORK.step_s + after.round_s
 
 
 def test_the_slowest_of_many_is_waited_for() -> None:
+    """If times of steps vary, a step takes as long as the slowest worker's on average."""
     spread = replace(FREE, spread=0.1)
     more = [
         predict_gradient_sharing(spread, star_load(spread, k), k).step_s
@@ -151,23 +160,26 @@ def test_the_slowest_of_many_is_waited_for() -> None:
         - 1
         for k in (4, 8)
     ]
-    assert more == pytest.approx([0.103, 0.142], abs=0.006)  # means of order statistics, tables
+    assert more == pytest.approx([0.103, 0.142], abs=0.006)  # from tables of order statistics
 
 
 def test_a_ring_carries_every_parameter_twice() -> None:
+    """In a ring each worker sends and receives every parameter almost twice."""
     pace = predict_ring_allreduce(replace(WORK, latency_s=0.0), 4)
     each_way = 2 * 3 / 4 * 4 * WORK.n_params * scalability.WIRE_OVERHEAD
     assert pace.worker_sent == pace.worker_received == each_way
-    assert pace.step_s == pytest.approx(0.3 + each_way * 8 / 1e9 - 0.2)  # beside 0.2 s of backward
+    assert pace.step_s == pytest.approx(0.3 + each_way * 8 / 1e9 - 0.2)  # backward hides 0.2 s
 
 
 def test_one_worker_pays_for_encoding_alone() -> None:
+    """A single worker only pays for encoding its updates, and nothing in a ring."""
     pace = predict_gradient_sharing(WORK, star_load(WORK, 1), 1)
     assert pace.step_s == 0.3 + WORK.publish_cpu_s
     assert predict_ring_allreduce(WORK, 1).efficiency == 1
 
 
 def test_the_best_and_the_last_that_pays() -> None:
+    """``best`` is the fastest number; up to ``pays_up_to`` each worker adds half a machine."""
     found = predict_scaling(WORK, range(2, 65))
     speedups = {pace.workers: pace.speedup for pace in found.paces["star"]}
     assert speedups[found.best("star")] == max(speedups.values())
@@ -175,11 +187,11 @@ def test_the_best_and_the_last_that_pays() -> None:
     assert speedups[last + 1] - speedups[last] < 0.5
     assert all(speedups[k + 1] - speedups[k] >= 0.5 for k in range(2, last))
     assert all(speedups[k] - speedups[last] < 0.5 * (k - last) for k in range(last + 1, 65))
-    assert found.pays_up_to("ring") == 1  # of one Gbit/s and 25 million parameters
+    assert found.pays_up_to("ring") == 1  # with 1 Gbit/s and 25 million parameters
 
 
 def test_where_one_machine_alone_is_faster_no_number_pays() -> None:
-    """Whether 1 is asked for or not; a first number counts from it."""
+    """If one machine is fastest, the best number is 1, whether or not it was requested."""
     far = replace(WORK, step_s=0.01, latency_s=0.05)
     for workers in ([2, 3, 4], [1, 2, 3, 4]):
         found = predict_scaling(far, workers)
@@ -195,6 +207,7 @@ def test_where_one_machine_alone_is_faster_no_number_pays() -> None:
 
 
 def test_what_takes_most_of_a_step_is_what_is_waited_for() -> None:
+    """A step is limited by training, latency or the processor, whichever takes longest."""
     assert predict_gradient_sharing(WORK, star_load(WORK, 2), 2).limited_by == STEP
     far = replace(WORK, step_s=0.01, latency_s=0.05)
     assert predict_gradient_sharing(far, star_load(far, 2), 2).limited_by == LATENCY
@@ -204,6 +217,7 @@ def test_what_takes_most_of_a_step_is_what_is_waited_for() -> None:
 
 
 def test_a_dent_at_the_next_level_of_a_mesh_does_not_end_it() -> None:
+    """``pays_up_to`` looks beyond a drop of the speedup at the next level of a mesh."""
     found = predict_scaling(WORK, range(2, 65))
     speedups = {pace.workers: pace.speedup for pace in found.paces["mesh"]}
     assert min(speedups[k + 1] - speedups[k] for k in range(2, 64)) < 0.5
@@ -224,5 +238,6 @@ def test_what_cannot_be_is_refused(field: str, value: float) -> None:
 
 @pytest.mark.parametrize("workers", [[], [0], [2, -1]])
 def test_numbers_of_workers_are_looked_at(workers: list[int]) -> None:
+    """An empty list of workers, or a number below 1, is refused."""
     with pytest.raises(UsageError, match="workers"):
         predict_scaling(WORK, workers)

@@ -1,4 +1,4 @@
-"""Constructor over Spark's configuration over the environment over the default."""
+"""Tests of sources of options: constructor, then Spark's configuration, environment, default."""
 
 from __future__ import annotations
 
@@ -31,11 +31,12 @@ ENVIRONMENT = {"SPARKSTROM_LEASE_S": "5", "PATH": "/bin"}
 def test_who_wins(
     void: VoidConfiguration, conf: dict[str, str], env: dict[str, str], lease_s: float
 ) -> None:
+    """The first source that has the option decides: constructor, configuration, environment."""
     assert resolve(SharedTrainingMaster(void), conf, env).void.lease_s == lease_s
 
 
 def session_of(context: Any, **options: str) -> Any:
-    """A SparkSession, with the parts of Py4J's that its options are read by."""
+    """Return a fake SparkSession with these options, as they are read through Py4J."""
     pairs = [
         SimpleNamespace(_1=lambda k=k: k.replace("_", ".", 2), _2=lambda v=v: v)
         for k, v in options.items()
@@ -48,6 +49,7 @@ def session_of(context: Any, **options: str) -> Any:
 
 
 def test_what_a_running_session_was_given_wins_over_what_its_context_was() -> None:
+    """Options of a running session override those of its context; other keys are ignored."""
     context = SimpleNamespace(getConf=lambda: SimpleNamespace(getAll=CONF.items))
     session = session_of(
         context, spark_sparkstrom_lease_s="9", spark_sparkstrom_leases="1", spark_sql_shuffle="5"
@@ -55,7 +57,7 @@ def test_what_a_running_session_was_given_wins_over_what_its_context_was() -> No
     assert make_application(context).conf() == CONF
     assert make_application(session).conf() == CONF | {
         "spark.sparkstrom.lease_s": "9",
-        "spark.sparkstrom.leases": "1",  # which the network refuses
+        "spark.sparkstrom.leases": "1",  # unknown, so the network refuses it
     }
 
 
@@ -81,6 +83,7 @@ def test_what_a_running_session_was_given_wins_over_what_its_context_was() -> No
     ],
 )
 def test_how_values_are_written(name: str, text: str, value: object) -> None:
+    """The configuration and the environment write an option's value in the same way."""
     from_conf = resolve(SharedTrainingMaster(), {f"spark.sparkstrom.{name}": text}, {})
     from_env = resolve(SharedTrainingMaster(), {}, {f"SPARKSTROM_{name.upper()}": text})
     assert getattr(from_conf, name) == value
@@ -123,11 +126,13 @@ def test_an_unknown_key_is_refused_with_the_nearest_name() -> None:
 
 
 def test_a_key_of_dl4js_that_means_nothing_is_refused_with_its_sentence() -> None:
+    """An option of DL4J without a meaning here is refused with an explanation."""
     with pytest.raises(UsageError, match="takes no stream_id: stream ids are agreed"):
         resolve(SharedTrainingMaster(), {"spark.sparkstrom.stream_id": "7"}, {})
 
 
 def test_configuration_and_constructor_may_contradict_each_other() -> None:
+    """Options of two sources that contradict each other are refused."""
     with pytest.raises(UsageError, match="publish_every"):
         resolve(SharedTrainingMaster(max_lead=2), {"spark.sparkstrom.publish_every": "5"}, {})
 
@@ -147,6 +152,7 @@ def test_resolving_twice_changes_nothing() -> None:
     ],
 )
 def test_the_address_a_host_is_told_to_bind(env: dict[str, str], address: str | None) -> None:
+    """Either environment variable may name the address to bind; an empty value is ignored."""
     assert local_ip(env) == address
 
 

@@ -1,4 +1,4 @@
-"""A model hears what its task has of the machine, and gets a seed of its own."""
+"""Tests of what a task does with its model: share of the machine, seed, and freeing memory."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from sparkstrom.worker.training_job import TrainingJob
 
 
 class Asking(DenseNetwork):
-    """Remembers its share."""
+    """A model that records its share of the machine."""
 
     share: Share | None = None
 
@@ -38,6 +38,7 @@ class Asking(DenseNetwork):
 
 
 def share_of(job: TrainingJob, partition: int, first_epoch: int = 0) -> Share:
+    """Return the share that a model gets in a task with 3 cpus and GPU 1."""
     place = TaskEnvironment(partition, 5, "host", "jvm", Path("/nowhere"), cpus=3, gpu=1)
     model = Asking([6, 3])
     spec = replace(job.spec, first_epoch=first_epoch)
@@ -47,6 +48,7 @@ def share_of(job: TrainingJob, partition: int, first_epoch: int = 0) -> Share:
 
 
 def test_cpus_and_gpu_are_the_tasks(job_of: Callable[..., TrainingJob]) -> None:
+    """A model's share has the cpus and the GPU of its task."""
     share = share_of(job_of(), 0)
     assert (share.threads, share.gpu) == (3, 1)
 
@@ -62,6 +64,7 @@ def test_seeds_differ_by_partition_fit_and_option_and_repeat(
 
 
 def test_a_model_that_does_not_ask_is_left_alone(job_of: Callable[..., TrainingJob]) -> None:
+    """A model without a method ``place`` is accepted."""
     place_model(job_of(), TaskEnvironment(0, 5, "host", "jvm", Path("/nowhere")))
 
 
@@ -71,6 +74,7 @@ def test_a_model_that_does_not_ask_is_left_alone(job_of: Callable[..., TrainingJ
 def test_the_gpu_is_the_first_that_spark_names_by_index(
     addresses: list[str], index: int | None, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """The GPU is the first address of Spark's; a warning is logged if it is not an index."""
     assert assigned_gpu({"gpu": SimpleNamespace(addresses=addresses)}) == index
     assert ("is no index" in caplog.text) == (bool(addresses) and index is None)
 
@@ -80,7 +84,7 @@ def test_no_gpu_without_the_resource() -> None:
 
 
 class Cyclic(DenseNetwork):
-    """Refers to itself, as models on JAX do."""
+    """A model that refers to itself, as models on JAX do."""
 
     def __init__(self) -> None:
         super().__init__([6, 3])
@@ -90,7 +94,7 @@ class Cyclic(DenseNetwork):
 def test_the_model_of_the_last_fit_is_freed_before_the_next_one_is_there(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Frozen objects are searched once, not by each fit: the next model is not frozen again."""
+    """The last fit's model is freed; frozen objects are searched only for the first model."""
     searched: list[None] = []
     unfreeze = gc.unfreeze
     monkeypatch.setattr(gc, "unfreeze", lambda: (searched.append(None), unfreeze()))
@@ -101,7 +105,7 @@ def test_the_model_of_the_last_fit_is_freed_before_the_next_one_is_there(
         model = Cyclic()
         remember_model(model)
         if fit == 0:
-            gc.freeze()  # with the modules that it imported
+            gc.freeze()  # the first model, with the modules that it imported
         known = weakref.ref(model)
         del model
         assert known() is not None
@@ -123,6 +127,7 @@ def test_a_task_frees_the_last_model_before_it_unpickles_its_own(
 
 
 def test_what_is_imported_is_spared_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Objects are frozen once, and again only if further modules were imported."""
     calls: list[None] = []
     monkeypatch.setattr(gc, "freeze", lambda: calls.append(None))
     monkeypatch.setattr(task_environment, "_modules_frozen", 0)

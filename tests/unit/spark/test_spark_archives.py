@@ -1,4 +1,4 @@
-"""What training tasks import, and how they leave Python's import system to the tasks after them."""
+"""Tests of what training tasks import, and of the importers that they leave to later tasks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sparkstrom.spark.executor.entry_points import forget_spark_archive_importer
 
 
 def test_importers_of_spark_s_archives_are_forgotten(tmp_path, monkeypatch):
-    """Or each of them reads its archive again when the process's next task starts."""
+    """Importers of Spark's archives are dropped; each would be read again for the next task."""
     for name in ("pyspark.zip", "added_by_user.zip"):
         with zipfile.ZipFile(tmp_path / name, "w") as archive:
             package = f"package_in_{name.removesuffix('.zip')}"
@@ -29,14 +29,14 @@ def test_importers_of_spark_s_archives_are_forgotten(tmp_path, monkeypatch):
 
     importlib.import_module("package_in_pyspark.first")
     importlib.import_module("package_in_added_by_user.first")
-    assert archives().count("pyspark.zip") == 2  # of the archive and of the package in it
+    assert archives().count("pyspark.zip") == 2  # for the archive and the package in it
     forget_spark_archive_importers()
     assert set(archives()) == {"added_by_user.zip"}
     assert importlib.import_module("package_in_pyspark.second").here
 
 
 def test_training_tasks_import_nothing_that_they_do_not_use():
-    """All workers of an executor import at the same time, before the first step."""
+    """Training tasks import no unused modules: an executor's workers all import at one time."""
     modules = "sparkstrom.spark.executor.entry_points, sparkstrom.worker.training_task"
     program = f"import {modules}, sys; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)

@@ -1,4 +1,4 @@
-"""What ends a fit that is still gathering: hosts between which UDP is dropped, tasks that fail."""
+"""Tests of StartMonitor: which errors end a fit that is still gathering workers, and when."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ FIXED = VoidConfiguration(unicast_port=40123)
 
 
 class Job:
-    """What Spark says of its tasks."""
+    """A fake Spark job with prepared errors of its tasks."""
 
     def __init__(self, *errors: str) -> None:
         self.errors, self.looked_at = list(errors), 0
@@ -43,7 +43,7 @@ class Job:
 
 
 class Watching:
-    """A watch in time that is made up."""
+    """A StartMonitor with a fake job and a fake clock."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *errors: str, void: Any = FIXED) -> None:
         self.now_s, self.said = 0.0, list[str]()
@@ -57,6 +57,7 @@ class Watching:
 
 
 def test_a_host_that_cannot_take_part_ends_the_fit_at_once(monkeypatch: Any) -> None:
+    """A NetworkError of one task ends the fit at the next check."""
     watching = Watching(monkeypatch, "RuntimeError: x", f"{NETWORK}UDP of b is dropped")
     with pytest.raises(NetworkError) as found:
         watching.look(SETUP_POLL_S + 0.1)
@@ -64,6 +65,7 @@ def test_a_host_that_cannot_take_part_ends_the_fit_at_once(monkeypatch: Any) -> 
 
 
 def test_it_says_whose_host_it_is(monkeypatch: Any) -> None:
+    """If some workers have joined, the error rules out the driver's host as the cause."""
     watching = Watching(monkeypatch, f"{NETWORK}of b", f"{NETWORK}of c")
     with pytest.raises(NetworkError) as found:
         watching.look(SETUP_POLL_S + 0.1, joined=1)
@@ -72,10 +74,11 @@ def test_it_says_whose_host_it_is(monkeypatch: Any) -> None:
 
 
 def test_others_are_left_to_sparks_repeating(monkeypatch: Any) -> None:
+    """A SetupError ends the fit only after WAIT_MESSAGE_S, because Spark repeats the task."""
     watching = Watching(monkeypatch, f"{SETUP}no room")
     watching.look(SETUP_POLL_S + 0.1)
     watching.look(2 * SETUP_POLL_S + 0.2)
-    assert watching.job.looked_at == 1  # nothing new
+    assert watching.job.looked_at == 1  # no new errors, so they were not read again
     with pytest.raises(SetupError, match=r"^no room$"):
         watching.look(WAIT_MESSAGE_S + 0.1)
 
@@ -83,6 +86,7 @@ def test_others_are_left_to_sparks_repeating(monkeypatch: Any) -> None:
 def test_a_task_that_failed_once_is_left_to_spark_and_one_that_failed_twice_is_not(
     monkeypatch: Any,
 ) -> None:
+    """A task's failure ends the fit only if its second attempt fails, too."""
     watching = Watching(monkeypatch, "OSError: reset by the store")
     watching.look(WAIT_MESSAGE_S + 0.1)
     assert watching.said == ["sparkstrom waits: 0 of 3 workers joined, 1 tasks have a slot"]
@@ -92,10 +96,10 @@ def test_a_task_that_failed_once_is_left_to_spark_and_one_that_failed_twice_is_n
 
 
 class Status:
-    """Spark's trackers: the job has a stage of user's data, numbered 3, before its own."""
+    """A fake of Spark's trackers; before the job's own stage 4, stage 3 makes the user's rows."""
 
     def __init__(self, **failed: str) -> None:
-        self.failed = failed  # an attempt's error by the stage and attempt, such as s3_0
+        self.failed = failed  # errors by stage and attempt, such as s3_0
 
     def stage(self, number: int) -> Any:
         failed = [key for key in self.failed if key.startswith(f"s{number}_")]
@@ -129,6 +133,7 @@ class Status:
 
 
 def test_failures_of_the_stage_that_makes_the_rows_do_not_count() -> None:
+    """Only failures in the job's own stage count, not those of the stage that makes the rows."""
     rows = Status(s3_0="OSError: reset").job()
     assert (rows.tasks(), rows.task_errors()) == ((2, 0), [])
     workers = Status(s4_0="OSError: first", s4_1="OSError: second").job()
@@ -138,6 +143,7 @@ def test_failures_of_the_stage_that_makes_the_rows_do_not_count() -> None:
 
 
 def test_a_fit_that_trains_is_not_ended(monkeypatch: Any) -> None:
+    """Errors of tasks do not end a fit that is already training."""
     watching = Watching(monkeypatch, f"{NETWORK}of b")
     watching.look(WAIT_MESSAGE_S + 1, phase=Phase.RUNNING)
 
@@ -146,6 +152,7 @@ def test_a_fit_that_trains_is_not_ended(monkeypatch: Any) -> None:
     ("void", "ports"), [(FIXED, "ports 40123 to 40186"), (VoidConfiguration(), "port 555")]
 )
 def test_who_asks_and_does_not_hear_is_named(monkeypatch: Any, void: Any, ports: str) -> None:
+    """An executor that gets no answers from the driver is named, with the ports to open."""
     watching = Watching(monkeypatch, void=void)
     with pytest.raises(NetworkError) as found:
         watching.look(SETUP_POLL_S + 0.1, unresponsive_peers=(Endpoint("10.0.0.7", 555),))
@@ -161,6 +168,7 @@ def test_a_controller_on_an_executor_is_not_called_the_driver(monkeypatch: Any) 
 
 
 def test_of_other_errors_there_is_no_refusal() -> None:
+    """Only SetupError and NetworkError are recognized in the text of a task's error."""
     assert setup_error_in("ValueError: x") is None
     assert type(setup_error_in(f"{SETUP}x")) is SetupError
     assert type(setup_error_in(f"{NETWORK}x")) is NetworkError

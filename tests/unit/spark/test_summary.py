@@ -1,4 +1,4 @@
-"""The summary's figures, from counters whose sums are known."""
+"""Tests of the summary of a fit, computed from known counters of two workers."""
 
 from __future__ import annotations
 
@@ -74,6 +74,7 @@ OTHER = STATS | {
 
 
 def outcome(**changes: Any) -> FitOutcome:
+    """Return the outcome of a fit with two workers, with changed fields."""
     facts: dict[str, Any] = {
         "hashes": {"1": "aa", "2": "aa", "driver": "aa"},
         "minibatches": 20,
@@ -116,6 +117,7 @@ def outcome(**changes: Any) -> FitOutcome:
 def summary(
     collect_stats: bool = True, horizons: Any = None, reports: Any = (), **changes: Any
 ) -> TrainingSummary:
+    """Return the summary of this outcome, with one epoch in its history."""
     spec = FitSpec(workers=2, epochs=2, n_params=100, version="1")
     end = FinishedFit(spec, outcome(**changes), reports, [Epoch(1, 0.5, 72, 0.25, 2)])
     facts = FitFacts(
@@ -130,6 +132,7 @@ def summary(
 
 
 def test_the_best_epoch_is_told_with_the_commit_that_is_delivered() -> None:
+    """The table has the best epoch, its loss, and the commit of the delivered parameters."""
     made = summary()
     assert made.history[0].validation == made.best.value
     assert "best epoch          1 (loss 0.2500, parameters of commit 17)" in made.table()
@@ -139,6 +142,7 @@ def test_the_best_epoch_is_told_with_the_commit_that_is_delivered() -> None:
 def test_held_out_rows_that_were_not_measured_to_the_end_are_a_warning(
     finished: int | None, is_told: bool
 ) -> None:
+    """A warning is given if a worker with only held-out rows did not finish evaluating them."""
     trains = STATS | {"finished": 1.0, "held_weight": 0.0}
     own = {} if finished is None else {"finished": float(finished), "held_weight": 7.0}
     measures = {"partition": 1.0, "rows_held_out": 7.0, **own}
@@ -148,6 +152,7 @@ def test_held_out_rows_that_were_not_measured_to_the_end_are_a_warning(
 
 
 def test_what_momentum_became_is_told_in_a_line() -> None:
+    """The table has a line about rescaled momentum and schedules, if there are any."""
     horizons = {"workers": 4, "momentum": "0.9 -> 0.6561", "scheduler": "by the fit"}
     line = "horizons            4 workers: momentum 0.9 -> 0.6561, scheduler by the fit"
     assert line in summary(horizons=horizons).table()
@@ -155,11 +160,12 @@ def test_what_momentum_became_is_told_in_a_line() -> None:
 
 
 def test_figures() -> None:
+    """Figures are sums, means or ratios of the workers' and the driver's counters."""
     made = summary()
     assert made.replicas_equal
     assert made.loss == 36 / 72
     assert made.bytes_sent == 2000
-    assert made.bytes_wire == 1500 + 2 * 20 + 400 + 5  # both workers told of one media driver
+    assert made.bytes_wire == 1500 + 2 * 20 + 400 + 5  # the shared media driver counts once
     assert made.bytes_dense == 20 * 400
     assert made.examples == 200
     assert (made.rows, made.rows_trained, made.rows_held_out) == (114, 100, 14)
@@ -179,6 +185,7 @@ def test_figures() -> None:
 
 
 def test_what_dismissed_tasks_had_not_sent_is_lost_mass() -> None:
+    """Changes that dismissed tasks had not sent are added to the lost mass."""
     assert summary(reports=['{"mass_dismissed": 1.5}', '{"mass_dismissed": 0}']).mass_lost == 2.0
 
 
@@ -204,6 +211,7 @@ def test_phases_add_up_to_the_whole() -> None:
     ],
 )
 def test_replicas_are_equal_only_where_nothing_speaks_against_it(changes: dict[str, Any]) -> None:
+    """Replicas are not equal if hashes differ, a parameter overflowed, or a breach was counted."""
     assert not summary(**changes).replicas_equal
 
 
@@ -214,6 +222,7 @@ def test_overflows_are_a_warning_with_a_remedy() -> None:
 
 
 def test_a_fit_that_learnt_nothing_says_so() -> None:
+    """A warning is given if no parameter changed, or if all changes stayed below the threshold."""
     still = STATS | {"hits": 0.0, "residual_square": 0.0}
     assert "no minibatch changed a parameter" in summary(stats={1: still, 2: still}).warnings[-1]
     quiet = STATS | {"hits": 0.0}
@@ -230,6 +239,7 @@ def test_counters_that_the_driver_does_not_know_are_named() -> None:
 
 
 def test_details_only_on_request() -> None:
+    """Times by worker need collect_training_stats; encoding statistics are shown if reported."""
     assert summary().worker_seconds == {"1": {"stepping": 2.5}, "2": {"stepping": 2.5}}
     assert summary(collect_stats=False).worker_seconds == {}
     assert summary().encoding.keys() == {"1", "2"}
@@ -251,6 +261,7 @@ def test_a_fit_without_any_update_has_figures_too() -> None:
 
 
 def test_the_table_has_every_hash_and_the_verdict_last() -> None:
+    """The table has all hashes, and whether the replicas are equal in its last line."""
     lines = summary().table().splitlines()
     assert sum(line.startswith("hash ") for line in lines) == 3
     assert lines[-1].split() == ["replicas", "equal", "True"]
@@ -262,7 +273,7 @@ def test_the_table_has_every_hash_and_the_verdict_last() -> None:
 def test_the_dictionary_is_json_and_comes_back_the_same() -> None:
     made = summary(stats={1: {"partition": 0.0, "examples": 1.0}}).to_dict()
     assert json.loads(json.dumps(made, allow_nan=False)) == made
-    assert made["loss"] is None  # nobody has finished an epoch
+    assert made["loss"] is None  # no worker has finished an epoch
     assert (made["staleness"], made["staleness_max"]) == ({"0": 10, "3": 8}, 3)
     assert made["history"][0]["validation"] == 0.25
     assert made["best"]["commit"] == 17
@@ -274,6 +285,7 @@ def test_a_summary_in_a_checkpoint_comes_back_the_same() -> None:
 
 
 def test_a_fit_that_went_on_from_a_checkpoint_says_so() -> None:
+    """The page of a resumed fit has its checkpoints and the minibatches before the resume."""
     resumed = replace(summary(), resumed_from="/c/7", minibatches_resumed=5, checkpoint="/c/9")
     made = resumed.table(all=True)
     assert "resumed from      /c/7" in made
@@ -282,7 +294,7 @@ def test_a_fit_that_went_on_from_a_checkpoint_says_so() -> None:
 
 
 def test_its_keys_are_the_fields_and_all_are_explained() -> None:
-    """Those that are not told by the table in docs/report.md, and the other way round."""
+    """The table in docs/report.md explains exactly the keys of the summary's dictionary."""
     page = (ROOT / "docs/report.md").read_text()
     rows = [line.split("|")[1] for line in page.splitlines() if line.startswith("| `")]
     explained = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
@@ -290,12 +302,14 @@ def test_its_keys_are_the_fields_and_all_are_explained() -> None:
 
 
 def test_a_round_is_a_minibatch_of_each_worker_that_has_rows() -> None:
+    """The effective batch has one minibatch of each worker that has rows."""
     made = summary(rows=[50, 0, -1, 7])
     assert (made.batch_size_per_worker, made.effective_batch) == (32, 64)
     assert "32 rows per step; 64 in a round of 2 workers" in made.table(all=True)
 
 
 def test_bytes_are_told_by_kind_of_driver_and_workers() -> None:
+    """Bytes by kind of message are summed over driver and workers, the largest first."""
     told = STATS | {"kind_updates": 5.0, "kind_control": 1.0}
     traffic = Traffic(by_kind=Counter({"control": 7, "commits": 3}))
     made = summary(stats={1: told, 2: told}, traffic=traffic)
@@ -304,7 +318,7 @@ def test_bytes_are_told_by_kind_of_driver_and_workers() -> None:
 
 
 def test_ignored_messages_are_told_by_reason() -> None:
-    """However many kinds of messages there are; of workers it is known how many alone."""
+    """Ignored messages are counted by reason, over all kinds; those of workers only in total."""
     ignored = Counter({("Update", IgnoreReason.STRANGER): 5, ("Leaving", IgnoreReason.STRANGER): 4})
     ignored["Heartbeat", IgnoreReason.LATE] = 2
     made = summary(ignored=ignored, stats={1: STATS | {"ignored": 3.0}})
@@ -315,12 +329,14 @@ def test_ignored_messages_are_told_by_reason() -> None:
 
 
 def test_a_summary_of_before_they_were_told_is_read() -> None:
+    """A saved summary of an older version, without ignored messages, can be read."""
     told = summary_to_json(summary())
     del told["ignored_messages"]
     assert summary_from_json(told) == summary()
 
 
 def test_each_worker_has_its_figures_also_one_that_said_nothing() -> None:
+    """Each worker has its figures, also one that has reported no counters."""
     first, second = summary().per_worker
     assert (first.node, first.partition, first.host) == (1, 0, "h")
     assert (second.node, second.partition, second.host) == (2, 1, "g")
@@ -332,6 +348,7 @@ def test_each_worker_has_its_figures_also_one_that_said_nothing() -> None:
 
 
 def test_faults_are_who_was_lost_when_and_why_not_who_went_at_the_end() -> None:
+    """Lost workers are faults, with time and reason; workers that ended as planned are not."""
     gone = [
         Departure(3, 1, "h", "silent for 3 s", 14.0),
         Departure(4, 2, "g", "in any words", 15.0, TaskEnding.RELEASED),
@@ -345,8 +362,9 @@ def test_faults_are_who_was_lost_when_and_why_not_who_went_at_the_end() -> None:
 
 
 def test_media_drivers_that_others_took_the_place_of_are_faults_each_once() -> None:
+    """Each media driver that was replaced by another one is reported once as a fault."""
     two = {"wire_driver 10.0.0.1:7/42": 1.0, "wire_driver 10.0.0.1:7/50": 2.0, "wire_own": 0.0}
-    both = {1: STATS | two, 2: STATS | two}  # of one executor
+    both = {1: STATS | two, 2: STATS | two}  # both on one executor
     replaced = [f for f in summary(stats=both).faults if f.what == "media driver replaced"]
     assert [(f.host, f.reason.split()[0]) for f in replaced] == [("g", "10.0.0.1:7/42")]
     drivers = LinkBytes({"d/1": 1.0, "d/2": 1.0, "d/3": 1.0}, 0.0)
@@ -355,6 +373,7 @@ def test_media_drivers_that_others_took_the_place_of_are_faults_each_once() -> N
 
 
 def test_the_page_has_the_result_then_warnings_then_figures() -> None:
+    """The page has a headline, the result, warnings, and figures, in at most 100 columns."""
     lines = summary().table(all=True).splitlines()
     titles = [line for line in lines if line and not line.startswith(" ")]
     headline = "2 workers trained 2 epochs of 100 parameters in 10 s"
@@ -364,6 +383,7 @@ def test_the_page_has_the_result_then_warnings_then_figures() -> None:
 
 
 def test_a_notebook_gets_the_same_escaped() -> None:
+    """A notebook shows the same page, with HTML escaped."""
     shown = summary(notes=["<script>alert(1)</script>"])._repr_html_()
     assert "<script" not in shown
     assert "&lt;script&gt;" in shown
@@ -371,7 +391,7 @@ def test_a_notebook_gets_the_same_escaped() -> None:
 
 
 def test_epochs_are_those_that_were_trained() -> None:
-    """Of an early stop those until then; what was trained before a resumption is said apart."""
+    """A stopped fit has the epochs until then; epochs before a resume are given separately."""
     stopped = summary(stop_reason="early stopping: no better for 5 epochs")
     assert stopped.epochs == 1
     assert "2 workers trained 1 epoch of 100 parameters in" in str(stopped)
@@ -381,5 +401,6 @@ def test_epochs_are_those_that_were_trained() -> None:
 
 
 def test_frames_that_came_before_their_edge_was_open_are_no_strangers() -> None:
+    """Frames that arrived before their edge was open do not count as rejected."""
     traffic = Traffic(rejected=Counter({Rejection.EARLY: 2, Rejection.SEAL: 1}))
     assert summary(traffic=traffic).rejected_frames == summary().rejected_frames - 2

@@ -1,4 +1,4 @@
-"""SharedTrainingMaster: what it accepts, what it refuses and with which words."""
+"""Tests of SharedTrainingMaster: default values, accepted options, and refusals with reasons."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from sparkstrom.options.network import VoidConfiguration
 
 
 def test_the_first_lines_of_the_example() -> None:
+    """``given`` contains the names of the options that the constructor was given."""
     void = VoidConfiguration(unicast_port=40123)
     master = SharedTrainingMaster(
         void, batch_size_per_worker=16, workers_per_node=2, threshold=AdaptiveThreshold(1e-3)
@@ -39,6 +40,7 @@ def test_defaults_are_dl4js_where_those_work() -> None:
 
 
 def test_it_travels() -> None:
+    """Pickling keeps the options, and which of them were given."""
     master = SharedTrainingMaster(threshold=FixedThreshold(1e-3), residual_post_processor=None)
     copy = pickle.loads(pickle.dumps(master))
     assert copy == master
@@ -46,6 +48,7 @@ def test_it_travels() -> None:
 
 
 def test_dl4js_names_reach_the_same_fields() -> None:
+    """DL4J's names of options set the same fields as ours."""
     void = VoidConfiguration(lease_s=3.0)
     theirs = SharedTrainingMaster(
         void_configuration=void,  # type: ignore[call-arg]
@@ -102,6 +105,7 @@ def test_a_refusal_names_option_value_and_remedy(option: str, value: object, wor
 
 
 def test_a_lead_shorter_than_the_publications_is_a_contradiction() -> None:
+    """max_lead may not be less than publish_every."""
     with pytest.raises(UsageError, match="at least 5, the value of publish_every"):
         SharedTrainingMaster(publish_every=5, max_lead=4)
     assert SharedTrainingMaster(publish_every=5, max_lead=5).max_lead == 5
@@ -128,6 +132,7 @@ def test_a_rule_and_an_option_that_contradicts_it_are_refused(
 
 
 def test_options_that_agree_with_the_rule_or_stand_alone_are_taken() -> None:
+    """``horizon`` may be given alone, or with a scaling rule that it agrees with."""
     ddp = SharedTrainingMaster(scaling="ddp", horizon="worker")
     assert (ddp.minibatch_horizon, ddp.sums_updates) == ("worker", False)
     alone = SharedTrainingMaster(horizon="worker")
@@ -189,17 +194,20 @@ def test_publications_follow_the_link_by_default() -> None:
 
 @pytest.mark.parametrize("name", sorted(REFUSED))
 def test_what_means_nothing_here_is_refused_by_name_with_a_sentence(name: str) -> None:
+    """An option of DL4J without a meaning here is refused with an explanation."""
     with pytest.raises(UsageError) as caught:
         SharedTrainingMaster(**{name: 1})  # type: ignore[arg-type]
     assert str(caught.value) == f"SharedTrainingMaster takes no {name}: {REFUSED[name]}"
 
 
 def test_a_slip_is_answered_with_the_nearest_name() -> None:
+    """A misspelled option is refused with the nearest known name."""
     with pytest.raises(UsageError, match=r"bach_size; did you mean batch_size_per_worker\?"):
         SharedTrainingMaster(bach_size=1)  # type: ignore[call-arg]
 
 
 def test_no_name_is_both_refused_and_accepted() -> None:
+    """Names of options, refused names and aliases do not overlap; aliases name options."""
     names = set(SharedTrainingMaster.__dataclass_fields__)
     assert not names & REFUSED.keys()
     assert not names & ALIASES.keys()

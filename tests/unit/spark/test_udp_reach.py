@@ -1,4 +1,4 @@
-"""Whether executors reach the driver program by UDP: asked over real sockets."""
+"""Tests, over real sockets, of the UDP probe from executors to the driver program."""
 
 from __future__ import annotations
 
@@ -23,25 +23,28 @@ HERE = "127.0.0.1"
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shorten the probe's timeout, and unset the environment's address."""
     monkeypatch.setattr(udp_reach, "PROBE_TIMEOUT_S", 0.3)
     monkeypatch.delenv("SPARKSTROM_LOCAL_IP", raising=False)
 
 
 def heard(endpoint: Endpoint, token: bytes) -> bool:
+    """Return whether a probe from this process with this token is answered."""
     (answer,) = probe_controller(ReachabilityProbe(endpoint, token, VoidConfiguration()), [])
     assert answer.host == socket.gethostname()
     return answer.heard
 
 
 def test_who_is_there_is_heard() -> None:
+    """A probe is answered only by an open server, and only with the right token."""
     with closing(UdpEchoServer(HERE, None)) as port:
         assert heard(port.endpoint, port.token)
         assert not heard(port.endpoint, b"another's token.")
-    assert not heard(port.endpoint, port.token)  # it is closed
+    assert not heard(port.endpoint, port.token)  # the server is closed
 
 
 def test_what_another_port_sends_is_no_answer() -> None:
-    """A middlebox, or somebody who has seen the token, answers in its place."""
+    """An answer from another port, such as that of a middlebox, does not count."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as silent:
         silent.bind((HERE, 0))
         endpoint, token = Endpoint(HERE, silent.getsockname()[1]), bytes(16)
@@ -58,6 +61,7 @@ def test_what_another_port_sends_is_no_answer() -> None:
 
 
 def test_it_takes_a_port_of_its_range_or_says_why_not() -> None:
+    """The server raises SetupError with the port if its range has no free port."""
     with closing(UdpEchoServer(HERE, None)) as port:
         taken = port.endpoint.port
         with pytest.raises(SetupError, match=str(taken)):

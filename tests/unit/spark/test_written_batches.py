@@ -1,4 +1,4 @@
-"""Minibatches in files: which are meant by a path, and which cannot be read."""
+"""Tests of minibatch files: which ones a path or pattern selects, and unreadable files."""
 
 from __future__ import annotations
 
@@ -16,12 +16,14 @@ fs = pytest.importorskip("pyarrow.fs")
 
 
 def saved(path: Path, **arrays: object) -> str:
+    """Write these arrays to an npz file; return its path."""
     path.parent.mkdir(exist_ok=True, parents=True)
     np.savez(path, **arrays)  # type: ignore[arg-type]
     return str(path)
 
 
 def test_paths_folders_and_patterns(tmp_path: Path) -> None:
+    """Folders, patterns and lists of paths select files, whose rows are read in order."""
     x, y = np.arange(6.0).reshape(3, 2), np.arange(3)
     one = saved(tmp_path / "a/part-0.npz", features=x, labels=y)
     two = saved(tmp_path / "a/b/part-1.npz", x=x + 1, y=y[:, None], weights=y)
@@ -37,6 +39,7 @@ def test_paths_folders_and_patterns(tmp_path: Path) -> None:
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
+    """Return a folder with minibatch files in several subfolders."""
     for name in ("m1", "m2", "a/m3", "a/b/m4", "c/m5"):
         saved(tmp_path / f"{name}.npz", features=np.zeros((2, 1)), labels=np.zeros(2))
     return tmp_path
@@ -45,15 +48,16 @@ def tree(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("pattern", "names"),
     [
-        ("/m*.npz", ["m1", "m2"]),  # of this folder, not of those in it
+        ("/m*.npz", ["m1", "m2"]),  # files in this folder only
         ("/*/*.npz", ["a/m3", "c/m5"]),
         ("/*/m[34].npz", ["a/m3"]),
         ("/a/*/m?.npz", ["a/b/m4"]),
-        ("/[ac]", ["a/b/m4", "a/m3", "c/m5"]),  # folders stand for what is in them
+        ("/[ac]", ["a/b/m4", "a/m3", "c/m5"]),  # a folder selects all files in it
         ("/*/b/", ["a/b/m4"]),
     ],
 )
 def test_a_part_of_a_pattern_ends_at_a_slash(tree: Path, pattern: str, names: list[str]) -> None:
+    """Wildcards do not match slashes; a folder that matches selects all files in it."""
     assert list_minibatch_files(f"{tree}{pattern}") == (
         ".npz",
         [f"{tree}/{name}.npz" for name in names],
@@ -66,7 +70,7 @@ def test_a_part_of_a_pattern_ends_at_a_slash(tree: Path, pattern: str, names: li
         ("", ["_x=1/m2", "m1"]),
         ("/*", ["_x=1/m2", "m1"]),
         ("/*/*.npz", ["_x=1/m2"]),
-        ("/_temporary", ["_temporary/0/m3"]),  # by its name
+        ("/_temporary", ["_temporary/0/m3"]),  # named by the pattern
         ("/_t*/0", ["_temporary/0/m3"]),
         ("/.s*/*", [".staging/m4"]),
     ],
@@ -74,7 +78,8 @@ def test_a_part_of_a_pattern_ends_at_a_slash(tree: Path, pattern: str, names: li
 def test_unfinished_and_hidden_files_are_left_out_as_by_spark(
     tmp_path: Path, pattern: str, names: list[str]
 ) -> None:
-    root = tmp_path / "_data"  # where a user keeps them does not matter
+    """Names that start with _ or . are skipped, as by Spark, unless the pattern has them."""
+    root = tmp_path / "_data"  # a hidden parent folder does not matter
     for name in ("m1", "_x=1/m2", "_temporary/0/m3", ".staging/m4", "_m5", ".m6"):
         saved(root / f"{name}.npz", features=np.zeros((2, 1)), labels=np.zeros(2))
     assert list_minibatch_files(f"{root}{pattern}")[1] == [f"{root}/{name}.npz" for name in names]
@@ -84,6 +89,7 @@ def test_unfinished_and_hidden_files_are_left_out_as_by_spark(
 def test_patterns_and_paths_of_this_folder(
     tmp_path: Path, before: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Relative paths and patterns start at the working directory."""
     here = tmp_path / "data"
     found = [
         saved(here / f"m{i}.npz", features=np.zeros((2, 1)), labels=np.zeros(2)) for i in (1, 2)
@@ -100,7 +106,7 @@ def test_patterns_and_paths_of_this_folder(
 def test_files_are_on_the_host_that_was_named(
     tree: Path, head: str, inside: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not on the default one; ``inside``: how a filesystem calls the root of its paths."""
+    """Files keep the host of the URL; ``inside`` is the filesystem's name of its root."""
     place = Elsewhere(tree, inside)
     opened: list[str] = []
 
@@ -116,7 +122,7 @@ def test_files_are_on_the_host_that_was_named(
 
 
 class Elsewhere:
-    """A filesystem whose root is a local folder, named ``inside``."""
+    """A fake filesystem whose root is a local folder, named ``inside``."""
 
     def __init__(self, folder: Path, inside: str) -> None:
         self._folder, self._inside = str(folder), inside
@@ -136,6 +142,7 @@ class Elsewhere:
 
 
 def test_what_is_no_minibatch_is_named(tmp_path: Path) -> None:
+    """Paths without minibatches, arrays of different lengths and other files are refused."""
     with pytest.raises(UsageError, match=r"neither \.npz nor \.parquet"):
         list_minibatch_files(str(tmp_path / "nowhere"))
     one = saved(tmp_path / "a.npz", features=np.zeros((2, 1)), labels=np.zeros(3))
@@ -160,7 +167,7 @@ def test_what_is_no_minibatch_is_named(tmp_path: Path) -> None:
     ],
 )
 def test_damaged_files_are_named(tmp_path: Path, change: Any, said: str) -> None:
-    """Not by a BadZipFile of an executor, which does not say which file."""
+    """A damaged file is named; the executor's BadZipFile alone would not name it."""
     path = saved(tmp_path / "d.npz", features=np.ones((40, 4)), labels=np.ones(40))
     Path(path).write_bytes(change(Path(path).read_bytes()))
     with pytest.raises(SetupError, match=rf"minibatch .*d\.npz {said}"):
@@ -176,6 +183,7 @@ def test_damaged_files_are_named(tmp_path: Path, change: Any, said: str) -> None
     ],
 )
 def test_arrays_that_do_not_fit_are_named(tmp_path: Path, arrays: Any, said: str) -> None:
+    """Arrays that are missing or do not have one entry per row are named."""
     given = {"features": np.ones((3, 2)), "labels": np.zeros(3), **arrays}
     with pytest.raises(SetupError, match=said):
         list(read_file_rows([saved(tmp_path / "n.npz", **given)]))
