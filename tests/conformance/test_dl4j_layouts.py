@@ -1,4 +1,4 @@
-"""DL4J's int32 layouts: ND4J's own answers bit for bit, its tests' examples, and the edges."""
+"""Tests of DL4J's int32 layouts: ND4J's own answers bit for bit, its tests' examples, edges."""
 
 from __future__ import annotations
 
@@ -29,6 +29,8 @@ I32 = NDArray[np.int32]
 
 
 class Case(NamedTuple):
+    """One recorded call of an ND4J encoder."""
+
     kind: str
     tau: float
     limit: int | None
@@ -39,6 +41,7 @@ class Case(NamedTuple):
 
 
 def cases() -> list[Case]:
+    """Return all recorded calls."""
     with np.load(VECTORS) as archive:
         data = {name: archive[name] for name in archive.files}
     parts = ("values", "message", "residual", "decoded")
@@ -203,7 +206,7 @@ def changed(message: I32, word: int, value: int) -> I32:
 NAN_BITS, INFINITY_BITS = 0x7FC00000, 0x7F800000
 
 MALFORMED_THRESHOLDS = [
-    changed(threshold_message(), 0, 1),  # fewer than came
+    changed(threshold_message(), 0, 1),  # fewer than the message has
     changed(threshold_message(), 0, 3),
     changed(threshold_message(), 0, -2),
     changed(threshold_message(), 1, 19),
