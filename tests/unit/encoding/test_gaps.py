@@ -1,4 +1,4 @@
-"""Gaps against a definition that writes bits as text; hostile bytes one by one."""
+"""Tests of gaps against a definition that writes bits as text, and of malformed bytes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def message(codes: list[int], n_params: int) -> bytes:
 
 
 def in_text(codes: list[int], rice: int) -> bytes:
-    """The layout, said with strings: lowest bit first."""
+    """Return the message by a definition that writes strings of bits, the lowest bit first."""
     bits, previous = "", -1
     for code in codes:
         index = code if code >= 0 else ~code
@@ -32,6 +32,7 @@ def in_text(codes: list[int], rice: int) -> bytes:
 def read(
     payload: bytes, count: int, n_params: int
 ) -> tuple[int, NDArray[np.int32], NDArray[np.int32]]:
+    """Return the reason's number (0 if there is none), the indices and the amounts."""
     indices, amounts = np.zeros(count, np.int32), np.zeros(count, np.int32)
     array = np.frombuffer(payload, np.uint8)
     return gaps.read_gaps(array, n_params, 6, indices, amounts), indices, amounts

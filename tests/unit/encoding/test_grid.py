@@ -1,4 +1,4 @@
-"""The grid: k from the parameters, rounding, thresholds in quanta."""
+"""Tests of the grid: the exponent k from the parameters, rounding, and thresholds in quanta."""
 
 from __future__ import annotations
 

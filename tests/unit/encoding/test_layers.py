@@ -1,4 +1,4 @@
-"""Thresholds per layer: found by name, sent as multiples, known to the decoder from the job."""
+"""Tests of thresholds per layer: found by name, sent as multiples, known to the decoder."""
 
 from __future__ import annotations
 
@@ -32,6 +32,7 @@ def flat(*values: float) -> F32:
 
 
 def hits_of(encoder: Encoder, learnt: F32, theta: F32) -> dict[int, int]:
+    """Publish; return the message's quanta by parameter index."""
     made = encoder.publish(learnt, theta)
     assert made is not None
     indices, quanta = decode_update_untrusted(
@@ -115,6 +116,7 @@ def test_layers_are_found_by_name() -> None:
 
 
 def test_a_number_is_not_the_beginning_of_another() -> None:
+    """The name "layer 1" does not match "layer 10"."""
     names = ["layer 1", "layer 10"]
     found = layers_of(8, lambda index: names[index // 4], {"layer 1": 3})
     assert found == Layers((4, 8), (3, 1))
