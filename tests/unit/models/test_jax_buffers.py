@@ -1,4 +1,4 @@
-"""JaxModel with collections beside its parameters, laid out and called as Flax does it."""
+"""Tests of JaxModel with collections besides its parameters, as in Flax."""
 
 from __future__ import annotations
 
@@ -108,6 +108,7 @@ def test_a_model_of_parameters_alone_has_no_buffers() -> None:
 
 
 def widening(variables: Any, features: Any, key: Any) -> Any:
+    """Return statistics of another shape."""
     return apply(variables, features), {"batch_stats": {"mean": jnp.zeros(5), "seen": 0}}
 
 
@@ -124,7 +125,7 @@ def test_training_that_does_not_return_the_collections_is_refused(train: Any, wh
 
 
 def test_a_copy_has_the_same_statistics() -> None:
-    """As those of torch and Keras have: what is served is a copy."""
+    """A deep copy, as a server uses it, has the same statistics, but not the same memory."""
     made = model()
     params = bound(made)
     made.step(BATCH)

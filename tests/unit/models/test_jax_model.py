@@ -1,4 +1,4 @@
-"""JaxModel: its steps are optax's own, in the memory it was given."""
+"""Tests of JaxModel: its steps equal optax's own, in the memory that it was given."""
 
 from __future__ import annotations
 
@@ -79,10 +79,10 @@ def test_it_works_in_the_bound_memory_alone() -> None:
     model = make(optax.sgd(0.1))
     params = bound(model)
     model.step(batch())
-    params[:] = 0  # what the mesh does between two steps
+    params[:] = 0  # as a remote update may do between two steps
     np.testing.assert_array_equal(model.predict(batch().features), np.zeros((8, 3)))
     model.step(batch())
-    assert params[35:38].any()  # the last biases; zeros pass nothing on to the others
+    assert params[35:38].any()  # the last biases; zero weights give no others a gradient
     assert not params[:35].any()
     assert not params[38:].any()
 
@@ -136,7 +136,7 @@ def test_two_sizes_of_minibatch_are_two_compilations() -> None:
 def test_dropout_keys_differ_by_step_worker_and_seed_and_repeat(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setenv("NPROC", "2")  # and back: place sets it
+    monkeypatch.setenv("NPROC", "2")  # restored after the test; place sets it
 
     def keys(seed: int, worker: int) -> list[float]:
         model = JaxModel(
@@ -206,6 +206,7 @@ def test_rows_of_no_weight_change_nothing() -> None:
 
 
 def scalar(outputs: Any, labels: Any) -> Any:
+    """Return one loss for all rows."""
     return cross_entropy(outputs, labels).mean()
 
 
@@ -221,7 +222,7 @@ def test_a_loss_of_one_number_is_taken_but_not_weighted() -> None:
 
 @pytest.mark.parametrize("wrap", [lambda loss: loss, partial, jax.jit])
 def test_whole_doubles_are_classes_for_optaxs_loss_of_integer_labels(wrap: Any) -> None:
-    """Spark ML's StringIndexer makes doubles."""
+    """Whole doubles are classes, as Spark ML's StringIndexer makes them."""
     features = np.random.default_rng(1).normal(size=(8, 3)).astype(np.float32)
     labels = features.argmax(axis=1)
 

@@ -1,4 +1,4 @@
-"""JaxModel: what cannot work is refused, in words that say what to do."""
+"""Tests that JaxModel refuses what cannot work, with a remedy."""
 
 from __future__ import annotations
 
@@ -41,6 +41,7 @@ def test_what_cannot_be_trained_is_refused(changed: dict[str, Any], words: str) 
 
 
 def with_value(array: Any, row: int, value: Any) -> Any:
+    """Return a copy with this value in a row (in column 4, if it has columns)."""
     changed = array.copy()
     changed[row if array.ndim == 1 else (row, 4)] = value
     return changed
@@ -80,6 +81,8 @@ def test_whole_numbers_that_are_no_classes_may_be_floats() -> None:
 
 
 def test_labels_of_steps_are_classes_for_a_loss_that_leaves_none_out() -> None:
+    """A padding label is refused for optax's loss, and accepted for a loss that masks it."""
+
     def masked(logits: Any, labels: Any) -> Any:
         return cross_entropy(logits, jnp.maximum(labels, 0)) * (labels >= 0)
 

@@ -1,4 +1,4 @@
-"""What a saved description of a Keras model may name."""
+"""Tests of the classes and functions that a saved description of a Keras model may name."""
 
 from __future__ import annotations
 

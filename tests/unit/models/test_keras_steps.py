@@ -1,4 +1,4 @@
-"""Twenty steps of a KerasModel against twenty of Keras' own, and predictions after each journey."""
+"""Tests of 20 steps of a KerasModel against Keras' own, in copies and after pickling."""
 
 from __future__ import annotations
 
@@ -154,6 +154,7 @@ CASES: dict[str, tuple[Callable[[], Any], Any, Callable[[], Any], np.ndarray, np
 
 
 def stepped(model: KerasModel, features: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    """Return the parameters after 20 steps."""
     params = model.initial()
     model.bind(params)
     for _ in range(20):
@@ -198,6 +199,7 @@ def test_a_model_from_its_description_and_saved_buffers_predicts_the_same(name: 
 
 
 def test_variables_without_weight_decay_are_known_by_their_places() -> None:
+    """A copy decays the same variables; excluding a variable of another model is refused."""
     reference = plain()
     optimizer = decayed(var_list=[reference.trainable_variables[0]])
     model = KerasModel(reference, SPARSE(from_logits=True), optimizer)
@@ -241,6 +243,7 @@ class OwnCall(keras.losses.Loss):  # type: ignore[misc]
 
 
 def test_what_would_not_be_called_is_refused_by_name() -> None:
+    """Overridden methods and options that training here would ignore are refused by name."""
     with pytest.raises(UsageError, match="OwnStep overrides compute_loss"):
         KerasModel(OwnStep(), "mse", "sgd")
     with pytest.raises(UsageError, match="OwnCall overrides __call__"):
@@ -302,7 +305,7 @@ def test_a_function_as_learning_rate_is_refused() -> None:
 
 
 def test_layers_of_tensorflow_are_refused() -> None:
-    layer = object.__new__(keras.layers.IntegerLookup)  # made only where TensorFlow is installed
+    layer = object.__new__(keras.layers.IntegerLookup)  # its constructor needs TensorFlow
     object.__setattr__(layer, "name", "codes")
     with pytest.raises(UsageError, match=r"codes is a IntegerLookup, which computes with Tensor"):
         _refuse_tensorflow_layers([layer])

@@ -1,4 +1,4 @@
-"""What of a LightningModule would not be done here is refused by name, before any work starts."""
+"""Tests that LightningModel refuses by name what it would not run, before any work starts."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Net(pl.LightningModule):
 
 
 def having(**methods: Any) -> Net:
-    """A module with these methods of its own."""
+    """Return a module with these methods."""
     return type("Odd", (Net,), methods)()
 
 
@@ -177,7 +177,7 @@ def test_a_batch_function_must_not_hold_the_module() -> None:
         LightningModel(net, batch=lambda batch: net(batch.features))
 
 
-# -- at the first step, as it shows only there -----------------------------------------------------
+# -- refusals at the first step --------------------------------------------------------------------
 
 
 def trained(net: Any, labels: Any = CLASSES) -> None:

@@ -1,4 +1,4 @@
-"""The dense network: gradients by finite differences, digits to accuracy, refusals by row."""
+"""Tests of DenseNetwork: gradients by finite differences, accuracy on digits, refused rows."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ def test_what_ships_has_neither_parameters_nor_state() -> None:
 
 
 class HalfSgd(Sgd):
-    """A subclass, which workers would replace by Sgd."""
+    """A subclass of Sgd, which workers would replace by Sgd itself."""
 
     def update(self, gradient: Flat, state: State) -> Flat:
         """Return half the step."""

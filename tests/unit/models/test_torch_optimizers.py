@@ -1,4 +1,4 @@
-"""Every optimizer of torch steps in place on the flat vector, and its state goes elsewhere."""
+"""Tests that torch's optimizers step in place on the flat vector, and that their state moves."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def bound(model: TorchModel, params: Any = None) -> np.ndarray:
 
 
 def by_json_and_arrays(state: Any) -> Any:
-    """What a file or a socket makes of it: arrays, and numbers that JSON can hold."""
+    """Return a state as from a file or socket: arrays, and numbers that passed through JSON."""
     arrays = {name: v.copy() for name, v in state.items() if isinstance(v, np.ndarray)}
     numbers = {name: v for name, v in state.items() if name not in arrays}
     return arrays | json.loads(json.dumps(numbers))

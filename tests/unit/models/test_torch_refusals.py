@@ -1,4 +1,4 @@
-"""What TorchModel cannot train it refuses before the job, by name, with reason and remedy."""
+"""Tests that TorchModel refuses what it cannot train, before the job, with reason and remedy."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def shared() -> nn.Module:
 
 
 class Locked(nn.Linear):
-    """Holds what cannot travel."""
+    """A module with a lock, which cannot be pickled."""
 
     def __init__(self) -> None:
         super().__init__(2, 2)
@@ -45,7 +45,7 @@ class Locked(nn.Linear):
 
 
 class Cached(nn.Linear):
-    """Holds a result with its history, which torch does not copy."""
+    """A module that keeps an output with its graph, which torch does not copy."""
 
     def __init__(self) -> None:
         super().__init__(2, 2)
@@ -130,7 +130,7 @@ def test_rows(features: Any, labels: Any, why: str) -> None:
 
 
 class Leaving(nn.Linear):
-    """Replaces its weight's memory."""
+    """A module that replaces its weight's memory."""
 
     def forward(self, x: Any) -> Any:
         self.weight.data = self.weight.data.clone()
@@ -161,7 +161,7 @@ def test_an_optimizer_that_leaves_the_flat_vector() -> None:
 
 
 class NeedsClosure(optim.SGD):
-    """Like LBFGS, from somebody else."""
+    """A user's optimizer that needs a closure, like LBFGS."""
 
     def step(self, closure: Any) -> None:
         """Evaluate several times."""

@@ -1,4 +1,4 @@
-"""Twenty steps of a TorchModel against twenty steps of plain torch."""
+"""Tests of 20 steps of a TorchModel against plain torch, and of hooks, states and schedules."""
 
 from __future__ import annotations
 
@@ -60,6 +60,7 @@ def travelled(model: TorchModel) -> TorchModel:
 
 
 def plain(module: nn.Module, loss: Any, labels: np.ndarray, optimizer: Callable[..., Any]) -> Any:
+    """Return the parameters after 20 steps of plain torch."""
     made = optimizer(module.parameters())
     for _ in range(20):
         made.zero_grad()
@@ -154,7 +155,7 @@ def test_a_hook_that_holds_the_module_is_refused_by_the_parameters_name() -> Non
 
 
 class Lookahead(torch.optim.SGD):
-    """SGD whose parameters go halfway back to slow ones every third step; kept as attributes."""
+    """SGD that every third step moves halfway back to slow parameters, kept as attributes."""
 
     def __init__(self, params: Any, lr: float) -> None:
         super().__init__(params, lr=lr, momentum=0.9)
@@ -247,7 +248,7 @@ BY_STEPS = {
 )
 @pytest.mark.parametrize("name", [*BY_EPOCHS, *BY_STEPS])
 def test_a_schedule_has_the_rates_of_a_plain_loop(name: str, told: bool, workers: int) -> None:
-    """``workers`` take turns, as in a fit; with two of them each has every other minibatch."""
+    """Two workers alternate, as in a fit: each has every other minibatch and its rate."""
     options = BY_EPOCHS.get(name) or BY_STEPS[name]
     schedule = partial(getattr(torch.optim.lr_scheduler, name), **options)
     optimizer = partial(torch.optim.SGD, lr=0.1)

@@ -1,4 +1,4 @@
-"""TorchModel on its way: pickled without storage, placed on a machine, opened by torch alone."""
+"""Tests of TorchModel's pickles, of placing it on a machine, and of its export to torch."""
 
 from __future__ import annotations
 
@@ -78,6 +78,7 @@ def test_a_module_in_evaluation_mode_travels_in_the_modes_of_training(travel: An
 
 
 def test_marks_on_parameters_travel() -> None:
+    """Attributes that a user has set on parameters are pickled."""
     module = mlp()
     module[0].bias.no_decay = True
     other = pickle.loads(pickle.dumps(TorchModel(module, functional.cross_entropy, SGD)))
@@ -101,6 +102,7 @@ def gru_loss(output: Any, target: Any) -> Any:
 
 
 def test_a_place_gives_threads_and_chance() -> None:
+    """place() sets torch's number of threads and random seed."""
     threads = torch.get_num_threads()
     model = TorchModel(mlp(), functional.cross_entropy, SGD)
     draws = []
@@ -127,7 +129,7 @@ def test_on_a_device_the_vector_is_copied_in_and_out_of_each_step() -> None:
     host = torch.from_numpy(params)
     views = ParameterViews(
         named, make_layout(named), host, host.clone()
-    )  # a clone stands for a GPU's memory
+    )  # the clone replaces a GPU's memory
     params += 2  # a remote update
     assert module[0].bias[0] == 0
     views.copy_from_shared()
@@ -170,7 +172,7 @@ def test_a_description_names_parameters_and_makes_no_model() -> None:
 
 
 def test_where_it_trains_the_optimizer_is_there_before_the_first_step() -> None:
-    """Making one takes torch seconds of imports; a model that only predicts makes none."""
+    """After place(), bind() makes the optimizer, which takes seconds; predicting needs none."""
     made: list[Any] = []
 
     def optimizer(parameters: Any) -> torch.optim.Optimizer:
@@ -178,7 +180,7 @@ def test_where_it_trains_the_optimizer_is_there_before_the_first_step() -> None:
         return made[-1]
 
     model = TorchModel(nn.Linear(2, 2), nn.MSELoss(), optimizer)
-    before = len(made)  # one, to see early whether it works
+    before = len(made)  # one, made to check the factory early
     model.bind(model.initial())
     assert len(made) == before
     model.place(Share(threads=torch.get_num_threads(), gpu=None, seed=0))

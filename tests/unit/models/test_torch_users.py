@@ -1,4 +1,4 @@
-"""Modules, losses and optimizers as users have them: what works, and in which words it does not."""
+"""Tests of modules, losses and optimizers as users write them: what works, and error messages."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ mse = functional.mse_loss
 
 
 def travelled(model: TorchModel) -> tuple[TorchModel, np.ndarray]:
-    """The model as it is on an executor, and the memory that it is bound to."""
+    """Return the model as an executor gets it, and the parameters that it is bound to."""
     twin, params = cloudpickle.loads(cloudpickle.dumps(model)), model.initial()
     twin.bind(params)
     return twin, params
@@ -99,7 +99,7 @@ class Overlapping(nn.Module):
 
 
 class Aliased(nn.Linear):
-    """A buffer that is its weight under another name."""
+    """A module with a buffer that is a part of its weight."""
 
     def __init__(self) -> None:
         super().__init__(4, 3)
@@ -107,7 +107,7 @@ class Aliased(nn.Linear):
 
 
 class Columns(nn.Module):
-    """Two parameters side by side in one matrix: they lie in one another's range, and apart."""
+    """Two parameters that are halves of one matrix: interleaved in memory, but disjoint."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -124,7 +124,7 @@ def test_memory_that_parameters_share_is_found() -> None:
 
 
 class Caching(nn.Linear):
-    """Keeps a tensor from one call to the next, as rotary embeddings do."""
+    """A module that keeps a tensor from one call to the next, as rotary embeddings do."""
 
     kept: Any = None
 
@@ -141,7 +141,7 @@ def test_what_a_module_keeps_from_a_prediction_is_good_for_training() -> None:
 
 
 class Oscillator(nn.Linear):
-    """Complex and boolean buffers."""
+    """A module with complex and boolean buffers."""
 
     def __init__(self) -> None:
         super().__init__(4, 3)
@@ -159,7 +159,7 @@ def test_complex_buffers_take_the_mean_and_flags_stay_set() -> None:
 
 
 class Puts(nn.Linear):
-    """Puts out something beside a tensor."""
+    """A module with an output that is not a tensor."""
 
     def forward(self, x: Any) -> Any:
         return {"y": super().forward(x), "cache": None}
@@ -179,7 +179,7 @@ NET = nn.Linear(4, 3)
 
 
 class Own(nn.Linear):
-    """Brings its loss along."""
+    """A module with a loss of its own."""
 
     def __init__(self) -> None:
         super().__init__(4, 3)
@@ -190,7 +190,7 @@ class Own(nn.Linear):
 
 
 class Recipe:
-    """An object with the module inside."""
+    """An object that holds the module."""
 
     def __init__(self, net: nn.Module) -> None:
         self.parts = {"net": net}
@@ -208,6 +208,7 @@ def two_away(output: Any, target: Any) -> Any:
 
 
 def holder(what: str) -> tuple[nn.Module, dict[str, Any]]:
+    """Return a module, and an option that holds the module in this way."""
     net = Own()
     return {
         "closure": (net, {"loss": lambda out, y: mse(net(out), y)}),
@@ -248,7 +249,7 @@ def test_a_loss_that_no_parameter_sees_is_refused() -> None:
 
 
 def mean_square(output: Any, target: Any) -> Any:
-    """Calls a loss of torch's."""
+    """Return one of torch's losses."""
     return mse(output, target)
 
 
@@ -284,7 +285,7 @@ def test_a_class_of_a_sequence_is_named_by_row_and_column() -> None:
             return super().forward(x).reshape(-1, 3, 2)
 
     labels = np.zeros((8, 2), np.int64)
-    labels[0, 0], labels[5, 1] = -100, 3  # the former is torch's sign for a place to leave out
+    labels[0, 0], labels[5, 1] = -100, 3  # torch ignores the label -100
     model = TorchModel(Words(4, 6), functional.cross_entropy, SGD)
     model.bind(model.initial())
     with pytest.raises(UsageError, match=r"labels must be 0 to 2, .* row 5, column 1 .* has 3;"):
@@ -292,7 +293,7 @@ def test_a_class_of_a_sequence_is_named_by_row_and_column() -> None:
 
 
 class MyError(Exception):
-    """Of a user's."""
+    """A user's exception."""
 
 
 @pytest.mark.parametrize("kind", [ValueError, RuntimeError, TypeError, IndexError, MyError])
@@ -336,7 +337,7 @@ def test_a_number_of_numpy_is_a_loss() -> None:
 
 
 class Counting(optim.SGD):
-    """Keeps a number that belongs to no parameter."""
+    """An optimizer whose state has a number that belongs to no parameter."""
 
     def step(self, closure: Any = None) -> Any:
         self.state["steps"] = self.state.get("steps", 0) + 1
@@ -404,7 +405,7 @@ def test_the_gpu_that_spark_assigned_is_found_among_those_seen(
 
 
 def test_a_module_whose_outputs_are_as_wide_as_the_longest_row_is_named() -> None:
-    """It works for one slice of rows, and the next one is as wide as its own longest row."""
+    """Outputs as wide as the longest row differ in width between slices of the rows."""
 
     class Longest(nn.Module):
         def __init__(self) -> None:
