@@ -63,6 +63,7 @@ def layer(kind: str, *, act: Any = "Identity", **options: Any) -> dict[str, Any]
 
 
 def output(n_in: int, n_out: int, **options: Any) -> dict[str, Any]:
+    """Return an output layer's JSON, by default softmax with MCXENT."""
     loss = {"@class": "org.nd4j.linalg.lossfunctions.impl.LossMCXENT", "softmaxClipEps": 1e-10}
     options = {"act": "Softmax", "lossFn": loss, **options}
     return layer(options.pop("kind", "OutputLayer"), nin=n_in, nout=n_out, **options)
@@ -109,6 +110,7 @@ def write(path: Path, configuration: Any, *arrays: np.ndarray, **entries: bytes)
 
 
 def drawn(seed: int, *shape: int) -> np.ndarray:
+    """Return random normal values."""
     return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
 
 

@@ -161,6 +161,7 @@ def places_of(value: Any) -> Iterator[tuple[Any, Any]]:
 
 
 def test_no_zip_no_entry_and_flipped_bytes(tmp_path: Path) -> None:
+    """Other files, missing entries and changed bytes raise only the errors of from_dl4j."""
     text = tmp_path / "text.zip"
     text.write_text("not a zip")
     with pytest.raises(NoDl4jNetwork, match="cannot be opened as a zip"):
@@ -314,6 +315,7 @@ def test_rows_of_another_width_than_the_normalizers(tmp_path: Path, shape: Any) 
 
 
 def test_a_normalizer_of_other_rows_than_the_networks(tmp_path: Path) -> None:
+    """A normalizer with another number of features than the network's is refused."""
     body = b"\0" + nd4j(drawn(3, 1, 7)) + nd4j(drawn(3, 1, 7))
     with pytest.raises(NoDl4jNetwork, match="has 7 features, outputlayer 'layer0' takes 3"):
         normalized(tmp_path, "STANDARDIZE", body)
@@ -321,6 +323,7 @@ def test_a_normalizer_of_other_rows_than_the_networks(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("path", ["nowhere.zip", None, 7])
 def test_a_file_that_is_not_there(path: Any) -> None:
+    """A path that is no file is a UsageError, but not a NoDl4jNetwork."""
     with pytest.raises(UsageError, match=f"^path={path!r}: ") as raised:
         from_dl4j(path)
     assert not isinstance(raised.value, NoDl4jNetwork)

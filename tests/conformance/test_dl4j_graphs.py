@@ -27,6 +27,7 @@ from tests.conformance.dl4j_files import (
 
 
 def vertex(kind: str, **options: Any) -> dict[str, Any]:
+    """Return the JSON of a vertex without parameters."""
     return {"@class": f"org.deeplearning4j.nn.conf.graph.{kind}", **options}
 
 
@@ -63,6 +64,7 @@ def test_branches_that_are_joined(tmp_path: Path, op: str) -> None:
 
 
 def test_vertices_that_change(tmp_path: Path) -> None:
+    """Sum, scale, shift, subset and L2 norm are applied in a chain of vertices."""
     w, b, v, c, x = drawn(1, 3, 4), drawn(2, 4), drawn(3, 3, 4), drawn(4, 4), drawn(5, 6, 3)
     ops = [
         vertex("ElementWiseVertex", op="Add"),

@@ -35,6 +35,7 @@ def sigmoid(z: np.ndarray) -> np.ndarray:
 
 @pytest.mark.parametrize("which", [0, 1])
 def test_outputs_of_networks_that_dl4j_trained(which: int) -> None:
+    """Predictions equal those that DL4J stored with its networks."""
     model = from_dl4j(DATA / f"dl4j-mlp{which}.zip")
     rows = np.loadtxt(DATA / f"dl4j-mlp{which}-input.csv", delimiter=",", dtype=np.float32)
     said = np.loadtxt(DATA / f"dl4j-mlp{which}-output.csv", delimiter=",", dtype=np.float32)
@@ -71,6 +72,7 @@ def test_other_types_of_numbers(tmp_path: Path, kind: str, tolerance: float) -> 
 
 
 def test_a_graph_of_one_line_is_taken_and_a_loose_end_is_named(tmp_path: Path) -> None:
+    """A graph that is a chain is imported; a vertex that leads to no output is refused."""
     w, b, v, c = drawn(1, 3, 4), drawn(2, 4), drawn(3, 4, 2), drawn(4, 2)
     dense = layer("DenseLayer", act="ReLU", nin=3, nout=4)
     path = write(tmp_path / "g.zip", dl4j.graph(dense, output(4, 2)), f(w), b, f(v), c)

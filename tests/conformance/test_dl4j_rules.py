@@ -64,7 +64,7 @@ def test_gradients_of_softmax(tmp_path: Path, labels: str) -> None:
     if labels == "weighted":
         loss["weights"] = list(weights)
         wanted = p * (weights * y).sum(axis=1, keepdims=True) - weights * y
-    drop = {"@class": "org.deeplearning4j.nn.conf.dropout.Dropout", "p": 1.0}  # by torch
+    drop = {"@class": "org.deeplearning4j.nn.conf.dropout.Dropout", "p": 1.0}  # trained by torch
     told = network(output(3, 4, iupdater=SGD, lossFn=loss, idropout=drop))
     _, taken = moved(tmp_path, told, y, f(w), b)
     np.testing.assert_allclose(taken[-4:], wanted.mean(axis=0), atol=1e-6)

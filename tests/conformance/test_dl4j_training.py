@@ -37,6 +37,7 @@ State = list[np.ndarray]
 
 
 def adam(g: Any, s: State, t: int, squared: Any = None) -> tuple[np.ndarray, State]:
+    """Return Adam's or AMSGrad's step and next state; ``squared`` is AMSGrad's largest square."""
     m, v = 0.9 * s[0] + 0.1 * g, 0.999 * s[1] + 0.001 * g * g
     rate = RATE * np.sqrt(1 - 0.999**t) / (1 - 0.9**t)
     if squared is None:
@@ -335,6 +336,7 @@ def test_frozen_layers_stay(tmp_path: Path) -> None:
 
 
 def test_a_network_to_predict_with_is_not_trained_and_one_of_ours_is_saved(tmp_path: Path) -> None:
+    """A network without a loss is imported only to predict; its description restores it."""
     w, b = drawn(1, 3, 4), drawn(2, 4)
     dense = layer("DenseLayer", nin=3, nout=4, act="Softmax")
     path = write(tmp_path / "p.zip", network(dense), f(w), b)

@@ -122,6 +122,7 @@ def test_workers_that_learn_by_one_step_send_different_parameters() -> None:
 
 
 def test_large_residuals_go_before_tied_ones() -> None:
+    """Residuals of several tau are all sent; the rest is chosen among those tied at tau."""
     worker = Worker(AutoThreshold())
     delta = np.full(N, 1e-3, np.float32)
     large = np.random.default_rng(2).choice(N, N // 200, replace=False)
@@ -198,6 +199,7 @@ def test_the_wanted_fraction_follows_the_link_between_its_bounds() -> None:
 
 
 def test_an_encoder_follows_its_link_and_goes_on_there_in_the_next_fit() -> None:
+    """Slow rounds lower the sent fraction, which an encoder's state carries to the next fit."""
     deltas = list(np.random.default_rng(8).normal(0, 1e-3, (9, N)).astype(np.float32))
     worker = Worker(AutoThreshold())
     sent = []
@@ -233,6 +235,7 @@ def test_other_thresholds_ignore_the_link(threshold: Any) -> None:
 def test_a_scaled_update_moves_less_and_what_is_scaled_away_is_counted(
     train_on: str, aggregation: str
 ) -> None:
+    """With mean or sqrt, the counter has the learned changes that theta and residual lack."""
     worker = Worker(AutoThreshold(), train_on, aggregation=aggregation, workers=3)
     learnt = np.zeros(N, np.float64)
     for delta in adam_steps(4):
@@ -247,6 +250,7 @@ def test_a_scaled_update_moves_less_and_what_is_scaled_away_is_counted(
 
 @pytest.mark.parametrize("workers", [3, 4, 7])
 def test_rounding_the_scaled_step_takes_nothing_from_the_residual(workers: int) -> None:
+    """Sent and scaled-away changes are 1 : (workers - 1), although the step is rounded."""
     worker = Worker(AutoThreshold(levels=1), aggregation="mean", workers=workers)
     update = worker.learn(np.random.default_rng(5).normal(0, 1e-3, N).astype(np.float32))
     assert update is not None
@@ -284,6 +288,7 @@ def test_a_large_updates_steps_are_twice_the_threshold() -> None:
 
 
 def test_a_slow_link_thins_large_updates_too() -> None:
+    """A slow link lowers the fraction of large updates as it lowers the others'."""
     worker = Worker(AveragingThreshold(large_every=3), aggregation="mean", workers=4)
     for delta in np.random.default_rng(8).normal(0, 1e-3, (3, N)).astype(np.float32):
         update = worker.learn(delta)
@@ -293,6 +298,7 @@ def test_a_slow_link_thins_large_updates_too() -> None:
 
 
 def test_large_updates_begin_with_the_fourth_worker() -> None:
+    """With fewer than four workers, no update is large."""
     worker = Worker(AveragingThreshold(large_every=1), aggregation="mean", workers=3)
     sent = []
     for delta in np.random.default_rng(8).normal(0, 1e-3, (2, N)).astype(np.float32):
@@ -368,6 +374,7 @@ def uneven_steps(count: int) -> list[F32]:
 def test_where_few_residuals_dominate_no_update_is_large_and_all_have_more_entries(
     train_on: str, make_steps: Any
 ) -> None:
+    """If 5 % of residuals dominate, no update is large; from the ninth on, each has 1.6 %."""
     clipping = ResidualClipping(5.0, 5)
     worker = Worker(AveragingThreshold(), train_on, clipping=clipping, workers=4)
     sent = []
@@ -416,6 +423,7 @@ def test_a_warm_up_sends_its_fractions_and_hands_over() -> None:
 
 
 def test_a_shake_up_sends_more_on_purpose() -> None:
+    """A shake-up sends more than 5 %, and the next update 1 % as before."""
     worker, sent = Worker(AutoThreshold(), shake_frequency=2), []
     for delta in np.random.default_rng(8).laplace(0, 1e-3, (4, N)).astype(np.float32):
         update = worker.learn(delta)
@@ -461,6 +469,7 @@ def test_levels_are_how_far_an_entry_may_move(make: Any, first: dict[str, float]
 
 
 def test_tau_leaves_room_for_its_largest_level() -> None:
+    """A tau that is too large is lowered so that its largest level is in the exact range."""
     worker = Worker(FixedThreshold(1e9, levels=2), n=40)
     update = worker.learn(np.array([2e9] + 39 * [0], np.float32))
     assert update is not None

@@ -92,6 +92,7 @@ def test_bitmaps_alternate_the_side_of_their_half_step() -> None:
     ("hits", "n_params", "bitmap"), [(1, 1, True), (1, 3, False), (2, 4, True)]
 )
 def test_the_form_follows_from_the_hit_count_alone(hits: int, n_params: int, bitmap: bool) -> None:
+    """A bitmap is sent if at least half of the parameters are hits."""
     assert prefers_bitmap(hits, n_params) == bitmap
 
 

@@ -54,6 +54,7 @@ DELTA = flat(0.5, 0.375, -1.25, 0, 3, 0)
 def test_a_scan_finds_hits_and_what_is_hit_loses_tau_whatever_theta_moves_by(
     train_on: str,
 ) -> None:
+    """A hit's residual loses tau, even if theta moves by half of tau."""
     learner = Learner(train_on, DELTA)
     assert learner.found.tolist() == [0, ~2, 4]
     assert learner.residual.move(learner.at, learner.found, HALF) == (0, -1)

@@ -10,6 +10,7 @@ from sparkstrom.encoding import gaps
 
 
 def message(codes: list[int], n_params: int) -> bytes:
+    """Encode the codes."""
     array = np.array(codes, np.int32)
     out = np.zeros(gaps.bytes_max(array.size, n_params) + gaps.FLUSH_BYTES, np.uint8)
     return out[: gaps.encode(array, n_params, out)].tobytes()
@@ -108,6 +109,7 @@ def test_rice_parameter_follows_the_density() -> None:
 
 
 def test_the_encoder_counts_bits_for_the_neighbouring_parameters() -> None:
+    """The Rice parameter next to the guess is taken if its message is shorter."""
     clustered = np.arange(1000, dtype=np.int32)  # gaps of 0 in a wide model
     guess = gaps.rice_guess(clustered.size, 20_000)
     assert gaps.best_rice(clustered, guess) == guess - 1

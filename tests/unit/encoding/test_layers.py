@@ -95,6 +95,7 @@ def test_a_multiple_of_tau_never_leaves_the_exact_range() -> None:
 
 
 def test_a_warm_up_measures_in_each_layers_own_tau() -> None:
+    """A warm-up's fraction counts residuals in multiples of their layer's tau."""
     encoder = Encoder(
         100, K, FixedThreshold(9.0), warm_up=WarmUp(3, 0.2), layers=Layers((50, 100), (1, 4))
     )
@@ -123,6 +124,7 @@ def test_a_number_is_not_the_beginning_of_another() -> None:
 
 
 def test_a_name_that_covers_nothing_is_refused_with_those_there_are() -> None:
+    """A name of no layer is refused, and the error lists the names."""
     with pytest.raises(
         UsageError, match=r"'layer 3', .*: layer 1 weights, layer 1 biases, layer 2"
     ):

@@ -14,6 +14,7 @@ I32 = NDArray[np.int32]
 
 
 def message(codes: I32, of: list[int], n_params: int) -> bytes:
+    """Encode codes with their levels ``of``."""
     top = max(of)
     out = np.full(levels.bytes_max(codes.size, n_params, top) + gaps.FLUSH_BYTES, 255, np.uint8)
     size = levels.encode(codes, np.array(of, np.uint8), top, n_params, out)

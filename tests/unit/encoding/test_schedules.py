@@ -30,6 +30,7 @@ def publish(encoder: Encoder, step: F32, theta: F32, local: F32) -> Encoded | No
 
 
 def run(encoder: Encoder, steps: F32) -> list[Encoded | None]:
+    """Publish after each step; return the messages."""
     theta, local = np.zeros((2, encoder.n_params), np.float32)
     return [publish(encoder, step, theta, local) for step in steps]
 
@@ -74,6 +75,7 @@ def test_a_fixed_threshold_takes_over_with_its_own_tau() -> None:
 
 @pytest.mark.flips("WarmUp.sent_fraction_first")
 def test_the_first_fraction_rules_the_first_message() -> None:
+    """A warm-up's first message has the first fraction of the parameters."""
     step = np.arange(1, 101, dtype=np.float32)[None]
     for fraction, hits in ((0.1, 10), (0.25, 25)):
         (message,) = run(Encoder(100, 10, FixedThreshold(1.0), warm_up=WarmUp(3, fraction)), step)
@@ -83,6 +85,7 @@ def test_the_first_fraction_rules_the_first_message() -> None:
 
 @pytest.mark.flips("WarmUp.sent_fraction_last")
 def test_the_last_fraction_rules_the_slope() -> None:
+    """The smaller the last fraction, the faster the fractions fall."""
     steep, flat = (WarmUp(10, 0.25, last).sent_fraction(5) for last in (1e-3, 0.25))
     assert steep < flat == 0.25
 
@@ -97,6 +100,7 @@ def test_a_warm_up_with_few_that_moved_sends_those() -> None:
 
 
 def test_a_warm_up_with_nothing_to_send_waits_for_something() -> None:
+    """If all residuals are 0, a warm-up sends nothing and tau starts at its initial value."""
     encoder = Encoder(4, K, AdaptiveThreshold(0.5), warm_up=WarmUp(2))
     assert run(encoder, np.zeros((3, 4), np.float32)) == [None] * 3
     assert encoder.tau == pytest.approx(0.5 * AdaptiveThreshold().decay)
@@ -112,6 +116,7 @@ def test_nan_in_a_warm_up_is_still_found_before_theta_changes(train_on: str) -> 
 
 
 def test_the_sample_sees_every_column_of_a_matrix() -> None:
+    """Residuals in one column of a matrix are found by the sample."""
     moved = np.zeros((4 * SAMPLE_PARAMS // 64, 64), np.float32)
     moved[:, 5] = 0.5
     tau = tau_reached_by(0.01, 1, moved.reshape(-1), np.zeros(moved.size, np.float32), -1)
@@ -146,6 +151,7 @@ def test_the_threshold_learns_nothing_from_a_shake_up() -> None:
 
 
 def test_clipping_after_a_shake_up_goes_by_the_whole_tau() -> None:
+    """Clipping after a shake-up uses tau, not the third of tau that was sent."""
     encoder = Encoder(5, K, FixedThreshold(0.75), ResidualClipping(2.0, 1), shake_frequency=1)
     theta, local = np.zeros(5, np.float32), np.array([4, 0, 0, 0, 0], np.float32)
     encoder.publish(local, theta)

@@ -49,6 +49,7 @@ def test_a_sum_takes_less_than_what_it_sums(count: int, density: float, of_singl
 
 
 def test_steps_of_few_sizes_halve_a_sum() -> None:
+    """If tau is rounded to few sizes, a sum is less than 0.6 times as long."""
     assert len(sums.encode(summed(75, 1e-2))) < 0.6 * len(
         sums.encode(summed(75, 1e-2, rounded=False))
     )
@@ -86,6 +87,7 @@ def test_a_worked_example() -> None:
 
 
 def header(**changed: int) -> bytes:
+    """Return a sparse sum's header with these changes."""
     fields = {"layout": 1, "count": 1, "unit": 6, "least": 1, "rice": 0, "order": 0} | changed
     return sums.SPARSE_HEADER.pack(*fields.values())
 
@@ -123,6 +125,7 @@ def test_what_is_no_sum_is_refused(payload: bytes, n_params: int, why: str) -> N
 
 
 def test_a_sum_is_an_array_only_once_that_is_smaller() -> None:
+    """A sum stays sparse, and drops entries of 0, until an array is smaller."""
     few, many = update(1, 1e-3, 10), update(2, 1.1 / SPARSE_MAX, 10)
     total = UpdateSum(N)
     total.add(few)
@@ -136,6 +139,7 @@ def test_a_sum_is_an_array_only_once_that_is_smaller() -> None:
 
 
 def test_the_bound_grows_with_what_is_summed() -> None:
+    """The bound grows with the entries, up to the size of a dense sum."""
     bounds = [sum_bytes_bound(entries, 10**6, 2**14) for entries in (0, 1, 10**4, 10**5, 10**7)]
     assert bounds == sorted(bounds)
     assert bounds[0] == sums.SPARSE_HEADER.size == len(sums.encode(UpdateSum(10**6)))

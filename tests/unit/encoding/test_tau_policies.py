@@ -176,6 +176,8 @@ def test_a_policy_wraps_only_what_is_asked_for_and_keeps_the_state() -> None:
 @pytest.mark.parametrize("threshold", [AdaptiveThreshold(0.5, 0.1, 0.2, 0.5), AutoThreshold()])
 @pytest.mark.parametrize("cut", [0, 1, 3])
 def test_a_policy_goes_on_where_another_stopped(threshold: Any, cut: int) -> None:
+    """A chooser that loads another's state has the same next targets."""
+
     def fresh() -> Any:
         return create_tau_chooser(threshold, LIMITS, N, WarmUp(1), 2)
 

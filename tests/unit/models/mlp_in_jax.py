@@ -52,6 +52,7 @@ def bound(model: JaxModel) -> Any:
 
 
 def make(optimizer: Any = None, **options: Any) -> JaxModel:
+    """Return a JaxModel of the MLP, by default with Adam."""
     return JaxModel(init, apply, cross_entropy, optimizer or optax.adam(0.05), **options)
 
 

@@ -77,6 +77,7 @@ def test_a_step_changes_a_devices_vector_in_place(torch_model: TorchModel) -> No
 def test_memory_that_no_parameter_can_lie_in_is_refused(
     torch_model: TorchModel, told: dict[str, Any]
 ) -> None:
+    """Device memory of another shape or type, not contiguous or read-only, is refused."""
     with pytest.raises(UsageError, match=r"on a device: need <f4\[12\], contiguous and writable"):
         torch_model.bind(Posing(np.zeros(N, np.float32), **told))
 
@@ -97,6 +98,7 @@ def test_memory_of_another_device_is_refused(
 def test_a_model_says_which_gpu_it_is_on(
     torch_model: TorchModel, monkeypatch: pytest.MonkeyPatch, where: str, index: int | None
 ) -> None:
+    """After place(), cuda_device is the GPU's index, or None on the CPU."""
     monkeypatch.setattr(flat_module, "choose_device", lambda wanted, gpu: torch.device(where))
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 2)
     assert isinstance(torch_model, DeviceModel)

@@ -81,6 +81,7 @@ def test_steps_are_those_of_a_loop_in_optax_and_statistics_follow_the_rows() -> 
 
 
 def test_buffers_travel_average_and_are_saved() -> None:
+    """Statistics are averaged (integers: the largest), loaded, and exported with the parameters."""
     one, other = shipped(model()), shipped(model())
     assert isinstance(one, Buffered)
     bound(one)
@@ -120,6 +121,7 @@ def widening(variables: Any, features: Any, key: Any) -> Any:
     ],
 )
 def test_training_that_does_not_return_the_collections_is_refused(train: Any, why: str) -> None:
+    """apply_train must return the outputs and collections of unchanged shapes."""
     with pytest.raises(UsageError, match=why):
         model(apply_train=train).check(ROWS, CLASSES)
 

@@ -76,6 +76,7 @@ def test_steps_are_those_of_optax_itself(name: str, weighted: bool) -> None:
 
 
 def test_it_works_in_the_bound_memory_alone() -> None:
+    """The model uses the values in the bound array, also after others changed them."""
     model = make(optax.sgd(0.1))
     params = bound(model)
     model.step(batch())
@@ -119,6 +120,7 @@ def test_same_seed_same_parameters() -> None:
 
 
 def test_two_sizes_of_minibatch_are_two_compilations() -> None:
+    """The step is compiled once for each size of the minibatch."""
     traced = []
 
     def counted(params: Any, features: Any) -> Any:
@@ -136,6 +138,7 @@ def test_two_sizes_of_minibatch_are_two_compilations() -> None:
 def test_dropout_keys_differ_by_step_worker_and_seed_and_repeat(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """Random keys differ between steps, workers and seeds, and are the same in a repetition."""
     monkeypatch.setenv("NPROC", "2")  # restored after the test; place sets it
 
     def keys(seed: int, worker: int) -> list[float]:
@@ -183,6 +186,7 @@ def test_several_inputs_and_outputs_by_name() -> None:
 
 @pytest.mark.parametrize("weighted", [False, True])
 def test_measured_without_a_step(weighted: bool) -> None:
+    """loss() returns the weighted sum of losses and the weight, and changes no parameter."""
     model = make(apply_train=apply_train)
     params = bound(model)
     rows = batch(weighted=weighted)
@@ -211,6 +215,7 @@ def scalar(outputs: Any, labels: Any) -> Any:
 
 
 def test_a_loss_of_one_number_is_taken_but_not_weighted() -> None:
+    """A loss of one number per minibatch works, except for rows with weights."""
     one, each = JaxModel(init, apply, scalar, optax.sgd(0.1)), make(optax.sgd(0.1))
     first, second = bound(one), bound(each)
     one.check(batch().features, batch().labels)

@@ -71,12 +71,14 @@ def test_adaptive_optimizers_are_known(optimizer: Any, adaptive: bool) -> None:
 
 
 def test_one_worker_trains_as_before() -> None:
+    """With one worker, keep_pace has no effect."""
     alone = trained(optax.adam(0.01), (1, 0), (1, 1), (1, 2), (1, 3))
     np.testing.assert_array_equal(alone, trained(optax.adam(0.01), *[None] * 4))
     assert np.abs(trained(optax.adam(0.01), *FOUR) - alone).max() > 1e-4
 
 
 def test_what_has_no_momentum_trains_as_before() -> None:
+    """RMSProp without momentum is not changed by the number of workers."""
     assert isinstance(make(), Paced)
     optimizer = optax.rmsprop(0.1)
     np.testing.assert_array_equal(trained(optimizer, *FOUR), trained(optimizer, *[None] * 4))

@@ -30,6 +30,7 @@ def with_scalars_keys_and_halves() -> Any:
 
 
 def test_optimizer_state_goes_on_in_another_process_s_model() -> None:
+    """A model that loads parameters and optimizer state takes the same steps as the original."""
     model = make(with_scalars_keys_and_halves())
     params = bound(model)
     for i in range(3):
@@ -47,6 +48,7 @@ def test_optimizer_state_goes_on_in_another_process_s_model() -> None:
 
 
 def test_state_handed_out_stays_as_it_was() -> None:
+    """A later step does not change a state that updater_state() returned."""
     model = make()
     bound(model)
     model.step(batch())

@@ -118,6 +118,7 @@ def test_weights_and_measuring(weighted: bool) -> None:
 
 
 def test_a_worker_goes_on_where_another_stood() -> None:
+    """A copy that loads parameters, state and buffers takes the same steps."""
     model = KerasModel(network(layers.BatchNormalization()), LOGITS, keras.optimizers.Adam(0.05))
     params = bound(model)
     for i in range(3):
@@ -149,6 +150,7 @@ def test_a_state_fits_in_a_program_that_has_made_other_optimizers() -> None:
 
 
 def test_the_module_comes_back_with_what_was_learnt() -> None:
+    """Reading model.module writes the trained parameters into the user's own module."""
     module = network(layers.BatchNormalization())
     model = KerasModel(module, LOGITS, "adam")
     bound(model)
@@ -168,6 +170,7 @@ def warning_about(own: Any, saved: Any) -> Any:
 
 
 def assert_equal(one: Any, other: Any) -> None:
+    """Check that two networks count as the same, whichever was saved."""
     assert warning_about(one, other) is None
     assert warning_about(other, one) is None
 
@@ -206,6 +209,7 @@ def test_a_copy_of_a_network_is_the_same() -> None:
 
 
 def test_a_loss_counts_only_for_what_outputs_are() -> None:
+    """Another loss causes a warning only if the outputs are of another kind."""
     mse, mean = (KerasModel(network(), loss, "sgd").describe() for loss in ("mse", MEAN))
     assert mse["loss"] != mean["loss"]
     assert check_same_model(mse, mean, "f") is None
@@ -214,6 +218,7 @@ def test_a_loss_counts_only_for_what_outputs_are() -> None:
 
 
 def test_networks_that_compute_something_else_are_a_difference() -> None:
+    """A warning names the activation, connection or data type that differs."""
     assert "['activation']='tanh'" in warning_about(branching(), branching(activation="tanh"))
     assert "['keras_history'][0]=4" in warning_about(branching(), branching(adds_first=False))
     half = keras.Sequential([keras.Input((6,)), layers.Dense(3, dtype="mixed_bfloat16")])
@@ -356,6 +361,8 @@ def test_a_model_with_a_loss_for_each_output_is_made_from_its_description(losses
 
 
 def test_a_description_names_the_code_that_it_lacks() -> None:
+    """A model with a user's loss function is not made from its description; the error names it."""
+
     def mine(labels: Any, outputs: Any) -> Any:
         return keras.losses.mean_squared_error(labels, outputs)
 
@@ -380,6 +387,7 @@ def test_a_description_names_the_code_that_it_lacks() -> None:
 def test_a_partial_of_a_loss_means_what_its_function_means(
     loss: Any, options: dict[str, Any], outputs: str
 ) -> None:
+    """Outputs, labels and name of a partial of a loss are those of its function and options."""
     made = KerasModel(network(), partial(loss, **options), "sgd")
     assert made.outputs == outputs
     assert made.per_label == (loss is keras.losses.binary_crossentropy)
@@ -464,6 +472,7 @@ def test_layers_of_your_own_travel() -> None:
 
 
 def test_saved_and_made_again_by_keras_own_words() -> None:
+    """A model made from its JSON description takes the same step."""
     model = KerasModel(network(layers.BatchNormalization()), LOGITS, keras.optimizers.Adam(0.05))
     again = from_description(json.loads(json.dumps(model.describe())))
     params = bound(model)

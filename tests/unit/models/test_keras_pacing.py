@@ -81,6 +81,7 @@ def test_adaptive_optimizers_are_known(name: str, adaptive: bool) -> None:
 
 
 def test_one_worker_trains_as_before() -> None:
+    """With one worker, keep_pace has no effect."""
     alone = trained(OPTIMIZERS.Adam(0.01), (1, 0), (1, 1), (1, 2))
     np.testing.assert_array_equal(alone, trained(OPTIMIZERS.Adam(0.01), *[None] * 3))
 
@@ -101,6 +102,7 @@ def test_without_momentum_nothing_is_changed() -> None:
 
 
 def with_statistics(momentum: float) -> KerasModel:
+    """Return a model with BatchNormalization."""
     keras.utils.set_random_seed(3)
     layers = keras.layers.Dense(4), keras.layers.BatchNormalization(momentum=momentum)
     module = keras.Sequential([keras.Input((6,)), *layers, keras.layers.Dense(3)])

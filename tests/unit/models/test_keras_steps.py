@@ -53,6 +53,7 @@ def partly_frozen() -> Any:
 
 
 def binned() -> Any:
+    """Return a network with a Discretization layer."""
     keras.utils.set_random_seed(1)
     layer = keras.layers.Discretization(num_bins=4, output_mode="one_hot")
     layer.reset_state()  # adapt() needs TensorFlow
@@ -93,6 +94,7 @@ def regularized() -> Any:
 
 
 def decayed(**excluded: Any) -> Any:
+    """Return AdamW that excludes these variables from weight decay."""
     optimizer = keras.optimizers.AdamW(0.05, weight_decay=1.0)
     optimizer.exclude_from_weight_decay(**excluded)
     return optimizer
@@ -164,6 +166,7 @@ def stepped(model: KerasModel, features: np.ndarray, labels: np.ndarray) -> np.n
 
 @pytest.mark.parametrize("name", CASES)
 def test_twenty_steps_are_those_of_keras(name: str) -> None:
+    """The model, a deep copy and an unpickled copy take the steps of train_on_batch."""
     make, loss, optimizer, features, labels = CASES[name]
     reference = make()
     reference.compile(loss=loss, optimizer=optimizer())
@@ -263,6 +266,7 @@ class Hyperbola(keras.optimizers.schedules.LearningRateSchedule):  # type: ignor
 
 
 def test_options_that_are_not_in_a_configuration_are_refused_by_name() -> None:
+    """A regularizer, constraint or ``trainable`` set on a variable itself is refused."""
     penalized, still, clipped = plain(), plain(), plain()
     penalized.trainable_variables[0].regularizer = keras.regularizers.L2(0.1)
     with pytest.raises(UsageError, match=r"the regularizer of its variable .*kernel was set on"):
@@ -276,6 +280,7 @@ def test_options_that_are_not_in_a_configuration_are_refused_by_name() -> None:
 
 
 def test_what_kerass_trainer_would_do_to_the_loss_is_refused_by_name() -> None:
+    """loss_weights and float16's loss scaling, which Keras' trainer applies, are refused."""
     compiled = plain()
     compiled.compile("sgd", loss=["mse"], loss_weights=[2.0])
     with pytest.raises(UsageError, match=r"compiled with loss_weights=\[2.0\]"):

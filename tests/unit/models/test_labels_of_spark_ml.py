@@ -79,6 +79,8 @@ def test_a_derived_loss_has_the_outputs_of_its_base() -> None:
 
 
 def test_a_derived_loss_may_do_without_labels() -> None:
+    """A subclass of a loss that ignores its labels works without any."""
+
     class OfPairs(nn.CrossEntropyLoss):
         def forward(self, outputs: Any, _: Any) -> Any:
             return super().forward(outputs @ outputs.T, torch.arange(len(outputs)))
@@ -94,6 +96,7 @@ def test_a_label_that_is_not_whole_is_no_class() -> None:
 
 
 def test_other_losses_get_their_doubles() -> None:
+    """Labels that are probabilities or values reach the loss as doubles."""
     shares = np.eye(3, dtype=np.float32)[Y]
     assert np.isfinite(model(nn.CrossEntropyLoss()).step(Batch(X, shares)))
     half = np.full((8, 1), 0.5, np.float32)
@@ -139,6 +142,7 @@ class Squeezed(nn.PoissonNLLLoss):
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch's compiler
 def test_a_compiled_loss_is_used_as_the_one_that_was_compiled() -> None:
+    """torch.compile does not change how a loss's labels are handled."""
     labels = (Y > 0).astype(np.float32)
     model(torch.compile(Squeezed()), 1).step(Batch(X, labels))
     with pytest.raises(UsageError, match="PoissonNLLLoss"):

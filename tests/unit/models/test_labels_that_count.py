@@ -100,6 +100,7 @@ def test_probabilities_per_label_are_true_above_one_half() -> None:
 
 
 def test_one_output_of_a_loss_per_label_is_two_classes() -> None:
+    """One output with BCEWithLogitsLoss is evaluated as two classes, not by label."""
     module = nn.Linear(3, 1)
     made = TorchModel(module, nn.BCEWithLogitsLoss(), partial(torch.optim.SGD, lr=0.1))
     made.bind(made.initial())
@@ -108,6 +109,7 @@ def test_one_output_of_a_loss_per_label_is_two_classes() -> None:
 
 
 def test_several_true_labels_are_no_class() -> None:
+    """A row with several labels of 1 has no class index; one with probabilities has."""
     with pytest.raises(UsageError, match=r"labels \[1.0, 1.0, 0.0\] of one row"):
         to_class_indices(np.array([[0, 0, 1], [1, 1, 0]], np.float32))
     assert to_class_indices(np.array([[0.2, 0.5, 0.3]], np.float32)).tolist() == [1]

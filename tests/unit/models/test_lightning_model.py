@@ -148,6 +148,7 @@ class OneCycle(Net):
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")
 @pytest.mark.filterwarnings("ignore::FutureWarning")
 def test_estimated_stepping_batches_is_trainers() -> None:
+    """trainer.estimated_stepping_batches is the fit's length; OneCycleLR trains as there."""
     torch.manual_seed(0)
     alone = lightnings_own(OneCycle())
     torch.manual_seed(0)
@@ -293,6 +294,7 @@ def test_a_function_makes_other_batches_of_the_columns() -> None:
 
 
 def test_held_out_rows_are_measured_by_what_validation_logs() -> None:
+    """loss() is the val_loss that validation_step logs; a value that is not logged is an error."""
     model, _ = travelled(LightningModel(made()))
     model.step(batch_at(0))
     total, weight = model.loss(Batch(ROWS, CLASSES))
@@ -322,6 +324,8 @@ def test_weights_of_held_out_rows_count_where_minibatches_are_merged() -> None:
 
 
 def test_what_cannot_be_measured_is_said_before_the_fit() -> None:
+    """need_loss() refuses modules whose validation cannot run here."""
+
     class Blind(Net):
         validation_step = pl.LightningModule.validation_step
 
@@ -341,6 +345,7 @@ def test_what_cannot_be_measured_is_said_before_the_fit() -> None:
 
 
 def test_metrics_begin_anew_with_each_epoch() -> None:
+    """Metrics are reset at the start of an epoch."""
     model, _ = travelled(LightningModel(made()))
     steps(model)
     assert int(model.module.accuracy.update_count) == BATCHES

@@ -42,6 +42,7 @@ def test_the_wrapper_is_named(made: Any, wrapper: str) -> None:
 
 
 def test_a_class_is_not_its_object() -> None:
+    """A model's class is refused, with its constructor as the remedy."""
     assert explain_invalid_model(DenseNetwork([2, 2])) is None
     assert explain_invalid_model(DenseNetwork) == (
         "model is the class DenseNetwork: pass an object, DenseNetwork(...)"

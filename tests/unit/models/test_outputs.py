@@ -36,6 +36,7 @@ def test_logits_become_probabilities() -> None:
 
 
 def test_one_logit_is_class_one_against_class_zero() -> None:
+    """One logit is class 1 above 0, and its sigmoid is class 1's probability."""
     one = np.array([[0.5], [-0.5], [0.0]], np.float32)
     assert argmax_classes(one).tolist() == [1, 0, 0]
     np.testing.assert_allclose(
@@ -101,10 +102,12 @@ def test_a_row_of_images_with_one_label_is_one_place() -> None:
 
 
 def test_raw_values_of_one_class_rank_rows() -> None:
+    """A raw score is the logit minus the mean of the row's logits."""
     assert compute_raw_scores(LOGITS, "logits")[:, 1].tolist() == [1.0, -90.0, 0.0]
 
 
 def test_a_score_keeps_what_a_probability_would_round_away() -> None:
+    """Of two classes, a score is half the logits' difference: it does not round to 1."""
     far = np.array([[0.0, 200.0], [0.0, 300.0]], np.float32)
     assert compute_class_score(far, "logits", 1).tolist() == [100.0, 150.0]
     three = np.array([[0.0, 0.0, 0.0]], np.float32)

@@ -114,6 +114,7 @@ def test_metrics_take_the_outputs_that_are_called_so() -> None:
 
 
 def test_a_model_that_wants_labels_says_so() -> None:
+    """Models whose loss needs labels refuse data without any."""
     with pytest.raises(UsageError, match="no labels were given, and this model needs them"):
         DenseNetwork([7, 3]).check(TOKENS.astype(np.float32), ())
     model = TorchModel(torch.nn.Linear(7, 3), torch.nn.functional.cross_entropy, SGD)

@@ -14,6 +14,7 @@ ROWS, CLASSES = np.ones((4, 2), np.float32), np.array([0, 1, 2, 0])
 
 
 def refusing(*given: Any) -> Any:
+    """Raise a user's exception."""
     raise RuntimeError("the tide is out\nand the boats lie dry")
 
 
@@ -26,6 +27,7 @@ def keras_on_jax() -> Any:
 
 
 def raises_own_words(check: Any) -> None:
+    """Check that the user's exception comes through unchanged."""
     with pytest.raises(RuntimeError) as caught:
         check(ROWS, CLASSES)
     assert str(caught.value) == "the tide is out\nand the boats lie dry"
@@ -135,6 +137,7 @@ def test_an_optimizer_of_torch_that_is_made_says_the_line_to_write() -> None:
 
 
 def test_long_words_are_cut_and_empty_ones_are_told() -> None:
+    """first_line() takes one line of at most 200 characters, and has a text for none."""
     assert first_line("\n  one\ntwo") == "one"
     assert first_line("") == "no reason"
     assert len(first_line("x" * 5000)) == 200

@@ -64,6 +64,7 @@ def said_by(path: Path, code: str, *refused: str) -> list[float]:
 
 
 def test_a_dense_network_by_numpy(tmp_path: Path) -> None:
+    """NumPy alone computes a saved network's predictions."""
     model = DenseNetwork([4, 5, 2], loss="squared_error", seed=1)
     params = model.initial()
     model.bind(params)
@@ -73,6 +74,7 @@ def test_a_dense_network_by_numpy(tmp_path: Path) -> None:
 
 
 def test_a_module_by_numpy_and_by_torch(tmp_path: Path) -> None:
+    """NumPy alone and torch alone compute a saved module's predictions."""
     torch = pytest.importorskip("torch", reason="torch is pinned for CPython 3.11 only")
     from sparkstrom.models.torch import TorchModel
 

@@ -18,6 +18,7 @@ from sparkstrom.models.torch import TorchModel  # noqa: E402
 
 
 def make(**buffers: object) -> TorchModel:
+    """Return a model with these buffers."""
     module = nn.Linear(1, 1)
     for name, value in buffers.items():
         module.register_buffer(name, torch.as_tensor(value), persistent=name != "passing")

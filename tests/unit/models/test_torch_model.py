@@ -57,6 +57,7 @@ def plain_step(module: nn.Module) -> None:
 
 
 def test_it_is_a_model_with_all_that_models_may_have() -> None:
+    """TorchModel implements all protocols of models, and names each parameter."""
     model = TorchModel(mlp(), nn.CrossEntropyLoss(), SGD)
     for protocol in (FlatModel, Buffered, Exporting, Measured, Placeable):
         assert isinstance(model, protocol)
@@ -128,6 +129,8 @@ def test_tied_parameters_lie_in_the_vector_once_and_frozen_ones_stay() -> None:
 
 
 def test_groups_have_options_of_their_own() -> None:
+    """A parameter group with learning rate 0 does not change."""
+
     def groups(named: dict[str, Any]) -> list[dict[str, Any]]:
         return [
             {"params": [p for name, p in named.items() if name.endswith("weight")], "lr": 0.25},
@@ -143,6 +146,7 @@ def test_groups_have_options_of_their_own() -> None:
 
 @pytest.mark.parametrize("parts", [2, 5, 24, 100])
 def test_accumulation_is_the_same_step_in_parts(parts: int) -> None:
+    """A step in several parts gives the parameters of a whole step."""
     whole, cut = (
         TorchModel(mlp(), functional.cross_entropy, SGD, accumulate=n) for n in (1, parts)
     )
@@ -237,6 +241,8 @@ def test_several_inputs_and_outputs_by_place_and_by_name(accumulate: int) -> Non
 
 
 def test_a_step_of_ones_own() -> None:
+    """A user's step function trains, with weights; loss() then needs a loss function."""
+
     def step(module: Any, optimizer: Any, batch: TorchBatch) -> Any:
         assert batch.weights is not None
         optimizer.zero_grad()
@@ -400,6 +406,7 @@ def test_a_module_that_works_in_train_and_eval_is_trained_after_a_validation() -
     ],
 )
 def test_what_outputs_are_follows_from_the_loss(loss: Any, kind: str) -> None:
+    """The kind of outputs follows from the loss, unless it is given."""
     assert TorchModel(mlp(), loss, SGD).outputs == kind
     assert TorchModel(mlp(), loss, SGD, outputs="probabilities").outputs == "probabilities"
 

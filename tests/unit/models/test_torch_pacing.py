@@ -69,6 +69,7 @@ def stepped(model: TorchModel, *paces: tuple[int, int] | None, counted: int = 0)
 def test_one_worker_trains_as_before_and_four_forget_sooner(
     name: str, options: Any, own: Any, by_hand: Any
 ) -> None:
+    """With one worker nothing changes; with four, momentum is its fourth power."""
     kind = getattr(optim, name)
     before, alone, four, expected = (
         make(partial(kind, **options, **value)) for value in (own, own, own, by_hand)
@@ -182,6 +183,8 @@ def test_what_a_scheduler_makes_of_a_momentum_is_raised() -> None:
 
 
 def test_a_step_of_the_users_that_sets_its_momentum_is_obeyed() -> None:
+    """A momentum that a user's step function sets stays as it is."""
+
     def step(module: Any, optimizer: Any, batch: Any) -> Any:
         optimizer.param_groups[0]["momentum"] = 0.7
         loss = functional.cross_entropy(module(batch.features), batch.labels)

@@ -31,6 +31,7 @@ def frozen() -> nn.Module:
 
 
 def shared() -> nn.Module:
+    """Return a module with two parameters in the same memory."""
     module = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     module[1].weight = nn.Parameter(module[0].weight.data)
     return module
@@ -138,6 +139,7 @@ class Leaving(nn.Linear):
 
 
 def test_a_module_that_leaves_the_flat_vector() -> None:
+    """A module that replaces a parameter's memory is refused at the step."""
     model = TorchModel(Leaving(2, 2), mse, SGD)
     model.bind(model.initial())
     with pytest.raises(UsageError, match=r"parameter weight left the flat vector.*in place"):
@@ -154,6 +156,7 @@ class Replacing(optim.SGD):
 
 
 def test_an_optimizer_that_leaves_the_flat_vector() -> None:
+    """An optimizer that replaces a parameter's memory is refused at the step."""
     model = TorchModel(nn.Linear(2, 2), mse, Replacing)
     model.bind(model.initial())
     with pytest.raises(UsageError, match="left the flat vector"):

@@ -136,6 +136,7 @@ def seen_rates(model: TorchModel) -> list[float]:
 def test_each_step_is_plain_torchs_own(
     schedule: Any, interval: str | None, meant: str, fit_tells: bool
 ) -> None:
+    """Rates and parameters equal a plain loop's, with keep_pace and without."""
     wanted, wanted_rates = plain_torch(schedule, meant)
     model = made(schedule, interval)
     params = model.initial()
@@ -175,6 +176,7 @@ def test_rounds_of_averaging_train_as_plain_torch_does(schedule: Any) -> None:
 
 
 def test_four_workers_count_epochs_once() -> None:
+    """With four workers, a schedule by epochs steps once per epoch of the fit."""
     model = made(partial(lr_scheduler.StepLR, step_size=1, gamma=0.5))
     model.bind(model.initial())
     rates = seen_rates(model)
@@ -186,6 +188,7 @@ def test_four_workers_count_epochs_once() -> None:
 
 
 def test_a_schedule_by_epochs_goes_on_in_the_next_fit_with_and_without_its_state() -> None:
+    """The next fit has the rate of its epoch number, even if the state is not loaded."""
     schedule = partial(lr_scheduler.StepLR, step_size=2, gamma=0.5)
     first, next_one, fresh = made(schedule), made(schedule), made(schedule)
     for model, epochs in ((first, (0, 1, 2)), (next_one, (3, 4)), (fresh, (3, 4))):
@@ -300,6 +303,7 @@ FOR_LENGTH: dict[str, tuple[Any, str | None, str]] = {
 
 
 def total_of(interval: str) -> int:
+    """Return the fit's number of scheduler steps."""
     return EPOCHS if interval == "epoch" else EPOCHS * BATCHES
 
 
@@ -316,6 +320,7 @@ def rates_of(model: TorchModel, first_epoch: int = 0, before: int | None = 0) ->
 
 
 def bound(schedule: Any, interval: str | None) -> TorchModel:
+    """Return an unpickled model, bound to its initial parameters."""
     model: TorchModel = pickle.loads(pickle.dumps(made(schedule, interval)))
     model.bind(made(schedule, interval).initial())
     return model
@@ -335,6 +340,7 @@ def bound(schedule: Any, interval: str | None) -> TorchModel:
     ],
 )
 def test_a_factory_asks_for_the_number_of_steps_by_a_parameter(factory: Any, takes: bool) -> None:
+    """A factory whose parameter ``total_steps`` has no value yet needs it from the fit."""
     assert takes_total_steps(factory) == takes
 
 

@@ -103,6 +103,7 @@ def test_the_loss_of_rows_in_parts_is_that_of_all_rows(
 def test_a_minibatch_whose_labels_are_all_ignored_changes_nothing(
     weights: np.ndarray | None, accumulate: int
 ) -> None:
+    """If the loss ignores all labels, a step returns 0 and AdamW changes no parameter."""
     model = TorchModel(
         mlp(),
         nn.CrossEntropyLoss(),
@@ -120,6 +121,7 @@ def test_a_minibatch_whose_labels_are_all_ignored_changes_nothing(
 
 
 def test_hooks_on_parameters_act_in_a_model_that_has_travelled() -> None:
+    """Gradient hooks on parameters survive pickling and deep copies."""
     module = mlp()
     mask = torch.zeros(5, 6)
     mask[2:] = 1
@@ -178,6 +180,7 @@ class Lookahead(torch.optim.SGD):
 
 
 def test_what_an_optimizer_keeps_as_attributes_is_part_of_its_state() -> None:
+    """A model that loads another's state continues, also from the optimizer's attributes."""
     optimizer = partial(Lookahead, lr=0.05)
     expected = plain(mlp(), nn.CrossEntropyLoss(), Y, optimizer)
     model = TorchModel(mlp(), nn.CrossEntropyLoss(), optimizer)
@@ -198,6 +201,7 @@ def test_what_an_optimizer_keeps_as_attributes_is_part_of_its_state() -> None:
 
 
 def test_layers_are_frozen_and_unfrozen_between_two_fits() -> None:
+    """A frozen layer keeps its parameters and has no residual; afterwards it trains again."""
     model = TorchModel(mlp(), nn.CrossEntropyLoss(), partial(torch.optim.Adam, lr=0.01))
     params = bound(model)
     model.step(Batch(X, Y))

@@ -41,6 +41,7 @@ def bound(model: TorchModel) -> np.ndarray:
 
 
 def test_a_module_travels_without_its_storage_and_with_its_buffers() -> None:
+    """A pickle has buffers, but no parameters, which bind() provides."""
     torch.manual_seed(0)
     module = nn.Sequential(nn.Linear(6, 4000), nn.BatchNorm1d(4000), nn.Linear(4000, 3))
     model = TorchModel(module, functional.cross_entropy, SGD)
@@ -68,6 +69,7 @@ def test_a_deep_copy_is_a_model_of_its_own_with_the_same_beginning() -> None:
 
 @pytest.mark.parametrize("travel", [lambda model: pickle.loads(pickle.dumps(model)), copy.deepcopy])
 def test_a_module_in_evaluation_mode_travels_in_the_modes_of_training(travel: Any) -> None:
+    """A copy has the modes from the model's creation, even if the module is in eval mode now."""
     module = nn.Sequential(nn.BatchNorm1d(6), nn.Dropout(0.5), nn.Linear(6, 3))
     module[0].eval()  # frozen by its owner
     model = TorchModel(module, functional.cross_entropy, SGD)
@@ -86,6 +88,7 @@ def test_marks_on_parameters_travel() -> None:
 
 
 def test_recurrent_layers_find_their_parameters_after_a_trip() -> None:
+    """An unpickled GRU, which has its own list of weights, takes the same step."""
     torch.manual_seed(0)
     model = TorchModel(nn.GRU(6, 4, batch_first=True), gru_loss, SGD)
     params, other = bound(model), pickle.loads(pickle.dumps(model))
@@ -123,6 +126,7 @@ def test_a_gpu_that_is_not_there_is_named(device: str | None, gpu: int | None) -
 
 
 def test_on_a_device_the_vector_is_copied_in_and_out_of_each_step() -> None:
+    """copy_from_shared() and copy_to_shared() move parameters between host and device."""
     module = mlp()
     named = dict(module.named_parameters())
     params = np.zeros(53, np.float32)

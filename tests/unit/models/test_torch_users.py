@@ -116,6 +116,7 @@ class Columns(nn.Module):
 
 
 def test_memory_that_parameters_share_is_found() -> None:
+    """Parameters or buffers that overlap in memory are refused; interleaved ones are not."""
     with pytest.raises(UsageError, match="parameters a and b share memory"):
         TorchModel(Overlapping(), mse, SGD)
     with pytest.raises(UsageError, match="buffer mean lies in the memory of parameter weight"):
@@ -135,6 +136,7 @@ class Caching(nn.Linear):
 
 
 def test_what_a_module_keeps_from_a_prediction_is_good_for_training() -> None:
+    """A tensor that a module kept from a prediction can be used in a training step."""
     model, _ = travelled(TorchModel(Caching(4, 3), mse, SGD))
     model.predict(ROWS)
     assert np.isfinite(model.step(Batch(ROWS, TARGETS)))
@@ -204,6 +206,7 @@ def by_name(output: Any, target: Any) -> Any:
 
 
 def two_away(output: Any, target: Any) -> Any:
+    """Return a loss that uses the module in another function."""
     return by_name(output, target)
 
 
@@ -238,6 +241,7 @@ def test_functions_that_hold_other_things_are_taken() -> None:
 
 
 def test_a_loss_that_no_parameter_sees_is_refused() -> None:
+    """A loss that gives no parameter a gradient is refused."""
     other = nn.Linear(4, 3)
     model = TorchModel(nn.Linear(4, 3), lambda out, y: other(y.new_ones(1, 4)).sum(), SGD)
     model.bind(model.initial())
@@ -345,6 +349,7 @@ class Counting(optim.SGD):
 
 
 def test_state_of_no_parameter_goes_on_elsewhere() -> None:
+    """An optimizer's state that belongs to no parameter is part of the model's state."""
     model = TorchModel(nn.Linear(4, 3), mse, partial(Counting, lr=0.1))
     one, _ = travelled(model)
     other, _ = travelled(model)
@@ -355,6 +360,7 @@ def test_state_of_no_parameter_goes_on_elsewhere() -> None:
 
 
 def sparse(optimizer: Any, **options: Any) -> tuple[TorchModel, np.ndarray]:
+    """Return a model with an embedding, by default with sparse gradients, and its parameters."""
     torch.manual_seed(0)
     module = nn.Sequential(nn.Embedding(9, 3, sparse=options.pop("sparse", True)), nn.Linear(3, 3))
     model = TorchModel(module, mse, optimizer, **options)
