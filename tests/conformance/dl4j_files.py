@@ -1,4 +1,4 @@
-"""Files as DL4J writes them, byte by byte, for tests: layers, networks, updaters' states."""
+"""Helpers of tests: write files byte by byte as DL4J does (layers, networks, updaters' states)."""
 
 from __future__ import annotations
 
@@ -27,11 +27,12 @@ KINDS = {"FLOAT": ">f4", "DOUBLE": ">f8", "HALF": ">f2"}
 
 
 def utf(text: str) -> bytes:
+    """Return a string as Java's DataOutputStream.writeUTF encodes it."""
     return struct.pack(">H", len(text)) + text.encode()
 
 
 def nd4j(values: np.ndarray, kind: str = "FLOAT", order: str = "c") -> bytes:
-    """As ``Nd4j.write`` of 1.0.0 has it: shape information, then values."""
+    """Return an array in the format of ``Nd4j.write`` 1.0.0: shape information, then values."""
     shape = values.shape
     strides = [int(np.prod(shape[i + 1 :])) for i in range(len(shape))]
     info = [len(shape), *shape, *strides, 8192, 1, ord(order)]
@@ -42,7 +43,7 @@ def nd4j(values: np.ndarray, kind: str = "FLOAT", order: str = "c") -> bytes:
 
 
 def nd4j_of_0_9(values: np.ndarray) -> bytes:
-    """As 0.9.1 has it: ints, and lengths of four bytes."""
+    """Return a row vector in the format of 0.9.1: int32 shape information, four-byte lengths."""
     info = [2, 1, values.size, 1, 1, 0, 1, ord("c")]
     head = utf("HEAP") + struct.pack(">i", len(info)) + utf("INT")
     head += np.array(info, ">i4").tobytes()
@@ -55,20 +56,21 @@ def activation(name: str, **options: Any) -> dict[str, Any]:
 
 
 def layer(kind: str, *, act: Any = "Identity", **options: Any) -> dict[str, Any]:
-    """A layer's JSON as 1.0.0-M2 writes it."""
+    """Return a layer's JSON as 1.0.0-M2 writes it."""
     act = activation(act) if isinstance(act, str) else act
     common = {"activationFn": act, "iupdater": ADAM, "biasUpdater": None, "idropout": None}
     return {"@class": LAYERS + kind, **common, "regularization": [], **options}
 
 
 def output(n_in: int, n_out: int, **options: Any) -> dict[str, Any]:
+    """Return an output layer's JSON, by default softmax with MCXENT."""
     loss = {"@class": "org.nd4j.linalg.lossfunctions.impl.LossMCXENT", "softmaxClipEps": 1e-10}
     options = {"act": "Softmax", "lossFn": loss, **options}
     return layer(options.pop("kind", "OutputLayer"), nin=n_in, nout=n_out, **options)
 
 
 def network(*layers: dict[str, Any], before: dict[int, Any] | None = None, **top: Any) -> Any:
-    """A MultiLayerConfiguration."""
+    """Return a MultiLayerConfiguration; ``before``: preprocessors by layer number."""
     confs = [{"layer": one, "miniBatch": True} for one in layers]
     before = before or {}
     named = {str(i): {"@class": PREPROCESSORS + b.pop("kind"), **b} for i, b in before.items()}
@@ -76,7 +78,7 @@ def network(*layers: dict[str, Any], before: dict[int, Any] | None = None, **top
 
 
 def graph(*layers: dict[str, Any], **sources: list[str]) -> Any:
-    """A ComputationGraphConfiguration: one line, but for what ``sources`` say."""
+    """Return a ComputationGraphConfiguration: a chain of layers, but for inputs in ``sources``."""
     names = [f"v{i}" for i in range(len(layers))]
     kind = "org.deeplearning4j.nn.conf.graph.LayerVertex"
     vertices = {
@@ -85,7 +87,7 @@ def graph(*layers: dict[str, Any], **sources: list[str]) -> Any:
     }
     line = {name: [before] for name, before in zip(names, ["in", *names], strict=False)}
     return {
-        "vertices": dict(reversed(vertices.items())),  # order says nothing
+        "vertices": dict(reversed(vertices.items())),  # the order has no meaning
         "vertexInputs": {**line, **sources},
         "networkInputs": ["in"],
         "networkOutputs": [names[-1]],
@@ -93,7 +95,7 @@ def graph(*layers: dict[str, Any], **sources: list[str]) -> Any:
 
 
 def write(path: Path, configuration: Any, *arrays: np.ndarray, **entries: bytes) -> Path:
-    """A zip; ``arrays`` are the parameters as they lie in coefficients.bin, each one flat."""
+    """Write a network's zip file; ``arrays`` are flattened and joined to coefficients.bin."""
     flat = np.concatenate([np.ravel(one) for one in arrays]) if arrays else np.zeros(0)
     parts = {"configuration.json": json.dumps(configuration, indent=2).encode()}
     parts["coefficients.bin"] = nd4j(flat.reshape(1, -1)) if flat.size else b""
@@ -108,20 +110,21 @@ def write(path: Path, configuration: Any, *arrays: np.ndarray, **entries: bytes)
 
 
 def drawn(seed: int, *shape: int) -> np.ndarray:
+    """Return random normal values."""
     return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
 
 
 def f(array: np.ndarray) -> np.ndarray:
-    """Column by column, as most weights lie."""
+    """Return a matrix's values column by column, the order of most weights in DL4J's files."""
     return np.ravel(array, "F")
 
 
-# Rows and their classes, and what a softmax output of 3 to 4 learns of them.
+# Rows with their classes, for a softmax output layer with 3 inputs and 4 outputs.
 X, LABELS = drawn(11, 8, 3), np.arange(8) % 4
 
 
 def gradients(w: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Of softmax and MCXENT, mean over rows."""
+    """Return the gradients of w and b of softmax with MCXENT, the mean over rows."""
     z = X.astype(np.float64) @ w + b
     p = np.exp(z - z.max(axis=1, keepdims=True))
     p /= p.sum(axis=1, keepdims=True)
@@ -134,12 +137,12 @@ SEQUENCE = drawn(90, 3, 2, 7)  # [rows, features, steps]
 
 
 def predicted(path: Path, told: Any, x: np.ndarray, *arrays: np.ndarray) -> np.ndarray:
-    """What an imported network answers."""
+    """Return the predictions of an imported network."""
     made: np.ndarray = from_dl4j(write(path / "m.zip", told, *arrays), training=False).predict(x)
     return made
 
 
 def softmax(z: np.ndarray) -> np.ndarray:
-    """Over axis 1."""
+    """Return the softmax over axis 1."""
     wide = np.exp(z - z.max(axis=1, keepdims=True))
     return wide / wide.sum(axis=1, keepdims=True)

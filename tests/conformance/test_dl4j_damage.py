@@ -1,6 +1,6 @@
-"""Files that are none of DL4J's: one error, with the file's name and the reason, and little memory.
+"""Tests of from_dl4j with damaged files: one error with file and reason, and little memory.
 
-And normalizers, whose bytes are read by the same rules.
+And tests of normalizers, which the same code reads.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ FLAT = np.concatenate([f(W), B]).reshape(1, -1)
 
 
 def header(count: int, *info: int, mode: str = "MIXED_DATA_TYPES") -> bytes:
-    """Shape information as somebody wants it, and an announced length."""
+    """Return an array's shape information ``info``, and an announcement of ``count`` values."""
     head = utf("MIXED_DATA_TYPES") + struct.pack(">q", len(info)) + utf("LONG")
     head += struct.pack(f">{len(info)}q", *info)
     return head + utf(mode) + struct.pack(">q", count) + utf("FLOAT")
@@ -115,7 +115,7 @@ ODD = (None, 0, 1, -1, 3.5, "x", "NaN", [], [1], [[0]], {}, {"a": 1}, True, 1 <<
 
 
 def test_configurations_with_any_value_anywhere(tmp_path: Path) -> None:
-    """One of the two errors, or a network; never another error."""
+    """With an odd value at any place, only the two errors of from_dl4j are raised, or none."""
     random = np.random.default_rng(0)
     inner = layer("LSTM", nin=2, nout=4, act="TanH")
     conv = {"kernelSize": [1, 1], "stride": [1, 1], "padding": [0, 0]}
@@ -152,7 +152,7 @@ def test_configurations_with_any_value_anywhere(tmp_path: Path) -> None:
 
 
 def places_of(value: Any) -> Iterator[tuple[Any, Any]]:
-    """Each value within one, by what it is in and its key there."""
+    """Yield the container and key of each value inside a JSON value, recursively."""
     if isinstance(value, dict | list):
         keys = list(value) if isinstance(value, dict) else list(range(len(value)))
         for key in keys:
@@ -161,6 +161,7 @@ def places_of(value: Any) -> Iterator[tuple[Any, Any]]:
 
 
 def test_no_zip_no_entry_and_flipped_bytes(tmp_path: Path) -> None:
+    """Other files, missing entries and changed bytes raise only the errors of from_dl4j."""
     text = tmp_path / "text.zip"
     text.write_text("not a zip")
     with pytest.raises(NoDl4jNetwork, match="cannot be opened as a zip"):
@@ -178,12 +179,12 @@ def test_no_zip_no_entry_and_flipped_bytes(tmp_path: Path) -> None:
         damaged = content.copy()
         damaged[at] ^= int(random.integers(1, 256))
         path.write_bytes(damaged)
-        with contextlib.suppress(NoDl4jNetwork, NotImported):  # and nothing else
-            from_dl4j(path, training=False)  # what is not read may be damaged
+        with contextlib.suppress(NoDl4jNetwork, NotImported):  # no other error
+            from_dl4j(path, training=False)  # entries that are not read may be damaged
 
 
 def test_a_small_file_that_announces_terabytes_takes_no_memory(tmp_path: Path) -> None:
-    """Layers, array and entry agree about a size that the file cannot hold."""
+    """A file is refused early if layers, array and entry agree about a size that it cannot hold."""
     count = (1 << 20) * (1 << 20) + (1 << 20)
     told = network(output(1 << 20, 1 << 20))
     path = write(
@@ -213,6 +214,7 @@ def test_an_updaters_state_of_another_network_is_refused(tmp_path: Path) -> None
 
 
 def normalized(tmp_path: Path, kind: str, body: bytes) -> Any:
+    """Return the imported normalizer of a file with this kind and body."""
     content = utf("NORMALIZER") + struct.pack(">i", 1) + utf(kind) + body
     path = write(tmp_path / "n.zip", network(output(3, 4)), f(W), B, normalizer_bin=content)
     return from_dl4j(path).normalizer
@@ -236,6 +238,7 @@ def test_standardize(tmp_path: Path) -> None:
 
 
 def test_those_of_several_inputs_where_there_is_one(tmp_path: Path) -> None:
+    """Normalizers for several inputs (MULTI_*) are imported if there is one input."""
     mean, std = drawn(3, 1, 3), np.array([[0.5, 2, 1]], np.float32)
     x = drawn(4, 6, 3)
     body = b"\1" + struct.pack(">2i", 1, 1) + nd4j(mean) + nd4j(std) + nd4j(mean + 1) + nd4j(std)
@@ -299,7 +302,7 @@ def test_a_normalizer_is_saved_with_its_network(tmp_path: Path, act: str, kind: 
 
 @pytest.mark.parametrize("shape", [(3, 1), (3, 2), (3,), (), (0, 4)])
 def test_rows_of_another_width_than_the_normalizers(tmp_path: Path, shape: Any) -> None:
-    """One column would be taken for all of them."""
+    """Arrays of another width are refused, also one column, which NumPy would broadcast."""
     fitted = nd4j(drawn(3, 1, 3)) + nd4j(drawn(4, 1, 3) ** 2)
     low = b"\1" + struct.pack(">2d", -1, 1) + fitted * 2
     for kind, body in (("STANDARDIZE", b"\1" + fitted * 2), ("MIN_MAX", low)):
@@ -312,6 +315,7 @@ def test_rows_of_another_width_than_the_normalizers(tmp_path: Path, shape: Any) 
 
 
 def test_a_normalizer_of_other_rows_than_the_networks(tmp_path: Path) -> None:
+    """A normalizer with another number of features than the network's is refused."""
     body = b"\0" + nd4j(drawn(3, 1, 7)) + nd4j(drawn(3, 1, 7))
     with pytest.raises(NoDl4jNetwork, match="has 7 features, outputlayer 'layer0' takes 3"):
         normalized(tmp_path, "STANDARDIZE", body)
@@ -319,6 +323,7 @@ def test_a_normalizer_of_other_rows_than_the_networks(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("path", ["nowhere.zip", None, 7])
 def test_a_file_that_is_not_there(path: Any) -> None:
+    """A path that is no file is a UsageError, but not a NoDl4jNetwork."""
     with pytest.raises(UsageError, match=f"^path={path!r}: ") as raised:
         from_dl4j(path)
     assert not isinstance(raised.value, NoDl4jNetwork)

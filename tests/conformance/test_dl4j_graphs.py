@@ -1,4 +1,4 @@
-"""from_dl4j: graphs with branches, whose parameters lie in DL4J's order of vertices."""
+"""Tests of from_dl4j with branched graphs, whose parameters are in DL4J's order of vertices."""
 
 from __future__ import annotations
 
@@ -27,11 +27,12 @@ from tests.conformance.dl4j_files import (
 
 
 def vertex(kind: str, **options: Any) -> dict[str, Any]:
+    """Return the JSON of a vertex without parameters."""
     return {"@class": f"org.deeplearning4j.nn.conf.graph.{kind}", **options}
 
 
 def branched(ops: list[dict[str, Any]], width: int, **sources: list[str]) -> Any:
-    """Two dense layers of one input, what joins them, and an output."""
+    """Return a graph: two dense layers of one input, the vertices ``ops``, and an output layer."""
     a, b = (layer("DenseLayer", nin=3, nout=4, act=act) for act in ("TanH", "ReLU"))
     told = graph(a, b, *[a] * len(ops), output(width, 2), v1=["in"], **sources)
     for number, one in enumerate(ops):
@@ -63,6 +64,7 @@ def test_branches_that_are_joined(tmp_path: Path, op: str) -> None:
 
 
 def test_vertices_that_change(tmp_path: Path) -> None:
+    """Sum, scale, shift, subset and L2 norm are applied in a chain of vertices."""
     w, b, v, c, x = drawn(1, 3, 4), drawn(2, 4), drawn(3, 3, 4), drawn(4, 4), drawn(5, 6, 3)
     ops = [
         vertex("ElementWiseVertex", op="Add"),
@@ -80,7 +82,10 @@ def test_vertices_that_change(tmp_path: Path) -> None:
 
 
 def test_parameters_lie_in_the_graphs_order(tmp_path: Path) -> None:
-    """As the file says it; if it does not, as DL4J sorts: vertex 17 is in bucket 1, before 2."""
+    """Parameters are in the file's topological order or, if it has none, in that of DL4J's sort.
+
+    DL4J sorts by a hash map of 16 buckets: vertex 17 is in bucket 1, and precedes vertex 2.
+    """
     w, b, v, c, x = drawn(1, 3, 4), drawn(2, 4), drawn(3, 3, 4), drawn(4, 4), drawn(5, 6, 3)
     u, d = drawn(6, 8, 2), drawn(7, 2)
     told = branched([vertex("MergeVertex")], 8, v2=["v0", "v1"])
@@ -123,7 +128,7 @@ def test_graphs_that_are_not_taken(tmp_path: Path, change: Any, error: Any, said
 
 
 def test_such_networks_travel(tmp_path: Path) -> None:
-    """Each kind of module, as executors get it."""
+    """A pickled copy, as executors get it, predicts the same, with many kinds of modules."""
     inner = layer("LSTM", nin=2, nout=4, act="TanH")
     told = graph(
         layer("recurrent.Bidirectional", fwd=inner, bwd=inner, mode="ADD"),

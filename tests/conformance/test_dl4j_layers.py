@@ -1,7 +1,7 @@
-"""from_dl4j: more layers, by formulas written again from DL4J's Java, in loops.
+"""Tests of from_dl4j with more layers, by formulas written again in loops from DL4J's Java.
 
-Arrays lie as DL4J's ParamInitializers cut them. What is here was held against DL4J's own regression
-files, too, which are not ours to keep: see the commit.
+Parameters are cut as DL4J's ParamInitializers cut them. These tests were also compared with DL4J's
+own regression files, which we may not redistribute: see the commit.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ IMAGE = drawn(91, 2, 3, 5, 6)  # [rows, channels, height, width]
 def test_convolution_of_sequences(
     tmp_path: Path, mode: str, stride: int, dilation: int, before: int, behind: int
 ) -> None:
-    """Kernels [size, 1], biases first; strides of the second dimension say nothing."""
+    """Convolution1DLayer's parameters are the biases, then kernels [out, in, size, 1]."""
     w, b = drawn(1, 4, 2, 3, 1), drawn(2, 4)
     pad = 1 if mode == "Truncate" and before else 0
     options = {"kernelSize": [3, 1], "stride": [stride, 1], "dilation": [dilation, 1]}
@@ -67,7 +67,7 @@ def test_convolution_of_sequences(
 
 @pytest.mark.parametrize("mode", ["Truncate", "Causal"])
 def test_kernels_over_sequences_of_m1_and_later(tmp_path: Path, mode: str) -> None:
-    """``W.reshape('c', k, nIn, nOut)`` since DL4J's f9aebec79e: the same values, read otherwise."""
+    """Kernels are ``W.reshape('c', k, nIn, nOut)`` in files written since DL4J's f9aebec79e."""
     w, b = drawn(1, 3, 2, 4), drawn(2, 4)  # [k, nIn, nOut]
     options = {"kernelSize": [3, 1], "stride": [1, 1], "padding": [0, 0], "dilation": [1, 1]}
     conv = layer("Convolution1DLayer", nin=2, nout=4, rnnDataFormat="NCW", **options)
@@ -79,6 +79,7 @@ def test_kernels_over_sequences_of_m1_and_later(tmp_path: Path, mode: str) -> No
 
 
 def test_an_updaters_state_of_kernels_over_sequences_lies_as_they_do(tmp_path: Path) -> None:
+    """The velocity of Convolution1DLayer's kernels is transposed like the kernels themselves."""
     sgd = {"@class": dl4j.CONFIG + "Nesterovs", "learningRate": 0.1, "momentum": 0.9}
     options = {"kernelSize": [3], "stride": [1], "padding": [0], "iupdater": sgd}
     conv = layer("Convolution1DLayer", nin=2, nout=4, rnnDataFormat="NCW", **options)
@@ -110,7 +111,7 @@ def test_sequences_cut_padded_pooled_and_repeated(tmp_path: Path) -> None:
 
 
 def simple(x: np.ndarray, w: np.ndarray, rw: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Of sequences, without gains."""
+    """Return the outputs of a SimpleRnn layer without layer normalization."""
     hidden, out = np.zeros((len(x), len(rw))), []
     for t in range(x.shape[2]):
         hidden = np.tanh(x[:, :, t] @ w + b + hidden @ rw)
@@ -119,6 +120,7 @@ def simple(x: np.ndarray, w: np.ndarray, rw: np.ndarray, b: np.ndarray) -> np.nd
 
 
 def rnn(*shape: int, seed: int = 1) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return random input weights, recurrent weights and biases."""
     n_in, n_out = shape
     return drawn(seed, n_in, n_out), drawn(seed + 1, n_out, n_out), drawn(seed + 2, n_out)
 
@@ -131,7 +133,7 @@ def test_simple_recurrence(tmp_path: Path) -> None:
 
 
 def test_simple_recurrence_with_layer_normalization(tmp_path: Path) -> None:
-    """Gains of the input's product first; the first step has no recurrent part at all."""
+    """The gains are the input's, then the recurrent part's, which the first step does not have."""
     (w, rw, b), gain = rnn(2, 4), drawn(4, 8)
     told = network(layer("recurrent.SimpleRnn", nin=2, nout=4, act="TanH", hasLayerNorm=True))
     hidden, wanted = None, []
@@ -158,7 +160,7 @@ BOTH = {
 
 @pytest.mark.parametrize("mode", BOTH)
 def test_both_ways(tmp_path: Path, mode: str) -> None:
-    """All of the layer forwards, then all of the one backwards; this one's steps are turned."""
+    """Parameters are the forward layer's, then the backward one's, which reads steps in reverse."""
     one, other = rnn(2, 4, seed=1), rnn(2, 4, seed=5)
     inner = layer("recurrent.SimpleRnn", nin=2, nout=4, act="TanH")
     told = network(layer("recurrent.Bidirectional", fwd=inner, bwd=inner, mode=mode))
@@ -169,7 +171,7 @@ def test_both_ways(tmp_path: Path, mode: str) -> None:
 
 
 def test_both_ways_go_on_with_the_updaters_state(tmp_path: Path) -> None:
-    """What the layer forwards says of its training is of both."""
+    """Both directions continue with the saved state, and train by the forward layer's options."""
     inner = layer("LSTM", nin=2, nout=1, act="TanH")
     both = layer("recurrent.Bidirectional", fwd=inner, bwd=inner, mode="CONCAT", iupdater=None)
     told = network(both, output(2, 3, kind="RnnOutputLayer"))
@@ -232,7 +234,7 @@ def test_convolutions_by_channel(tmp_path: Path, last: bool) -> None:
     [("Truncate", 2, 1, (1, 1)), ("Truncate", 1, 0, (0, 0)), ("Same", 2, 0, (0, 1))],
 )
 def test_deconvolution(tmp_path: Path, mode: str, stride: int, padding: int, cut: Any) -> None:
-    """Each value brings its kernel, [inputs, outputs, h, w]; borders are cut off."""
+    """Each value adds its kernel, [inputs, outputs, h, w], to the output; borders are cut off."""
     w, b = drawn(1, 3, 2, 3, 3), drawn(2, 2)
     high, wide = 4 * stride + 3, 5 * stride + 3
     out = np.zeros((2, 2, high, wide))
@@ -268,7 +270,7 @@ def test_images_padded_cut_enlarged_and_normalized(tmp_path: Path) -> None:
 
 
 def test_a_loss_of_pixels(tmp_path: Path) -> None:
-    """A row's score is the sum over its pixels."""
+    """A row's score in CnnLossLayer is the sum over its pixels."""
     w, b = drawn(1, 4, 3, 1, 1), drawn(2, 4)
     conv = layer("ConvolutionLayer", nin=3, nout=4, kernelSize=[1, 1], stride=[1, 1])
     loss = {"@class": "org.nd4j.linalg.lossfunctions.impl.LossMCXENT"}
@@ -282,11 +284,11 @@ def test_a_loss_of_pixels(tmp_path: Path) -> None:
     np.testing.assert_allclose(total / weight, -np.log(picked).sum() / 2, rtol=1e-4)
 
 
-# -- what a file may look like ---------------------------------------------------------------------
+# -- arrays and activations ------------------------------------------------------------------------
 
 
 def test_arrays_lie_as_their_strides_say(tmp_path: Path) -> None:
-    """DL4J's own outputs of recurrent layers say order c and lie otherwise."""
+    """Strides count, not the order: DL4J's recurrent outputs have order c and other strides."""
     values = drawn(1, 3, 4, 5)
     content = dl4j.nd4j(values.transpose(1, 2, 0))
     info = [3, 3, 4, 5, 1, 15, 3, 8192, 0, ord("c")]
@@ -299,7 +301,7 @@ def test_arrays_lie_as_their_strides_say(tmp_path: Path) -> None:
 
 
 def test_rrelu_answers_what_dl4j_does(tmp_path: Path) -> None:
-    """The larger one of the value and the mean slope: ND4J gives that slope for a threshold."""
+    """RReLU is the maximum of value and mean slope: ND4J passes the slope as a threshold."""
     w, b, x = drawn(1, 3, 4), drawn(2, 4), drawn(3, 6, 3)
     act = activation("RReLU", l=0.125, u=0.375)
     told = network(layer("DenseLayer", act=act, nin=3, nout=4))

@@ -1,4 +1,4 @@
-"""DL4J's int32 layouts: ND4J's own answers bit for bit, its tests' examples, and the edges."""
+"""Tests of DL4J's int32 layouts: ND4J's own answers bit for bit, its tests' examples, edges."""
 
 from __future__ import annotations
 
@@ -29,6 +29,8 @@ I32 = NDArray[np.int32]
 
 
 class Case(NamedTuple):
+    """One recorded call of an ND4J encoder."""
+
     kind: str
     tau: float
     limit: int | None
@@ -39,6 +41,7 @@ class Case(NamedTuple):
 
 
 def cases() -> list[Case]:
+    """Return all recorded calls."""
     with np.load(VECTORS) as archive:
         data = {name: archive[name] for name in archive.files}
     parts = ("values", "message", "residual", "decoded")
@@ -66,6 +69,7 @@ def encode(case: Case, values: F32) -> I32 | None:
 
 @pytest.mark.parametrize("case", cases(), ids=lambda c: f"{c.kind}-{c.values.size}-{c.tau}")
 def test_nd4j_answered_the_same(case: Case) -> None:
+    """Message, residual and decoded values equal ND4J's recorded ones bit for bit."""
     values = case.values.copy()
     message = encode(case, values)
     assert (message is None) == (case.message.size == 0)
@@ -160,6 +164,7 @@ def test_thresholds_at_the_ends_of_float32(tau: float) -> None:
 
 
 def test_two_messages_add_up_and_the_rest_keeps_its_sign() -> None:
+    """Decoding adds to the array, and leaves other entries as they are, even -0."""
     out = f32(-0.0, 1.0, -0.0)
     message = np.array([2, 3, HALF_BITS, 0, 3, -2], np.int32)
     decode_threshold(message, out)
@@ -203,7 +208,7 @@ def changed(message: I32, word: int, value: int) -> I32:
 NAN_BITS, INFINITY_BITS = 0x7FC00000, 0x7F800000
 
 MALFORMED_THRESHOLDS = [
-    changed(threshold_message(), 0, 1),  # fewer than came
+    changed(threshold_message(), 0, 1),  # fewer than the message has
     changed(threshold_message(), 0, 3),
     changed(threshold_message(), 0, -2),
     changed(threshold_message(), 1, 19),
@@ -263,6 +268,7 @@ def test_a_malformed_bitmap_changes_nothing(message: Any) -> None:
 
 
 def test_what_is_well_formed_is_taken_also_from_a_view() -> None:
+    """A message in a strided view is decoded like a contiguous one."""
     out, again = np.zeros(20, np.float32), np.zeros(20, np.float32)
     decode_bitmap(bitmap_message(), out)
     decode_bitmap(np.repeat(bitmap_message(), 2)[::2], again)
@@ -304,6 +310,7 @@ def test_an_array_that_cannot_be_changed_in_place_is_refused(values: Any) -> Non
     "tau", [0.0, -0.5, np.nan, np.inf, 1e39, 10**400, 1e-50, "0.5", None, True, f32(0.5)]
 )
 def test_a_threshold_that_is_none_is_refused(tau: Any) -> None:
+    """A tau that is not a positive, finite float32 is refused."""
     for encoder in (encode_threshold, encode_bitmap):
         with pytest.raises(UsageError, match="tau="):
             encoder(np.ones(4, np.float32), tau)

@@ -1,7 +1,7 @@
-"""from_dl4j: outputs of networks that DL4J trained, and of each layer by formulas of its source.
+"""Tests of from_dl4j: outputs of networks that DL4J trained, and of each layer by its formulas.
 
-The formulas are written again here, in NumPy and in loops, from DL4J's Java; nothing of the import
-is used for them.
+The formulas are written again here from DL4J's Java, in NumPy and in loops, without the import's
+code.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ def sigmoid(z: np.ndarray) -> np.ndarray:
 
 @pytest.mark.parametrize("which", [0, 1])
 def test_outputs_of_networks_that_dl4j_trained(which: int) -> None:
+    """Predictions equal those that DL4J stored with its networks."""
     model = from_dl4j(DATA / f"dl4j-mlp{which}.zip")
     rows = np.loadtxt(DATA / f"dl4j-mlp{which}-input.csv", delimiter=",", dtype=np.float32)
     said = np.loadtxt(DATA / f"dl4j-mlp{which}-output.csv", delimiter=",", dtype=np.float32)
@@ -48,7 +49,7 @@ def test_outputs_of_networks_that_dl4j_trained(which: int) -> None:
 
 
 def test_a_network_as_0_9_wrote_it(tmp_path: Path) -> None:
-    """Layers in wrapping objects, activations too, and numbers of dropout; buffers of the heap."""
+    """Layers and activations in wrapping objects, numeric dropout and HEAP buffers are read."""
     w, b, v, c = drawn(1, 3, 4), drawn(2, 4), drawn(3, 4, 2), drawn(4, 2)
     dense = {"nIn": 3, "nOut": 4, "activationFn": {"TanH": {}}, "dropOut": 0.5, "l1": 0.0}
     updater = {"updater": "NESTEROVS", "learningRate": 0.1, "momentum": 0.9, "l2": "NaN"}
@@ -71,6 +72,7 @@ def test_other_types_of_numbers(tmp_path: Path, kind: str, tolerance: float) -> 
 
 
 def test_a_graph_of_one_line_is_taken_and_a_loose_end_is_named(tmp_path: Path) -> None:
+    """A graph that is a chain is imported; a vertex that leads to no output is refused."""
     w, b, v, c = drawn(1, 3, 4), drawn(2, 4), drawn(3, 4, 2), drawn(4, 2)
     dense = layer("DenseLayer", act="ReLU", nin=3, nout=4)
     path = write(tmp_path / "g.zip", dl4j.graph(dense, output(4, 2)), f(w), b, f(v), c)
@@ -88,7 +90,7 @@ def test_a_graph_of_one_line_is_taken_and_a_loose_end_is_named(tmp_path: Path) -
 def convolved(
     x: np.ndarray, w: np.ndarray, b: np.ndarray, stride: Any, pads: Any, dilation: Any
 ) -> np.ndarray:
-    """[rows, out, h, w] by loops; ``pads``: top, bottom, left, right."""
+    """Return [rows, out, h, w], computed in loops; ``pads``: top, bottom, left, right."""
     top, bottom, left, right = pads
     x = np.pad(x, ((0, 0), (0, 0), (top, bottom), (left, right)))
     kh, kw = (w.shape[2] - 1) * dilation[0] + 1, (w.shape[3] - 1) * dilation[1] + 1
@@ -115,7 +117,7 @@ def convolved(
 def test_convolution(
     tmp_path: Path, mode: str, stride: Any, padding: Any, dilation: Any, pads: Any
 ) -> None:
-    """Biases first, then weights row by row; Same pads less above and to the left."""
+    """The file has biases, then weights row by row; mode Same pads less above and to the left."""
     w, b, x = drawn(1, 4, 2, 3, 2), drawn(2, 4), drawn(3, 5, 2, 7, 6)
     options = {"kernelSize": [3, 2], "stride": stride, "padding": padding, "dilation": dilation}
     conv = layer("ConvolutionLayer", nin=2, nout=4, convolutionMode=mode, act="TanH", **options)
@@ -129,7 +131,7 @@ def test_convolution(
 
 
 def pooled(x: np.ndarray, kind: str, whole: bool, pads: int) -> np.ndarray:
-    """Windows of 2 x 3, stride 2 x 2, by loops."""
+    """Return the values of windows of 2 x 3 with stride 2 x 2, computed in loops."""
     rows, channels, high, wide = x.shape
     out_h, out_w = (high + 2 * pads - 2) // 2 + 1, (wide + 2 * pads - 3) // 2 + 1
     out = np.zeros((rows, channels, out_h, out_w))
@@ -149,7 +151,7 @@ def pooled(x: np.ndarray, kind: str, whole: bool, pads: int) -> np.ndarray:
 @pytest.mark.parametrize("kind", ["MAX", "AVG", "PNORM"])
 @pytest.mark.parametrize("whole", [True, False, None])
 def test_subsampling(tmp_path: Path, kind: str, whole: bool | None) -> None:
-    """Before 1.0.0-beta5 nothing said by what an average is divided: the whole window."""
+    """An average is over the whole window if the file has no option for it (before 1.0.0-beta5)."""
     x = drawn(3, 5, 2, 7, 6) - 1
     options = {"kernelSize": [2, 3], "stride": [2, 2], "padding": [1, 1], "poolingType": kind}
     said = {} if whole is None else {"avgPoolIncludePadInDivisor": whole}
@@ -162,7 +164,7 @@ def test_subsampling(tmp_path: Path, kind: str, whole: bool | None) -> None:
 
 
 def test_a_small_lenet_from_flat_rows(tmp_path: Path) -> None:
-    """Preprocessors both ways, normalization over channels, subsampling, dense layers."""
+    """Preprocessors, convolution, normalization, subsampling and a dense output work together."""
     w, b = drawn(1, 3, 1, 3, 3), drawn(2, 3)
     gamma, beta, mean, log_std = drawn(3, 3), drawn(4, 3), drawn(5, 3), 0.1 * drawn(6, 3)
     v, c = drawn(7, 27, 4), drawn(8, 4)
@@ -213,7 +215,7 @@ def test_global_pooling(tmp_path: Path, kind: str) -> None:
 
 
 def lstm(x: np.ndarray, w: np.ndarray, rw: np.ndarray, b: np.ndarray, gate: Any) -> np.ndarray:
-    """LSTMHelpers.activateHelper: gates in the order i (tanh), f, o, g (sigmoid); step by step."""
+    """LSTMHelpers.activateHelper, step by step: gates in the order i (tanh), f, o, g (sigmoid)."""
     width = len(rw)
     hidden, cell = np.zeros((len(x), width)), np.zeros((len(x), width))
     out = np.zeros((len(x), width, x.shape[2]))
@@ -274,7 +276,7 @@ def test_embedding_of_one_number_a_row(tmp_path: Path) -> None:
     ("bad", "said"), [(-1, "-1 in row 1"), (5, "5 in row 1"), (np.nan, "nan in row 1")]
 )
 def test_an_index_that_the_table_has_not(tmp_path: Path, bad: float, said: str) -> None:
-    """As in DL4J; torch would take the last row for -1."""
+    """An index outside the table is refused, as in DL4J; torch would take the last row for -1."""
     for kind, end in (("EmbeddingLayer", output(3, 2)), ("EmbeddingSequenceLayer", None)):
         embedding = layer(kind, nin=5, nout=3, hasBias=False)
         told = network(embedding, end or output(3, 2, kind="RnnOutputLayer"))
@@ -302,7 +304,7 @@ def test_rows_that_do_not_fit_a_network_from_dl4j(tmp_path: Path, act: str) -> N
 
 
 def test_dense_layers_between_sequences(tmp_path: Path) -> None:
-    """Folded to rows of steps and back."""
+    """Preprocessors turn each step of a sequence into a row for a dense layer, and rows back."""
     w, b, v, c, x = drawn(1, 3, 4), drawn(2, 4), drawn(3, 4, 2), drawn(4, 2), drawn(5, 6, 3, 5)
     before = {
         0: {"kind": "RnnToFeedForwardPreProcessor"},
@@ -317,7 +319,7 @@ def test_dense_layers_between_sequences(tmp_path: Path) -> None:
 
 
 def test_a_film_is_images_and_then_a_sequence(tmp_path: Path) -> None:
-    """RnnToCnn, CnnToRnn: each step of [rows, channels * height * width, steps] is an image."""
+    """RnnToCnn takes each step of [rows, channels * height * width, steps] as an image."""
     size = {"inputHeight": 2, "inputWidth": 3, "numChannels": 2}
     before = {0: {"kind": "RnnToCnnPreProcessor", **size},
               1: {"kind": "CnnToRnnPreProcessor", **size, "numChannels": 1,
@@ -331,7 +333,7 @@ def test_a_film_is_images_and_then_a_sequence(tmp_path: Path) -> None:
     np.testing.assert_allclose(from_dl4j(path).predict(x), softmax(z), **CLOSE)
 
 
-# -- what stands between ---------------------------------------------------------------------------
+# -- activations, and layers that are not supported ------------------------------------------------
 
 FORMULAS = {
     "Cube": lambda z: z**3,
@@ -353,7 +355,7 @@ FORMULAS = {
 
 @pytest.mark.parametrize("name", FORMULAS)
 def test_activations(tmp_path: Path, name: str) -> None:
-    """In a layer of their own, behind one without a bias and with gains."""
+    """An activation layer applies its formula, here after a layer with gains and without a bias."""
     w, gain, x = drawn(1, 3, 4), drawn(2, 4), drawn(3, 6, 3)
     dense = layer("DenseLayer", nin=3, nout=4, hasBias=False, hasLayerNorm=True)
     drop = {"@class": "org.deeplearning4j.nn.conf.dropout.Dropout", "p": 0.5}
@@ -386,6 +388,7 @@ def test_activations(tmp_path: Path, name: str) -> None:
     ],
 )
 def test_what_is_not_here_is_named(tmp_path: Path, told: Any, said: str) -> None:
+    """The error names the unsupported layer or option, and the file."""
     from sparkstrom.models.dl4j.configuration import parse_network
     from sparkstrom.models.dl4j.parameters import count_parameters
 

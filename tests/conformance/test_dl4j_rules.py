@@ -1,4 +1,4 @@
-"""Where DL4J trains otherwise than torch: gradients, statistics, frozen layers, counters."""
+"""Tests where DL4J trains otherwise than torch: gradients, statistics, frozen layers, counters."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ HOT = np.eye(4, dtype=np.float32)[LABELS]
 
 
 def moved(tmp_path: Path, told: Any, labels: Any, *arrays: np.ndarray) -> tuple[Any, np.ndarray]:
-    """The model after one step, and what the step took off its parameters."""
+    """Return the model after one step, and what the step subtracted from its parameters."""
     model = from_dl4j(write(tmp_path / "m.zip", told, *arrays))
     before = model.initial()
     flat = before.copy()
@@ -44,7 +44,7 @@ def moved(tmp_path: Path, told: Any, labels: Any, *arrays: np.ndarray) -> tuple[
 
 
 def test_no_op_subtracts_gradients_as_they_are(tmp_path: Path) -> None:
-    """ND4J's NoOpUpdater does nothing to a gradient, which DL4J subtracts then."""
+    """ND4J's NoOpUpdater leaves a gradient unchanged, and DL4J then subtracts it."""
     w, b = drawn(1, 3, 4), drawn(2, 4)
     told = network(output(3, 4, iupdater={"@class": CONFIG + "NoOp"}))
     _, taken = moved(tmp_path, told, LABELS, f(w), b)
@@ -54,7 +54,7 @@ def test_no_op_subtracts_gradients_as_they_are(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("labels", ["shares", "zeros", "weighted"])
 def test_gradients_of_softmax(tmp_path: Path, labels: str) -> None:
-    """p - y, also where a row's labels do not add up to 1; with weights p * sum(w y) - w y."""
+    """The gradient is p - y even if y does not sum to 1; with weights, p * sum(w y) - w y."""
     w, b = drawn(1, 3, 4), drawn(2, 4)
     y = HOT if labels == "weighted" else HOT * (0.5 if labels == "shares" else 0.0)
     loss: dict[str, Any] = {"@class": LOSS + "LossMCXENT", "softmaxClipEps": 1e-10}
@@ -64,7 +64,7 @@ def test_gradients_of_softmax(tmp_path: Path, labels: str) -> None:
     if labels == "weighted":
         loss["weights"] = list(weights)
         wanted = p * (weights * y).sum(axis=1, keepdims=True) - weights * y
-    drop = {"@class": "org.deeplearning4j.nn.conf.dropout.Dropout", "p": 1.0}  # by torch
+    drop = {"@class": "org.deeplearning4j.nn.conf.dropout.Dropout", "p": 1.0}  # trained by torch
     told = network(output(3, 4, iupdater=SGD, lossFn=loss, idropout=drop))
     _, taken = moved(tmp_path, told, y, f(w), b)
     np.testing.assert_allclose(taken[-4:], wanted.mean(axis=0), atol=1e-6)
@@ -72,7 +72,7 @@ def test_gradients_of_softmax(tmp_path: Path, labels: str) -> None:
 
 @pytest.mark.parametrize(("act", "far"), [("Sigmoid", 0), ("Sigmoid", 14), ("Softmax", 0)])
 def test_binary_cross_entropy_is_clipped(tmp_path: Path, act: str, far: int) -> None:
-    """(p - y) / (p (1 - p)) of outputs within [eps, 1 - eps], backwards through the activation."""
+    """(p - y) / (p (1 - p)) has p in [eps, 1 - eps], and passes back through the activation."""
     w, b = drawn(1, 3, 4), drawn(2, 4) - far
     loss = {"@class": LOSS + "LossBinaryXENT", "clipEps": 1e-5}
     told = network(output(3, 4, act=act, iupdater=SGD, lossFn=loss))
@@ -93,11 +93,11 @@ def test_binary_cross_entropy_is_clipped(tmp_path: Path, act: str, far: int) -> 
 
 
 def test_a_score_of_classes_is_clipped(tmp_path: Path) -> None:
-    """Rows that are surely wrong count ln 1e10 each, and are learnt from all the same."""
+    """A row that is certainly wrong has the score ln 1e10, and still its full gradient."""
     b = np.array([100.0, 0, 0, 0], np.float32)
     loss = {"@class": LOSS + "LossSparseMCXENT", "softmaxClipEps": 1e-10}
     told = network(output(3, 4, iupdater=SGD, lossFn=loss))
-    labels = np.ones((8, 1), np.float32)  # of sparse ones, as DL4J has them
+    labels = np.ones((8, 1), np.float32)  # class indices in a column, as DL4J has sparse labels
     model, taken = moved(tmp_path, told, labels, np.zeros(12), b)
     np.testing.assert_allclose(taken[-4:], [1, -1, 0, 0], atol=1e-6)
     model.bind(model.initial())
@@ -105,7 +105,7 @@ def test_a_score_of_classes_is_clipped(tmp_path: Path) -> None:
 
 
 def test_kullback_leibler_pulls_as_there(tmp_path: Path) -> None:
-    """By labels as they are, where its score has them clipped."""
+    """LossKLD's gradient uses the labels unclipped, although its score clips them."""
     w, b = drawn(1, 3, 4), drawn(2, 4)
     told = network(output(3, 4, act="Sigmoid", iupdater=SGD, lossFn={"@class": LOSS + "LossKLD"}))
     _, taken = moved(tmp_path, told, HOT * 3, f(w), b)
@@ -114,7 +114,7 @@ def test_kullback_leibler_pulls_as_there(tmp_path: Path) -> None:
 
 
 def test_statistics_are_of_the_minibatch_also_of_one_row(tmp_path: Path) -> None:
-    """DL4J's variance is over n, torch's running one over n - 1; torch refuses a row alone."""
+    """DL4J's variance divides by n (torch's running one by n - 1), and one row is allowed."""
     told = network(layer("BatchNormalization", nout=3, decay=0.75, eps=1e-5), output(3, 4))
     norm = np.concatenate([np.ones(3), np.zeros(3), np.zeros(3), np.ones(3)])
     path = write(tmp_path / "n.zip", told, norm, drawn(1, 16))
@@ -129,12 +129,13 @@ def test_statistics_are_of_the_minibatch_also_of_one_row(tmp_path: Path) -> None
 
 
 def frozen(one: Any, kind: str = "FrozenLayer") -> Any:
+    """Return a layer's JSON wrapped into a frozen layer of this kind."""
     inner = "layer" if kind == "FrozenLayer" else "underlying"
     return {"@class": f"org.deeplearning4j.nn.conf.layers.misc.{kind}", inner: one}
 
 
 def test_frozen_layers_are_as_outside_of_training(tmp_path: Path) -> None:
-    """Without their dropout, as DL4J's are: what transfer learning leaves of a network."""
+    """Frozen layers, as transfer learning leaves them, do not apply their dropout in training."""
     w, b, v, c = drawn(1, 3, 4), drawn(2, 4), drawn(3, 4, 4), drawn(4, 4)
     told = network(
         frozen(layer("DenseLayer", nin=3, nout=4, act="TanH", idropout=DROP_ALL)),
@@ -150,6 +151,7 @@ def test_frozen_layers_are_as_outside_of_training(tmp_path: Path) -> None:
     ("kind", "learns"), [("FrozenLayer", False), ("FrozenLayerWithBackprop", True)]
 )
 def test_what_is_before_a_frozen_layer(tmp_path: Path, kind: str, learns: bool) -> None:
+    """Layers before FrozenLayer do not learn, those before FrozenLayerWithBackprop do."""
     told = network(
         layer("DenseLayer", nin=3, nout=4, iupdater=SGD),
         frozen(layer("DenseLayer", nin=4, nout=4), kind),
@@ -163,7 +165,7 @@ def test_what_is_before_a_frozen_layer(tmp_path: Path, kind: str, learns: bool) 
 
 @pytest.mark.parametrize("updater", ["Adam", "AMSGrad"])
 def test_steps_count_on_without_a_saved_state(tmp_path: Path, updater: str) -> None:
-    """saveUpdater=false: moments begin anew, corrected as those of the network's iterations."""
+    """With saveUpdater=false, moments start at 0 but are corrected by the iterationCount."""
     w, b = drawn(1, 3, 4), drawn(2, 4)
     conf = {"@class": CONFIG + updater, "learningRate": 0.1}
     told = network(output(3, 4, iupdater=conf), iterationCount=225)
@@ -190,7 +192,7 @@ def test_adaptive_updaters_are_known(tmp_path: Path, updater: str, adaptive: boo
 
 @pytest.mark.parametrize("built_in", [True, False])
 def test_a_fresh_adagrad_is_not_at_zero(tmp_path: Path, built_in: bool) -> None:
-    """It begins with 1e-6, whatever its epsilon: small gradients take small steps."""
+    """AdaGrad's state starts with 1e-6, whatever its epsilon: small gradients take small steps."""
     x, w, b = X, np.zeros((3, 4), np.float32), np.array([0, 8, 0, 0], np.float32)
     conf = {"@class": CONFIG + "AdaGrad", "learningRate": 0.1, "epsilon": 1e-8}
     drop = {"@class": "org.deeplearning4j.nn.conf.dropout.Dropout", "p": 1.0}
@@ -210,7 +212,7 @@ def test_a_fresh_adagrad_is_not_at_zero(tmp_path: Path, built_in: bool) -> None:
 
 
 def test_weight_decay_is_in_the_score_as_l2_is(tmp_path: Path) -> None:
-    """WeightDecay.score: half the coefficient times the squares, without the learning rate."""
+    """As WeightDecay.score: half the coefficient times the squares, without the learning rate."""
     decay = {
         "@class": "org.nd4j.linalg.learning.regularization.WeightDecay",
         "coeff": {"@class": "x.FixedSchedule", "value": 0.5},
@@ -241,7 +243,7 @@ OF_TRAINING = {
 
 @pytest.mark.parametrize("said", OF_TRAINING)
 def test_what_concerns_training_alone_does_not_hinder_prediction(tmp_path: Path, said: str) -> None:
-    """The refusal names layer and reason, and its remedy does."""
+    """A refusal names layer, reason and remedy; training=False ignores the option."""
     w, b = drawn(1, 3, 4), drawn(2, 4)
     path = write(tmp_path / "t.zip", network(output(3, 4, **OF_TRAINING[said])), f(w), b)
     with pytest.raises(NotImported) as refused:
@@ -254,7 +256,7 @@ def test_what_concerns_training_alone_does_not_hinder_prediction(tmp_path: Path,
 
 
 def test_sequences_are_evaluated_by_their_steps(tmp_path: Path) -> None:
-    """As DL4J's evaluate: each step counts, whether labels are indices or one-hot."""
+    """As in DL4J's evaluate, each step counts, whether labels are indices or one-hot."""
     v, c, x = drawn(1, 3, 4), drawn(2, 4), drawn(3, 6, 3, 5)
     told = network(output(3, 4, kind="RnnOutputLayer"))
     model = from_dl4j(write(tmp_path / "r.zip", told, f(v), c))
@@ -276,7 +278,7 @@ def test_sequences_are_evaluated_by_their_steps(tmp_path: Path) -> None:
 
 
 def test_one_sigmoid_tells_two_classes_apart(tmp_path: Path) -> None:
-    """By 0.5, as DL4J's Evaluation has one output; every row was of class 1."""
+    """With one output, the class is 1 above 0.5, as in DL4J; before, every row had class 1."""
     w, b = drawn(1, 3, 1), np.zeros(1, np.float32)
     loss = {"@class": LOSS + "LossBinaryXENT", "clipEps": 1e-5}
     told = network(output(3, 1, act="Sigmoid", lossFn=loss))

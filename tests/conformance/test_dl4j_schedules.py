@@ -1,4 +1,4 @@
-"""Imported networks in time: learning rates by iteration, and sequences in segments."""
+"""Tests of imported networks' learning rate schedules, and of truncated BPTT."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ from tests.conformance.dl4j_files import (
 
 
 def test_a_learning_rate_goes_on_where_it_was(tmp_path: Path) -> None:
+    """A schedule by iteration continues at the file's iterationCount (3)."""
     w, b = drawn(1, 3, 4), drawn(2, 4)
     schedule = {"@class": "org.nd4j.linalg.schedule.StepSchedule", "scheduleType": "ITERATION",
                 "initialValue": 1.0, "decayRate": 0.5, "step": 2.0}  # fmt: skip
@@ -41,7 +42,10 @@ def test_a_learning_rate_goes_on_where_it_was(tmp_path: Path) -> None:
 
 
 def test_a_learning_rate_by_epochs(tmp_path: Path) -> None:
-    """From DL4J's own count of them, and back where a copy travels; other rates stay."""
+    """A schedule by epoch starts at the file's epochCount; a copy gets the current rate.
+
+    A rate without a schedule (the biases') stays constant.
+    """
     w, b = drawn(1, 3, 4), drawn(2, 4)
     schedule = {"@class": "x.MapSchedule", "scheduleType": "EPOCH",
                 "values": {"0": 1.0, "3": 0.5, "4": 0.25}}  # fmt: skip
@@ -68,7 +72,7 @@ def test_a_learning_rate_by_epochs(tmp_path: Path) -> None:
 
 
 def test_what_changes_otherwise_is_refused(tmp_path: Path) -> None:
-    """A schedule of momentum is momentumISchedule in DL4J's files."""
+    """Schedules of momentum (momentumISchedule in DL4J's files) and unknown ones are refused."""
     fixed = {"@class": "x.FixedSchedule", "value": 0.5}
     moved = {"@class": CONFIG + "Nesterovs", "learningRate": 0.1, "momentum": "NaN"}
     for name in ("momentumISchedule", "momentumSchedule"):
@@ -85,7 +89,7 @@ def test_what_changes_otherwise_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_sigmoid_that_ends_at_nothing(tmp_path: Path) -> None:
-    """Where Java's exp is infinite, Python's overflows: the rate is 0 in both."""
+    """The rate is 0 where Java's exp is infinite and Python's overflows."""
     schedule = {"@class": "x.SigmoidSchedule", "scheduleType": "ITERATION",
                 "initialValue": 0.5, "gamma": -1.0, "stepSize": 10}  # fmt: skip
     sgd = {"@class": CONFIG + "Sgd", "learningRate": 1.0, "learningRateSchedule": schedule}
@@ -100,7 +104,7 @@ def test_a_sigmoid_that_ends_at_nothing(tmp_path: Path) -> None:
 SCHEDULES = {
     "PolySchedule": (
         {"initialValue": 0.4, "power": 2.0, "maxIter": 5},
-        [0.4 * 1.6**2, 0.4 * 1.8**2, 0, 0],  # a power of 1 + i/n, as DL4J has it
+        [0.4 * 1.6**2, 0.4 * 1.8**2, 0, 0],  # of 1 + i/n, as in DL4J
     ),
     "CycleSchedule": (
         {"initialLearningRate": 0.1, "maxLearningRate": 0.5, "cycleLength": 6,
@@ -139,7 +143,7 @@ def test_other_schedules(tmp_path: Path, name: str) -> None:
     ],
 )
 def test_learning_rates_of_0_9(tmp_path: Path, conf: Any, layers: Any, said: str | None) -> None:
-    """It had policies beside the updater, and rates of biases; neither is dropped in silence."""
+    """0.9's rate policies and rates of biases are refused, never silently ignored."""
     sgd = {"@class": CONFIG + "Sgd", "learningRate": 0.1}
     told = network(output(3, 4, iupdater=sgd, **layers))
     told["confs"][0] |= conf
@@ -152,7 +156,7 @@ def test_learning_rates_of_0_9(tmp_path: Path, conf: Any, layers: Any, said: str
 
 
 def test_truncated_sequences(tmp_path: Path) -> None:
-    """Each segment is a step of its own, from the state in which the last one ended."""
+    """Each segment is a step of its own, and starts in the final state of the previous one."""
     sgd = {"@class": CONFIG + "Sgd", "learningRate": 0.5}
     told = network(
         layer("recurrent.SimpleRnn", nin=1, nout=1, act="Identity", iupdater=sgd),
@@ -169,7 +173,7 @@ def test_truncated_sequences(tmp_path: Path) -> None:
     wanted, state = 0.0, 0.0
     for first, last in ((0, 2), (2, 3)):
         grads, hidden = np.zeros(3), state
-        back = np.zeros(3)  # of the hidden state, by w, rw and b; not into the segment before
+        back = np.zeros(3)  # the hidden state's derivatives by w, rw, b within this segment
         for t in range(first, last):
             back = np.array([x[t], hidden, 1.0]) + rw * back
             hidden = w * x[t] + rw * hidden + b

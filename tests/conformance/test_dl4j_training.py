@@ -1,7 +1,7 @@
-"""Imported networks go on as DL4J would: updaters and their saved state, penalties, losses.
+"""Tests of training imported networks as DL4J would: updaters with saved state, penalties, losses.
 
-Steps are written again in NumPy from ND4J's updaters and BaseMultiLayerUpdater's order: gradients
-are normalized, l1 and l2 added, then the updater, then weight decay of the parameters before it.
+Expected steps are computed in NumPy as ND4J's updaters do, in BaseMultiLayerUpdater's order:
+normalize gradients, add l1 and l2, apply the updater, then decay the weights before the step.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ State = list[np.ndarray]
 
 
 def adam(g: Any, s: State, t: int, squared: Any = None) -> tuple[np.ndarray, State]:
+    """Return Adam's or AMSGrad's step and next state; ``squared`` is AMSGrad's largest square."""
     m, v = 0.9 * s[0] + 0.1 * g, 0.999 * s[1] + 0.001 * g * g
     rate = RATE * np.sqrt(1 - 0.999**t) / (1 - 0.9**t)
     if squared is None:
@@ -98,10 +99,10 @@ UPDATERS = {
 }
 
 
-@pytest.mark.parametrize("gains", [False, True])  # with them torch computes it
+@pytest.mark.parametrize("gains", [False, True])  # with dropout (p=1), torch computes the step
 @pytest.mark.parametrize("name", UPDATERS)
 def test_updaters_go_on_with_their_state(tmp_path: Path, name: str, gains: bool) -> None:
-    """A block is a vector of all weights and biases, then the next vector; two steps."""
+    """Two steps continue from the saved state: one vector of all weights and biases per moment."""
     count, step = UPDATERS[name]
     w, b = drawn(1, 3, 4), drawn(2, 4)
     vectors = [np.abs(drawn(20 + i, 16)) * 0.1 for i in range(count)]
@@ -130,7 +131,7 @@ def test_updaters_go_on_with_their_state(tmp_path: Path, name: str, gains: bool)
 
 
 def test_vectors_of_different_updaters_lie_in_different_blocks(tmp_path: Path) -> None:
-    """Normalization's statistics have none, and biases may have their own."""
+    """BatchNormalization's statistics have no updater state; biases may have their own updater."""
     adam, sgd = {"@class": CONFIG + "Adam"}, {"@class": CONFIG + "Sgd", "learningRate": 0.5}
     dense = layer("DenseLayer", nin=3, nout=2, iupdater=adam, biasUpdater=sgd)
     norm = layer("BatchNormalization", nout=2, iupdater=adam)
@@ -156,6 +157,7 @@ def test_vectors_of_different_updaters_lie_in_different_blocks(tmp_path: Path) -
      ("ClipElementWiseAbsoluteValue", 0.02)],
 )  # fmt: skip
 def test_order_of_a_step(tmp_path: Path, normalization: str, limit: float) -> None:
+    """Gradients are normalized, then l1 is added; weight decay uses the previous weights."""
     w, b = drawn(1, 3, 4), drawn(2, 4)
     listed = [
         {"@class": PENALTY + "L1Regularization", "l1": {"@class": "FixedSchedule", "value": 0.02}},
@@ -183,7 +185,7 @@ def test_order_of_a_step(tmp_path: Path, normalization: str, limit: float) -> No
 
 
 def test_adabelief_from_the_beginning(tmp_path: Path) -> None:
-    """Its epsilon is added to the square at each step, and to the root."""
+    """AdaBelief adds its epsilon to the square at each step, and to the square root."""
     options = {"learningRate": RATE, "beta1": 0.9, "beta2": 0.999, "epsilon": 0.01}
     updater = {"@class": CONFIG + "AdaBelief", **options}
     model = from_dl4j(write(tmp_path / "a.zip", network(output(3, 4, iupdater=updater)), SMALL))
@@ -236,7 +238,7 @@ def test_scores_of_losses(tmp_path: Path, name: str) -> None:
 
 
 def test_weights_of_outputs_as_each_version_writes_them(tmp_path: Path) -> None:
-    """1.0.0-beta4 and later: an object with shape and data; before, numbers."""
+    """Weights are an object with shape and data since 1.0.0-beta4, and a list of numbers before."""
     w, b = drawn(1, 3, 4), drawn(2, 4)
     p = np.exp(X @ w + b)
     p /= p.sum(axis=1, keepdims=True)
@@ -269,7 +271,7 @@ def test_alpha_dropout_keeps_mean_and_variance(tmp_path: Path) -> None:
 
 
 def test_gains_are_penalized_as_weights_are(tmp_path: Path) -> None:
-    """DL4J counts layer normalization's gains among weights; those of BatchNormalization not."""
+    """As in DL4J, l2 includes layer normalization's gains, and not BatchNormalization's."""
     listed = [{"@class": PENALTY + "L2Regularization", "l2": {"@class": "x.FixedSchedule",
                "value": 0.5}}]  # fmt: skip
     sgd = {"@class": CONFIG + "Sgd", "learningRate": 0.0}
@@ -302,7 +304,7 @@ def test_gains_are_penalized_as_weights_are(tmp_path: Path) -> None:
 def test_which_layers_look_at_their_dropout(
     tmp_path: Path, kind: str, options: Any, x: Any, drops: bool
 ) -> None:
-    """A network's default reaches all of them, and some of DL4J's do nothing with it."""
+    """A network's default dropout is in all layers' JSON, but some layers of DL4J ignore it."""
     from sparkstrom.models.dl4j.configuration import parse_network
     from sparkstrom.models.dl4j.parameters import count_parameters
 
@@ -334,6 +336,7 @@ def test_frozen_layers_stay(tmp_path: Path) -> None:
 
 
 def test_a_network_to_predict_with_is_not_trained_and_one_of_ours_is_saved(tmp_path: Path) -> None:
+    """A network without a loss is imported only to predict; its description restores it."""
     w, b = drawn(1, 3, 4), drawn(2, 4)
     dense = layer("DenseLayer", nin=3, nout=4, act="Softmax")
     path = write(tmp_path / "p.zip", network(dense), f(w), b)

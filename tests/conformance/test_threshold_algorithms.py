@@ -1,4 +1,4 @@
-"""DL4J's own threshold sequences (``ThresholdAlgorithmTests``), formula by formula."""
+"""Tests of threshold algorithms by DL4J's own sequences (``ThresholdAlgorithmTests``)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 
 from sparkstrom.encoding.thresholds import AdaptiveThreshold, TargetSparsityThreshold
 
-DENSE = 1 / 16  # what DL4J takes a dense message's sparsity ratio to be
+DENSE = 1 / 16  # DL4J's sparsity ratio of a dense message
 
 
 def test_adaptive_sequence() -> None:

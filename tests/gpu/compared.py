@@ -1,4 +1,4 @@
-"""What tests of device code compare: the definition on the host, and the same on the device."""
+"""Helpers for tests of device code: compare a kernel's results with those of its definition."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ quanta = st.integers(1, 2**12).map(lambda half: 2 * half)
 
 
 def near_theta(n: int, seed: int, tau_quanta: int) -> tuple[F32, F32]:
-    """local and theta, f32[n]: some differ by tau and half of tau exactly, others by anything."""
+    """Return local and theta, f32[n]; some differ by multiples of tau / 4, others by any amount."""
     random = np.random.default_rng(seed)
     theta = (random.integers(-(2**22), 2**22, n) * Q).astype(np.float32)
     multiples = random.choice([-2, -1, -0.5, -0.25, 0, 0, 0, 0.5, 1, 1.5], n) * tau_quanta * Q
@@ -34,13 +34,13 @@ def near_theta(n: int, seed: int, tau_quanta: int) -> tuple[F32, F32]:
 
 
 def wild(n: int, seed: int) -> F32:
-    """Any bits at all, f32[n]."""
+    """Return f32[n] of arbitrary bits, with NaN and infinities."""
     random = np.random.default_rng(seed)
     return random.integers(-(2**31), 2**31, n).astype(np.int32).view(np.float32)
 
 
 def same(name: str, *arguments: Any) -> tuple[Any, list[Any]]:
-    """Run definition and kernel on copies; demand equal answers and memory. Return both."""
+    """Run definition and kernel on copies, assert equal results and arrays, return the kernel's."""
     answers: list[Any] = []
     memories: list[list[Any]] = []
     for kernels, place in ((reference, np.copy), (backends.kernels("cuda"), cuda.to_device)):

@@ -1,4 +1,4 @@
-"""The device: a GPU where there is one, Numba's simulator in a process started for it.
+"""Settings of the tests on a GPU or, in a process of their own, on Numba's CUDA simulator.
 
 ``NUMBA_ENABLE_CUDASIM=1 pytest tests/gpu`` simulates; ``laws/test_encoding_cuda.py`` does that in
 every run of the suite.
@@ -12,15 +12,15 @@ from sparkstrom.encoding.cuda import bitmaps, device, device_functions, levels, 
 from sparkstrom.encoding.cuda import parameter_kernels as steps
 from sparkstrom.encoding.cuda.device import SIMULATED
 
-# Looking for the smallest example that fails takes the simulator minutes.
+# Shrinking an example that fails takes the simulator minutes.
 PHASES = [Phase.explicit, Phase.reuse, Phase.generate] if SIMULATED else list(Phase)
 settings.register_profile(
     "gpu", deadline=None, max_examples=10 if SIMULATED else 100, phases=PHASES
 )
 
 
-# The simulator's threads look through the globals of a kernel's module at every call. Python adds
-# a key to them at the first warning that comes from there; it has to be there before.
+# The simulator's threads iterate over the globals of a kernel's module at every call. Python adds
+# the key __warningregistry__ to them at the module's first warning: it must exist before.
 KERNEL_MODULES = (
     bitmaps,
     device,

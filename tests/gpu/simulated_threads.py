@@ -1,4 +1,4 @@
-"""Threads for Numba's CUDA simulator that take turns, instead of its own, which poll."""
+"""Threads for Numba's CUDA simulator that take turns; the simulator's own threads poll."""
 
 from __future__ import annotations
 
@@ -60,11 +60,11 @@ orders = random.Random(0)
 
 
 def run_block(self: Any, grid_point: Any, *arguments: Any) -> None:
-    """``BlockManager.run`` of the simulator, with threads that take turns.
+    """Run a block as the simulator's ``BlockManager.run`` does, with threads that take turns.
 
-    The simulator's own starts new threads for each block and polls them, which takes most of the
-    time. Between two barriers the threads run one after another in a random order, so a missing
-    barrier is likely to show. What two threads do to the same place between barriers does not.
+    The original starts new threads for each block and polls them, which takes most of the time.
+    Between two barriers the threads run one after another in a random order, so a missing barrier
+    is likely to show; a race of two threads between barriers is not.
     """
     points = [*np.ndindex(*self._block_dim)]
     threads = [idle_threads.pop() if idle_threads else SimulatedThread() for _ in points]

@@ -1,4 +1,4 @@
-"""An encoder for device arrays: the same messages and parameters as the CPU's, bit by bit."""
+"""Tests of the encoder for device arrays: messages and parameters equal the CPU's bit by bit."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from sparkstrom.encoding.residual import ResidualClipping
 from sparkstrom.encoding.tau import WarmUp
 from sparkstrom.encoding.thresholds import AdaptiveThreshold, AutoThreshold, FixedThreshold
 
-if not is_usable():  # the simulator is
+if not is_usable():  # the simulator counts as usable
     pytest.skip("no GPU; run simulated by laws/test_encoding_cuda.py", allow_module_level=True)
 
 F32 = NDArray[np.float32]
@@ -31,7 +31,7 @@ BOTH_WAYS = pytest.mark.parametrize("train_on", ["local", "replica"])
 
 
 class Worker:
-    """Learns the same on either side of the bus."""
+    """An encoder with its parameters, on the host or on the device."""
 
     def __init__(self, encoder: Encoder, backend: str) -> None:
         self.encoder, self.memory = encoder, backends.memory(backend)
@@ -39,6 +39,7 @@ class Worker:
         self.theta = self.memory.zeros(encoder.n_params, np.float32)
 
     def learn(self, delta: F32) -> Encoded | None:
+        """Add changes to the parameters or to the residual, and publish."""
         if self.encoder.train_on == "replica":
             placed = self.memory.zeros(delta.size, np.float32)
             self.memory.add(placed, delta)
@@ -47,11 +48,13 @@ class Worker:
         return self.encoder.publish(self.local, self.theta)
 
     def held(self) -> list[list[float]]:
+        """Return theta and the residual."""
         residual = self.encoder.residual(self.local, self.theta)
         return [self.memory.to_host(self.theta).tolist(), residual.tolist()]
 
 
 def workers(train_on: str, **options: Any) -> list[Worker]:
+    """Return a worker on the CPU and one on the device with equal options."""
     threshold = options.pop("threshold", FixedThreshold(1e-3))
     return [
         Worker(
@@ -65,6 +68,7 @@ def workers(train_on: str, **options: Any) -> list[Worker]:
 
 
 def deltas(n: int, steps: int, spread: float) -> list[F32]:
+    """Return random changes of ``n`` parameters, one array per step."""
     random = np.random.default_rng(steps)
     return [random.normal(0, spread, n).astype(np.float32) for _ in range(steps)]
 
@@ -122,6 +126,7 @@ def test_state_and_residuals_move_between_backends() -> None:
 
 
 def test_accumulating_is_publishing_later() -> None:
+    """Accumulated changes are sent in the next publication."""
     host, device = workers("replica")
     for delta in deltas(N, 2, 1e-3):
         host.encoder.accumulate(delta)
@@ -132,7 +137,7 @@ def test_accumulating_is_publishing_later() -> None:
 
 
 def tied(n: int, steps: int) -> list[F32]:
-    """As after Adam's first step: all alike, some a multiple."""
+    """Return changes as after Adam's first step: all of equal size, or small multiples of it."""
     random = np.random.default_rng(n)
     sizes = np.float32([1, 1, 1, 1, 2, 4, 9])
     return [
@@ -157,7 +162,7 @@ def tied(n: int, steps: int) -> list[F32]:
 def test_all_options_send_the_same_from_either_backend(
     train_on: str, learnt: list[F32], layers: Layers | None, options: dict[str, Any]
 ) -> None:
-    """Of more than ``SAMPLE_PARAMS`` parameters a sample says tau: here of 300."""
+    """Messages are equal also if tau is sampled: there are 300 parameters, SAMPLE_PARAMS is 200."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(samples, "SAMPLE_PARAMS", 200)
         host, device = workers(train_on, layers=layers, aggregation="sqrt", workers=2, **options)

@@ -1,4 +1,4 @@
-"""Kernels for device arrays equal the NumPy definition in every bit, and take nothing else."""
+"""Tests of kernels for device arrays: they equal the NumPy definition in every bit."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from sparkstrom.encoding import reference_kernels as reference
 from sparkstrom.encoding.cuda.device import SIMULATED, TILE, is_usable
 from tests.gpu.compared import LARGE, Q, near_theta, quanta, same, seeds, sizes, wild
 
-# What floats overflow to is what is tested; NumPy, which simulates, warns of it.
+# These tests overflow floats on purpose; NumPy, on which the simulator runs, warns of it.
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
-if not is_usable():  # the simulator is
+if not is_usable():  # the simulator counts as usable
     pytest.skip("no GPU; run simulated by laws/test_encoding_cuda.py", allow_module_level=True)
 
 F32 = NDArray[np.float32]
@@ -33,13 +33,13 @@ sides = st.sampled_from([1, -1])
 
 
 def same_scan(name: str, first: F32, second: F32, tau: float, capacity: int) -> I32:
-    """``same`` for a scan, whose codes are garbage after the hits; return the codes."""
+    """Compare a scan as ``same`` does, its codes only up to the hits; return these codes."""
     host, codes = (first.copy(), second.copy()), np.zeros(capacity, np.int32)
     device, device_codes = [cuda.to_device(a) for a in host], cuda.to_device(codes)
     expected = getattr(reference, name)(*host, tau, codes)
     hits, worst = getattr(backends.kernels("cuda"), name)(*device, tau, device_codes)
     assert hits == expected[0]
-    # Which NaN an addition makes is not said by IEEE 754, and no two makes agree.
+    # IEEE 754 leaves open which NaN an addition yields, and processors differ.
     assert worst == expected[1] or min(worst, expected[1]) > INFINITY_BITS
     found: I32 = device_codes.copy_to_host()[:hits]
     np.testing.assert_array_equal(found, codes[:hits])
@@ -99,6 +99,7 @@ def test_move(n: int, seed: int, tau: int, part: int) -> None:
 
 
 def check_bitmap(n: int, seed: int, tau: int, step: int, side: int) -> None:
+    """Compare all kernels of bitmaps with their definitions."""
     local, theta = near_theta(n, seed, tau)
     out = np.full((n + 3) // 4, 0xFF, np.uint8)
     rest = (tau * Q, step * Q, side, Q, SCRATCH, out)
@@ -169,7 +170,7 @@ def test_overflows_are_counted_and_the_first_is_named(n: int, seed: int) -> None
     amounts = random.choice([-2, 2], n).astype(np.int32)
     (over, first), _ = same("apply_hits", theta, indices, amounts, Q)
     assert (over == 0) == (first == -1)
-    same("apply_hits", theta, indices[:0], amounts[:0], Q)  # what was noted is forgotten
+    same("apply_hits", theta, indices[:0], amounts[:0], Q)  # an empty call clears the counters
     same("add_quanta", theta, amounts, Q)
     codes = np.where(amounts > 0, indices, ~indices)
     same("move", theta, theta, codes, 2 * Q, 0.0, Q)

@@ -1,4 +1,4 @@
-"""Levels, chance and layers on the device equal the NumPy definition in every bit."""
+"""Tests of levels, chance and layers on the device: they equal the NumPy definition bit by bit."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from sparkstrom.encoding.cuda.device import TILE, is_usable
 from sparkstrom.encoding.layers import LayeredKernels, Layers
 from tests.gpu.compared import F32, LARGE, Q, near_theta, quanta, same, seeds, sizes, wild
 
-# What floats overflow to is what is tested; NumPy, which simulates, warns of it.
+# These tests overflow floats on purpose; NumPy, on which the simulator runs, warns of it.
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
-if not is_usable():  # the simulator is
+if not is_usable():  # the simulator counts as usable
     pytest.skip("no GPU; run simulated by laws/test_encoding_cuda.py", allow_module_level=True)
 
 I32 = NDArray[np.int32]
@@ -34,7 +34,7 @@ BOTH_WAYS = pytest.mark.parametrize("name", ["local", "replica"])
 def same_choice(
     name: str, parts: tuple[F32, ...], tau: float, chance: tuple[int, int], capacity: int
 ) -> I32:
-    """``same`` for choosing, whose codes are garbage after those taken; return the codes."""
+    """Compare choosing with its definition, with all of its codes; return the codes taken."""
     codes = np.full(capacity, 7, np.int32)
     there = cuda.to_device(codes)
     expected = getattr(reference, f"choose_{name}")(*parts, tau, *chance, codes)
@@ -48,11 +48,13 @@ def same_choice(
 
 
 def create_residual(name: str, local: F32, theta: F32) -> tuple[F32, ...]:
+    """Return a residual's arrays: local and theta, or their difference."""
     return (local, theta) if name == "local" else (local - theta,)
 
 
 @given(n=sizes, seed=seeds, sign=st.sampled_from([-1, 1]), size=st.integers(0, 70))
 def test_a_sample_is_the_defined_one(n: int, seed: int, sign: int, size: int) -> None:
+    """A sample has the indices and sizes that the definition gives."""
     one, other = near_theta(n + 1, seed, 1000)
     one[seed % (n + 1)] = np.nan
     where, found = np.full(size, -1, np.int32), np.zeros(size, np.float32)
@@ -83,7 +85,7 @@ def test_choosing(
 @BOTH_WAYS
 @given(n=sizes, seed=seeds, tau=quanta, limit=limits)
 def test_choosing_among_any_bits(name: str, n: int, seed: int, tau: int, limit: int) -> None:
-    """NaN is never taken, infinity always."""
+    """A residual of NaN is never taken, an infinite one always."""
     parts = create_residual(name, wild(n, seed), wild(n, seed + 1))
     codes = same_choice(name, parts, tau * Q, (limit, seed), n)
     residual = parts[0] - parts[1] if name == "local" else parts[0]
@@ -94,7 +96,7 @@ def test_choosing_among_any_bits(name: str, n: int, seed: int, tau: int, limit: 
 
 @BOTH_WAYS
 def test_chance_among_many_that_are_tied(name: str) -> None:
-    """Half of what has tau, everything that has 2 tau, nothing below; indices ascend."""
+    """Half of the residuals of tau are taken, and all from 2 tau on; indices ascend."""
     tau = np.float32(1000 * Q)
     residual = np.resize(np.array([1, -1, 2, -3, 0.999, 0], np.float32) * tau, LARGE)
     parts = (residual, np.zeros(LARGE, np.float32))[: 2 if name == "local" else 1]
@@ -127,6 +129,7 @@ def test_levels_of_any_bits(n: int, seed: int, tau: int, top: int) -> None:
 
 
 def test_the_highest_level_is_of_this_call() -> None:
+    """find_levels returns the highest level of this call, not of an earlier one."""
     codes, levels = np.arange(3, dtype=np.int32), np.zeros(3, np.uint8)
     for size, highest in ((8, 3), (2, 1), (1, 0)):
         residual = np.array([1, -1, size], np.float32)
@@ -169,6 +172,7 @@ def test_shifting_codes(n: int, seed: int, start: int) -> None:
 
 @st.composite
 def layered(draw: st.DrawFn) -> Layers:
+    """Draw one to three layers, some of about the size of a tile."""
     each = st.one_of(st.integers(1, 20), st.sampled_from([TILE - 1, TILE]))
     widths = draw(st.lists(each, min_size=1, max_size=3))
     multipliers = draw(st.lists(st.integers(1, 5), min_size=len(widths), max_size=len(widths)))
@@ -178,7 +182,7 @@ def layered(draw: st.DrawFn) -> Layers:
 @BOTH_WAYS
 @given(layers=layered(), seed=seeds, tau=quanta, limit=limits)
 def test_layers(name: str, layers: Layers, seed: int, tau: int, limit: int) -> None:
-    """All that an encoder does in a publication, layer by layer: equal answers and memory."""
+    """All kernels of a publication, run layer by layer, have equal results and arrays."""
     n = layers.stops[-1]
     local, theta = near_theta(n, seed, tau)
     answers = [
@@ -195,6 +199,7 @@ def publication(
     arrays: tuple[F32, F32],
     chance: tuple[float, int],
 ) -> list[Any]:
+    """Run all kernels of a publication on a backend; return their results and the arrays."""
     memory, n, (tau, limit) = backend.memory, layers.stops[-1], chance
     kernels = LayeredKernels(backend, layers)
     local, theta = (memory.from_host(array.copy()) for array in arrays)

@@ -1,4 +1,4 @@
-"""Memory of either kind does the same, and nothing but what is asked for leaves the device."""
+"""Tests that host memory and device memory have the same operations with the same results."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.gpu.compared import Q, near_theta, seeds, sizes, wild
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
-if not is_usable():  # the simulator is
+if not is_usable():  # the simulator counts as usable
     pytest.skip("no GPU; run simulated by laws/test_encoding_cuda.py", allow_module_level=True)
 
 EITHER = pytest.mark.parametrize("name", ["cpu", "cuda"])
@@ -64,6 +64,7 @@ def test_assigning_from_and_to_either_side(name: str, n: int, seed: int) -> None
 @EITHER
 @pytest.mark.parametrize("other", [np.zeros(3, np.float32), np.zeros(1, np.float32), np.zeros(4)])
 def test_what_is_not_alike_is_not_assigned(name: str, other: Any) -> None:
+    """An array of another size or type is not assigned."""
     memory = backends.memory(name)
     target = memory.zeros(4, np.float32)
     with pytest.raises(AssertionError):
@@ -105,7 +106,7 @@ def test_a_part_is_the_same_memory(name: str) -> None:
 def test_tau_is_sampled_alike(
     sign: int, layers: Layers | None, seed: int, fraction: float, many: bool
 ) -> None:
-    """Also where a NaN or an infinity is among the residuals, which the scan reports."""
+    """Both sample the same tau, also if residuals are NaN or infinite, which the scan reports."""
     one, other = near_theta(300, seed, 1000)
     one[seed % 300], one[seed % 299] = np.nan, np.inf
     with pytest.MonkeyPatch.context() as patch:

@@ -1,4 +1,4 @@
-"""Parts of a vector on the device, read by another thread; and which device is worked on."""
+"""Tests of reading a device vector from another thread, and of choosing a device."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sparkstrom.base.errors import SetupError
 from sparkstrom.encoding import backends
 from sparkstrom.encoding.cuda.device import Scratch, is_usable
 
-if not is_usable():  # the simulator is
+if not is_usable():  # the simulator counts as usable
     pytest.skip("no GPU; run simulated by laws/test_encoding_cuda.py", allow_module_level=True)
 
 N = 1000

@@ -1,6 +1,6 @@
-"""``benchmarks.encode_cuda`` measures everything that its documentation lists.
+"""Test that ``benchmarks.encode_cuda`` measures everything that its documentation lists.
 
-Under the simulator, which has no events and no device's name, the clock stands for events.
+The simulator has neither events nor a device name; there, a clock replaces the events.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from benchmarks import encode_cuda
 from sparkstrom.encoding import backends
 from sparkstrom.encoding.cuda.device import SIMULATED, is_usable
 
-if not is_usable():  # the simulator is
+if not is_usable():  # the simulator counts as usable
     pytest.skip("no GPU; run simulated by laws/test_encoding_cuda.py", allow_module_level=True)
 
 
 def by_clock(work: Callable[[], Any]) -> float:
-    """Milliseconds, never 0."""
+    """Return the time that ``work`` takes in milliseconds, never 0."""
     begin = time.perf_counter_ns()
     work()
     return 1e-6 * (time.perf_counter_ns() - begin + 1)

@@ -1,7 +1,7 @@
-"""A whole fit with one worker's parameters on a device and the others' on the host.
+"""Tests of whole fits with one worker's parameters on a device and the others' on the host.
 
-On a GPU the worker trains a TorchModel there. Under Numba's simulator a device's memory is the
-host's: models are bound to what is behind a simulated array.
+On a GPU the worker trains a TorchModel there. Under Numba's simulator device memory is host memory:
+models are bound to the NumPy array behind a simulated array.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from sparkstrom.worker.training_task import choose_backend
 from tests.unit.runtime.fits import EPOCHS, Mesh, check_whole
 from tests.unit.runtime.memories import OnMemory, seen
 
-if not is_usable():  # the simulator is
+if not is_usable():  # the simulator counts as usable
     pytest.skip("no GPU; run simulated by laws/test_encoding_cuda.py", allow_module_level=True)
 
 ON_A_GPU = pytest.mark.skipif(
@@ -40,7 +40,7 @@ class TorchOnMemory(TorchModel):
 
 
 def torch_model(kind: type[TorchModel] = TorchModel, device: str = "cpu") -> TorchModel:
-    """As many parameters as the mesh's own network has."""
+    """Return a model with as many parameters as the mesh's own network."""
     module = nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 3))
     optimizer = partial(torch.optim.SGD, lr=0.1, momentum=0.9)
     model = kind(module, nn.CrossEntropyLoss(), optimizer, device=device)
@@ -79,6 +79,7 @@ def test_replicas_on_either_side_end_with_equal_bits(mesh: Mesh, kind: str) -> N
 
 @ON_A_GPU
 def test_a_torch_model_on_a_gpu_trains_in_place_beside_one_on_the_host(mesh: Mesh) -> None:
+    """The module's parameters are the replica's memory on the GPU, and all replicas end equal."""
     model = torch_model(device="cuda:0")
     device = choose_backend(model)
     assert device.name == backends.CUDA
@@ -97,7 +98,7 @@ def test_a_torch_model_on_a_gpu_trains_in_place_beside_one_on_the_host(mesh: Mes
 
 @ON_A_GPU
 def test_a_part_is_read_while_a_kernel_is_under_way_on_the_default_stream() -> None:
-    """The reader's stream does not wait for a model's step, and reads what was there before."""
+    """The reader's stream does not wait for the default stream, and reads the current values."""
     device = backends.on_device(0)
     theta = device.memory.zeros(1000, "f4")
     read = device.memory.reader(theta)

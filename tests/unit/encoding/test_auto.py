@@ -1,4 +1,4 @@
-"""AutoThreshold: the wanted fraction from the first step on, tied residuals, levels, the link."""
+"""Tests of AutoThreshold and AveragingThreshold: sent fractions, tied residuals, levels, link."""
 
 from __future__ import annotations
 
@@ -32,13 +32,14 @@ BOTH_WAYS = pytest.mark.parametrize("train_on", ["local", "replica"])
 
 
 class Worker:
-    """Learns, publishes, and counts how far parameters were moved."""
+    """An encoder with its arrays, and a remote replica that applies the decoded messages."""
 
     def __init__(self, threshold: Any, train_on: str = "local", n: int = N, **options: Any) -> None:
         self.encoder = Encoder(n, K, threshold, train_on=train_on, **options)
         self.theta, self.local, self.elsewhere = np.zeros((3, n), np.float32)
 
     def learn(self, delta: F32, *, publish: bool = True, is_last: bool = False) -> Encoded | None:
+        """Add changes and publish, if wanted; check that the remote replica equals theta."""
         learnt = self.local
         if self.encoder.train_on == "local":
             self.local += delta
@@ -63,11 +64,12 @@ class Worker:
         return update
 
     def held(self) -> F32:
+        """Return theta plus the residual: everything learnt so far."""
         return self.theta + self.encoder.residual(self.local, self.theta)
 
 
 def adam_steps(count: int, n: int = N, lr: float = 1e-3) -> list[F32]:
-    """What Adam makes of random gradients: at first all parameters move by the learning rate."""
+    """Return Adam's steps for random gradients; in the first, each parameter moves by the rate."""
     random, deltas = np.random.default_rng(3), []
     first, second = np.zeros((2, n))
     for step in range(1, count + 1):
@@ -91,6 +93,7 @@ def test_from_adams_first_step_on_the_wanted_fraction_is_sent(train_on: str, wan
 @BOTH_WAYS
 @pytest.mark.parametrize("size", [1e-3, 2.0**-10, 5e-6])
 def test_of_equal_residuals_chance_takes_the_wanted_ones(train_on: str, size: float) -> None:
+    """Of equal residuals the wanted fraction is sent, chosen at random in each publication."""
     worker, learnt = Worker(AutoThreshold(), train_on), np.zeros(N, np.float64)
     signs = np.random.default_rng(1).choice([-size, size], N).astype(np.float32)
     moved = set()
@@ -103,10 +106,11 @@ def test_of_equal_residuals_chance_takes_the_wanted_ones(train_on: str, size: fl
     np.testing.assert_allclose(worker.held(), learnt, rtol=1e-6)
     assert len(moved) == 3
     where = np.flatnonzero(worker.theta)
-    assert np.histogram(where, 4, (0, N))[0].min() > 0.2 * where.size  # from everywhere
+    assert np.histogram(where, 4, (0, N))[0].min() > 0.2 * where.size  # everywhere
 
 
 def test_workers_that_learn_by_one_step_send_different_parameters() -> None:
+    """Two workers with equal residuals choose different parameters at random."""
     sent = []
     for seed in (1, 2):
         worker = Worker(AutoThreshold())
@@ -118,6 +122,7 @@ def test_workers_that_learn_by_one_step_send_different_parameters() -> None:
 
 
 def test_large_residuals_go_before_tied_ones() -> None:
+    """Residuals of several tau are all sent; the rest is chosen among those tied at tau."""
     worker = Worker(AutoThreshold())
     delta = np.full(N, 1e-3, np.float32)
     large = np.random.default_rng(2).choice(N, N // 200, replace=False)
@@ -147,7 +152,7 @@ def test_layers_have_their_own_tau_among_ties_too() -> None:
 def test_what_gathers_between_publications_moves_by_more_than_one_tau(
     train_on: str, threshold: Any
 ) -> None:
-    """publish_every=4: the residual of a parameter that keeps its direction is four steps."""
+    """With publish_every=4 a residual can be four steps; levels send more than one tau of it."""
     worker, learnt = Worker(threshold, train_on), np.zeros(N, np.float64)
     delta = np.zeros(N, np.float32)
     delta[: N // 2] = 1e-4  # small, and many of them
@@ -161,10 +166,11 @@ def test_what_gathers_between_publications_moves_by_more_than_one_tau(
     plain = Worker(FixedThreshold(1e-3), train_on)
     for step in range(8):
         plain.learn(delta, publish=step % 4 == 3)
-    assert worker.theta[:500].sum() > 2 * plain.theta[:500].sum()  # it was held back
+    assert worker.theta[:500].sum() > 2 * plain.theta[:500].sum()  # no levels
 
 
 def test_the_step_is_coarse_and_the_threshold_is_not() -> None:
+    """Steps are rounded down to few sizes, and the threshold stays as it was sampled."""
     assert [round_coarsely(q) for q in (2, 4, 14, 16, 18, 30, 32, 34, 1046, 2**24)] == [
         2, 4, 14, 16, 16, 28, 32, 32, 1024, 2**24,
     ]  # fmt: skip
@@ -182,8 +188,8 @@ def test_the_step_is_coarse_and_the_threshold_is_not() -> None:
 def test_the_wanted_fraction_follows_the_link_between_its_bounds() -> None:
     auto = AutoThreshold(1e-3, 1e-2)
     step_s = 0.5
-    assert auto.next_fraction(4e-3, 0.4, step_s) == 5e-3  # room: a quarter more
-    assert auto.next_fraction(4e-3, 0.09, 0.001) == 5e-3  # steps are shorter than anybody waits
+    assert auto.next_fraction(4e-3, 0.4, step_s) == 5e-3  # a fast link: a quarter more
+    assert auto.next_fraction(4e-3, 0.09, 0.001) == 5e-3  # a round of 0.1 s is never too slow
     assert auto.next_fraction(4e-3, 0.125, 0.001) == pytest.approx(3.2e-3)  # in proportion
     assert auto.next_fraction(8e-3, 60.0, step_s) == pytest.approx(1.6e-3)  # a fifth at least
     assert auto.next_fraction(9e-3, 0.1, step_s) == 1e-2
@@ -193,6 +199,7 @@ def test_the_wanted_fraction_follows_the_link_between_its_bounds() -> None:
 
 
 def test_an_encoder_follows_its_link_and_goes_on_there_in_the_next_fit() -> None:
+    """Slow rounds lower the sent fraction, which an encoder's state carries to the next fit."""
     deltas = list(np.random.default_rng(8).normal(0, 1e-3, (9, N)).astype(np.float32))
     worker = Worker(AutoThreshold())
     sent = []
@@ -228,6 +235,7 @@ def test_other_thresholds_ignore_the_link(threshold: Any) -> None:
 def test_a_scaled_update_moves_less_and_what_is_scaled_away_is_counted(
     train_on: str, aggregation: str
 ) -> None:
+    """With mean or sqrt, the counter has the learned changes that theta and residual lack."""
     worker = Worker(AutoThreshold(), train_on, aggregation=aggregation, workers=3)
     learnt = np.zeros(N, np.float64)
     for delta in adam_steps(4):
@@ -242,6 +250,7 @@ def test_a_scaled_update_moves_less_and_what_is_scaled_away_is_counted(
 
 @pytest.mark.parametrize("workers", [3, 4, 7])
 def test_rounding_the_scaled_step_takes_nothing_from_the_residual(workers: int) -> None:
+    """Sent and scaled-away changes are 1 : (workers - 1), although the step is rounded."""
     worker = Worker(AutoThreshold(levels=1), aggregation="mean", workers=workers)
     update = worker.learn(np.random.default_rng(5).normal(0, 1e-3, N).astype(np.float32))
     assert update is not None
@@ -250,7 +259,7 @@ def test_rounding_the_scaled_step_takes_nothing_from_the_residual(workers: int) 
 
 
 def large_updates(worker: Worker, deltas: list[F32], **last: bool) -> list[bool]:
-    """Whether each update was large: 12 % of the entries, all of which move by one step."""
+    """Publish all; return for each update whether it was large: 12 % of entries, of one step."""
     found = []
     for delta in deltas:
         update = worker.learn(delta, **last)
@@ -274,11 +283,12 @@ def test_a_large_updates_steps_are_twice_the_threshold() -> None:
     worker = Worker(AveragingThreshold(large_every=1), aggregation="mean", workers=4)
     update = worker.learn(np.random.default_rng(8).normal(0, 1e-3, N).astype(np.float32))
     assert update is not None
-    tau = 1.555e-3  # what the largest 12 % of these changes reach
+    tau = 1.555e-3  # 12 % of these changes reach this
     assert 4 * update.tau_quanta * quantum(K) == pytest.approx(2 * tau, rel=0.15)
 
 
 def test_a_slow_link_thins_large_updates_too() -> None:
+    """A slow link lowers the fraction of large updates as it lowers the others'."""
     worker = Worker(AveragingThreshold(large_every=3), aggregation="mean", workers=4)
     for delta in np.random.default_rng(8).normal(0, 1e-3, (3, N)).astype(np.float32):
         update = worker.learn(delta)
@@ -288,6 +298,7 @@ def test_a_slow_link_thins_large_updates_too() -> None:
 
 
 def test_large_updates_begin_with_the_fourth_worker() -> None:
+    """With fewer than four workers, no update is large."""
     worker = Worker(AveragingThreshold(large_every=1), aggregation="mean", workers=3)
     sent = []
     for delta in np.random.default_rng(8).normal(0, 1e-3, (2, N)).astype(np.float32):
@@ -300,7 +311,7 @@ def test_large_updates_begin_with_the_fourth_worker() -> None:
 
 @BOTH_WAYS
 def test_the_mean_of_large_updates_is_what_workers_have_in_common(train_on: str) -> None:
-    """Other updates send almost nothing of a change that is small on each worker."""
+    """A common change that is small on each worker is in the mean of large updates only."""
     random, workers = np.random.default_rng(4), 32
     common = random.normal(0, 1e-4, N).astype(np.float32)
     shares = {}
@@ -344,14 +355,14 @@ def test_a_large_update_has_at_most_a_quarter_of_the_parameters_and_needs_levels
 
 
 def sparse_steps(count: int) -> list[F32]:
-    """As of an embedding: 5 % of the parameters learn anything."""
+    """Return steps as of an embedding: only 5 % of the parameters change."""
     random, deltas = np.random.default_rng(9), np.zeros((count, N), np.float32)
     deltas[:, : N // 20] = random.normal(0, 1e-3, (count, N // 20))
     return list(deltas)
 
 
 def uneven_steps(count: int) -> list[F32]:
-    """5 % of the parameters learn a hundred times as much as the others."""
+    """Return steps in which 5 % of the parameters change a hundred times as much as the others."""
     random = np.random.default_rng(9)
     deltas = random.normal(0, 1e-5, (count, N)).astype(np.float32)
     deltas[:, : N // 20] *= 100
@@ -363,6 +374,7 @@ def uneven_steps(count: int) -> list[F32]:
 def test_where_few_residuals_dominate_no_update_is_large_and_all_have_more_entries(
     train_on: str, make_steps: Any
 ) -> None:
+    """If 5 % of residuals dominate, no update is large; from the ninth on, each has 1.6 %."""
     clipping = ResidualClipping(5.0, 5)
     worker = Worker(AveragingThreshold(), train_on, clipping=clipping, workers=4)
     sent = []
@@ -376,6 +388,7 @@ def test_where_few_residuals_dominate_no_update_is_large_and_all_have_more_entri
 
 
 def test_clipping_after_a_large_update_goes_by_the_tau_of_the_others() -> None:
+    """Clipping and later updates use the tau of small updates, which large ones do not change."""
     worker = Worker(AveragingThreshold(large_every=2), clipping=ResidualClipping(5.0, 1), workers=4)
     taus = []
     for delta in np.random.default_rng(8).normal(0, 1e-3, (6, N)).astype(np.float32):
@@ -386,6 +399,7 @@ def test_clipping_after_a_large_update_goes_by_the_tau_of_the_others() -> None:
 
 
 def test_the_commit_of_a_large_update_tells_nothing_about_the_link() -> None:
+    """A slow round of a large update does not lower the wanted fraction."""
     worker = Worker(AveragingThreshold(large_every=2), workers=4)
     deltas = np.random.default_rng(8).normal(0, 1e-3, (5, N)).astype(np.float32)
     sent = []
@@ -398,6 +412,7 @@ def test_the_commit_of_a_large_update_tells_nothing_about_the_link() -> None:
 
 
 def test_a_warm_up_sends_its_fractions_and_hands_over() -> None:
+    """After a warm-up's two publications, AutoThreshold's own fraction is sent."""
     worker = Worker(AutoThreshold(), warm_up=WarmUp(2, 0.25, 0.04))
     sent = []
     for delta in adam_steps(4):
@@ -408,6 +423,7 @@ def test_a_warm_up_sends_its_fractions_and_hands_over() -> None:
 
 
 def test_a_shake_up_sends_more_on_purpose() -> None:
+    """A shake-up sends more than 5 %, and the next update 1 % as before."""
     worker, sent = Worker(AutoThreshold(), shake_frequency=2), []
     for delta in np.random.default_rng(8).laplace(0, 1e-3, (4, N)).astype(np.float32):
         update = worker.learn(delta)
@@ -440,6 +456,7 @@ def test_nothing_learnt_is_nothing_sent_and_small_models_send_something() -> Non
     ],
 )
 def test_levels_are_how_far_an_entry_may_move(make: Any, first: dict[str, float]) -> None:
+    """With ``levels``, an entry moves by up to 2 ** (levels - 1) times tau."""
     moved = []
     for levels in (1, 2, 4):
         worker = Worker(make(**first, levels=levels), n=8)
@@ -452,6 +469,7 @@ def test_levels_are_how_far_an_entry_may_move(make: Any, first: dict[str, float]
 
 
 def test_tau_leaves_room_for_its_largest_level() -> None:
+    """A tau that is too large is lowered so that its largest level is in the exact range."""
     worker = Worker(FixedThreshold(1e9, levels=2), n=40)
     update = worker.learn(np.array([2e9] + 39 * [0], np.float32))
     assert update is not None

@@ -1,4 +1,4 @@
-"""Kernel sets are chosen by name or by where an array lies; a refusal says why."""
+"""Tests of choosing a kernel set by name or by an array's device, and of refusals' reasons."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from sparkstrom.encoding.cuda import device as cuda_dlpack
 
 
 class Posing:
-    """A host array that says it is on a CUDA device, by DLPack alone."""
+    """A host array that claims by DLPack alone to be on a CUDA device."""
 
     def __init__(self, array: np.ndarray[Any, Any]) -> None:
         self.array = array

@@ -1,4 +1,4 @@
-"""The encoder's decisions: form, tau, clipping, scale, state; each option makes a difference."""
+"""Tests of the encoder: form, tau, clipping, scale, state, and the effect of each option."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ def flat(*values: float) -> F32:
 
 
 def hits_of(update: Encoded | None, n_params: int) -> dict[int, int]:
+    """Return a message's quanta by parameter index."""
     assert update is not None
     indices, quanta = decode_update_untrusted(
         update.payload, update.form, update.count, update.tau_quanta, n_params
@@ -65,6 +66,7 @@ def test_nothing_to_send_is_none_and_lowers_the_threshold() -> None:
 
 
 def test_tau_never_leaves_what_the_grid_can_say() -> None:
+    """Tau does not fall below 2 quanta."""
     encoder = Encoder(2, K, AdaptiveThreshold(0.5, decay=0.5))
     local, theta = np.zeros(2, np.float32), np.zeros(2, np.float32)
     for _ in range(50):
@@ -73,6 +75,7 @@ def test_tau_never_leaves_what_the_grid_can_say() -> None:
 
 
 def test_bitmaps_alternate_the_side_of_their_half_step() -> None:
+    """A bitmap sends half steps of one sign only, the next bitmap those of the other."""
     encoder = Encoder(5, K, FixedThreshold(0.5))
     theta = np.zeros(5, np.float32)
     local = flat(0.5, -0.5, 0.5, 0.25, -0.375)
@@ -89,12 +92,14 @@ def test_bitmaps_alternate_the_side_of_their_half_step() -> None:
     ("hits", "n_params", "bitmap"), [(1, 1, True), (1, 3, False), (2, 4, True)]
 )
 def test_the_form_follows_from_the_hit_count_alone(hits: int, n_params: int, bitmap: bool) -> None:
+    """A bitmap is sent if at least half of the parameters are hits."""
     assert prefers_bitmap(hits, n_params) == bitmap
 
 
 @pytest.mark.parametrize("train_on", ["local", "replica"])
 @pytest.mark.parametrize(("aggregation", "step"), [("sum", 1.0), ("mean", 0.25), ("sqrt", 0.5)])
 def test_aggregation_scales_what_a_hit_moves(train_on: str, aggregation: str, step: float) -> None:
+    """A hit takes tau from the residual, moves theta by tau * scale, and the rest is counted."""
     encoder = Encoder(
         3, K, FixedThreshold(1.0), train_on=train_on, aggregation=aggregation, workers=4
     )
@@ -159,6 +164,7 @@ def test_nan_names_index_layer_and_remedy(train_on: str) -> None:
 
 @pytest.mark.parametrize("train_on", ["local", "replica"])
 def test_an_encoder_goes_on_where_another_stopped(train_on: str) -> None:
+    """An encoder that loads another's state in mid-training gives the same result as one alone."""
     random = np.random.default_rng(3)
     steps = random.normal(0, 0.2, (12, 40)).astype(np.float32)
     whole = Encoder(40, 20, AdaptiveThreshold(0.1), ResidualClipping(1.0, 3), train_on=train_on)
@@ -181,6 +187,7 @@ def test_an_encoder_goes_on_where_another_stopped(train_on: str) -> None:
 
 @pytest.mark.parametrize("train_on", ["local", "replica"])
 def test_a_kept_residual_is_added(train_on: str) -> None:
+    """The residual of an earlier fit is added, and part of the norms."""
     encoder = Encoder(2, K, FixedThreshold(1.0), train_on=train_on)
     theta, local = flat(1, 1), flat(1.5, 1)
     encoder.add_residual(flat(0.25, -3), local)

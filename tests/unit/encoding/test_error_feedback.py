@@ -1,4 +1,4 @@
-"""Both residuals: the same numbers, wherever they lie."""
+"""Tests of both kinds of residual, for training on local and on the replica: equal values."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ F32 = NDArray[np.float32]
 Q = 0.125
 N = 6
 WAYS = ("local", "replica")
-# A residual of 4 quanta is a hit, takes 4 out, and moves theta by 2: aggregation by mean of 2.
+# Tau is 4 quanta. With HALF, theta moves by 2 quanta per hit, as in the mean of 2 workers.
 HALF = StepSizes(0.5, 0.5, 0.25, 2, Q)
 WHOLE = StepSizes(0.5, 0.5, 0.5, 4, Q)
 
@@ -25,7 +25,7 @@ def flat(*values: float) -> F32:
 
 
 class Learner:
-    """A residual of one kind after a scan that has taken in ``delta``."""
+    """A residual of one kind after the scan of a step with changes ``delta``."""
 
     def __init__(
         self, train_on: str, delta: F32, layers: Layers | None = None, tau: float = 0.5
@@ -39,9 +39,11 @@ class Learner:
         self.found = self.codes[: self.hits]
 
     def left(self) -> list[float]:
+        """Return the residual."""
         return self.residual.copy(self.at).tolist()
 
     def moved(self) -> list[float]:
+        """Return theta's changes."""
         return (self.at.theta - 1).tolist()
 
 
@@ -52,6 +54,7 @@ DELTA = flat(0.5, 0.375, -1.25, 0, 3, 0)
 def test_a_scan_finds_hits_and_what_is_hit_loses_tau_whatever_theta_moves_by(
     train_on: str,
 ) -> None:
+    """A hit's residual loses tau, even if theta moves by half of tau."""
     learner = Learner(train_on, DELTA)
     assert learner.found.tolist() == [0, ~2, 4]
     assert learner.residual.move(learner.at, learner.found, HALF) == (0, -1)
@@ -61,6 +64,7 @@ def test_a_scan_finds_hits_and_what_is_hit_loses_tau_whatever_theta_moves_by(
 
 @pytest.mark.parametrize("train_on", WAYS)
 def test_levels_multiply_both(train_on: str) -> None:
+    """Level n multiplies theta's move and the residual's loss by 2 ** n."""
     learner = Learner(train_on, DELTA)
     levels = np.empty(learner.hits, np.uint8)
     assert learner.residual.find_levels(learner.at, learner.found, 0.5, 3, levels) == 2
@@ -93,12 +97,13 @@ def test_each_layer_has_its_own_tau_and_limit(train_on: str) -> None:
 
 @pytest.mark.parametrize("train_on", WAYS)
 def test_its_terms_say_what_it_will_be_and_its_norms_what_it_is(train_on: str) -> None:
+    """norms() is of the residual as it is, terms() of the residual at the next scan."""
     learner = Learner(train_on, DELTA)
     mass, squares = learner.residual.norms(learner.at)
     assert mass == float(np.abs(DELTA).sum())
     assert squares == float((DELTA**2).sum())
     one, other, sign = learner.residual.terms(learner.at)
-    after = DELTA if train_on == "local" else 2 * DELTA  # which the next scan would take in again
+    after = DELTA if train_on == "local" else 2 * DELTA  # the next scan would add delta again
     assert (one + sign * other).tolist() == after.tolist()
 
 
@@ -112,6 +117,7 @@ def test_what_an_earlier_fit_left_is_added(train_on: str) -> None:
 
 
 def test_only_an_array_of_its_own_is_in_the_state() -> None:
+    """The state has the replica's residual; that of local training is local - theta."""
     local, own = (Learner(train_on, DELTA).residual for train_on in WAYS)
     assert local.state() == {}
     other = create_residual("replica", N, backends.backend())
@@ -123,5 +129,6 @@ def test_only_an_array_of_its_own_is_in_the_state() -> None:
 
 
 def test_what_is_learnt_on_local_needs_no_accumulating() -> None:
+    """accumulate() is refused in local training, whose changes are in local already."""
     with pytest.raises(AssertionError, match="is there already"):
         create_residual("local", N, backends.backend()).accumulate(DELTA)

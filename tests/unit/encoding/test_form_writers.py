@@ -1,4 +1,4 @@
-"""Forms: what each writes, whose turn it is, and which one a hit count chooses."""
+"""Tests of form writers: each form's entries, alternating half steps, and the choice of a form."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def flat(*values: float) -> F32:
 
 
 class Desk:
-    """What a writer works with."""
+    """The residual, arrays and workspace that a writer needs."""
 
     def __init__(self, local: F32, levels_max: int = 1, layers: Layers | None = None) -> None:
         host, n = backends.backend(), local.size
@@ -45,9 +45,11 @@ class Desk:
         self.scan = HitScan(self.residual, self.space, lambda index: f"layer {index}")
 
     def write(self, writer: FormWriter, stride: StepSizes = ONE) -> WrittenMessage:
+        """Scan for hits and write them."""
         return writer.write(self.scan.find(self.at, stride.least), self.at, stride)
 
     def read(self, written: WrittenMessage) -> dict[int, int]:
+        """Return a message's quanta by parameter index."""
         made, layers = written.encoded, self.space.layers
         announced = (made.form, made.count, made.tau_quanta, self.at.theta.size, layers)
         indices, quanta = decode_update_untrusted(made.payload, *announced)
@@ -55,6 +57,7 @@ class Desk:
 
 
 def test_gaps_say_who_moves_by_tau() -> None:
+    """A gaps message moves each hit by tau."""
     desk = Desk(flat(0.5, 0, -9, 0, 0, 0))
     written = desk.write(GapsWriter(desk.residual, desk.space))
     assert desk.read(written) == {0: 4, 2: -4}
@@ -70,6 +73,7 @@ def test_steps_count_a_layers_multiple() -> None:
 
 
 def test_levels_say_how_far_and_are_gaps_where_nobody_goes_further() -> None:
+    """Levels move a hit by up to 4 tau here; if no hit reaches 2 tau, the form is gaps."""
     desk = Desk(flat(0.5, 0, -9, 0, 1, 0), levels_max=3)
     written = desk.write(LevelsWriter(desk.residual, desk.space, 3))
     assert desk.read(written) == {0: 4, 2: -16, 4: 8}
@@ -80,6 +84,7 @@ def test_levels_say_how_far_and_are_gaps_where_nobody_goes_further() -> None:
 
 
 def test_a_bitmap_counts_half_steps_and_the_sides_take_turns() -> None:
+    """A half step counts 0.5; the first bitmap sends those upwards, the second downwards."""
     desk = Desk(flat(0.5, -0.5, 0.375, -0.375))
     writer = BitmapWriter(desk.residual, desk.space)
     first, second = desk.write(writer), desk.write(writer)
@@ -90,6 +95,7 @@ def test_a_bitmap_counts_half_steps_and_the_sides_take_turns() -> None:
 
 
 def test_whose_turn_it_is_survives() -> None:
+    """The sign of the next bitmap's half steps is in the state."""
     desk = Desk(flat(0.5, -0.5, 0.375, -0.375))
     before = FormWriters(desk.residual, desk.space, 1)
     desk.write(before.for_hits(4))
@@ -101,6 +107,7 @@ def test_whose_turn_it_is_survives() -> None:
 
 @pytest.mark.parametrize("make", [GapsWriter, BitmapWriter])
 def test_a_message_tells_who_left_the_exact_range(make: Any) -> None:
+    """A message has the number of overflows and the first parameter that overflowed."""
     desk = Desk(flat(0, 2**21, 0))
     desk.at.theta[1] = 2**21 - 0.25
     desk.at.learnt[1] = 2**21 + 0.5
@@ -133,6 +140,7 @@ def test_a_scan_names_what_is_not_finite_and_changes_nothing() -> None:
 
 
 def test_chance_takes_about_what_is_wanted_of_the_tied_and_all_of_the_large() -> None:
+    """Ties are subsampled at random, differently per publication; larger residuals are all kept."""
     local = np.full(2000, 0.5, np.float32)
     local[::100] = -1.0
     desk = Desk(local, levels_max=2)
@@ -147,4 +155,4 @@ def test_chance_takes_about_what_is_wanted_of_the_tied_and_all_of_the_large() ->
         taken.append(codes)
         assert desk.scan.find(desk.at, 0.5) == 2000
     assert taken[0] != taken[1]
-    assert desk.scan.subsample_ties(hits, 0.9, desk.at, 0.5, 1) == 2000  # not crowded
+    assert desk.scan.subsample_ties(hits, 0.9, desk.at, 0.5, 1) == 2000  # few enough: all are taken

@@ -1,4 +1,4 @@
-"""Gaps against a definition that writes bits as text; hostile bytes one by one."""
+"""Tests of gaps against a definition that writes bits as text, and of malformed bytes."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from sparkstrom.encoding import gaps
 
 
 def message(codes: list[int], n_params: int) -> bytes:
+    """Encode the codes."""
     array = np.array(codes, np.int32)
     out = np.zeros(gaps.bytes_max(array.size, n_params) + gaps.FLUSH_BYTES, np.uint8)
     return out[: gaps.encode(array, n_params, out)].tobytes()
 
 
 def in_text(codes: list[int], rice: int) -> bytes:
-    """The layout, said with strings: lowest bit first."""
+    """Return the message by a definition that writes strings of bits, the lowest bit first."""
     bits, previous = "", -1
     for code in codes:
         index = code if code >= 0 else ~code
@@ -32,6 +33,7 @@ def in_text(codes: list[int], rice: int) -> bytes:
 def read(
     payload: bytes, count: int, n_params: int
 ) -> tuple[int, NDArray[np.int32], NDArray[np.int32]]:
+    """Return the reason's number (0 if there is none), the indices and the amounts."""
     indices, amounts = np.zeros(count, np.int32), np.zeros(count, np.int32)
     array = np.frombuffer(payload, np.uint8)
     return gaps.read_gaps(array, n_params, 6, indices, amounts), indices, amounts
@@ -107,6 +109,7 @@ def test_rice_parameter_follows_the_density() -> None:
 
 
 def test_the_encoder_counts_bits_for_the_neighbouring_parameters() -> None:
+    """The Rice parameter next to the guess is taken if its message is shorter."""
     clustered = np.arange(1000, dtype=np.int32)  # gaps of 0 in a wide model
     guess = gaps.rice_guess(clustered.size, 20_000)
     assert gaps.best_rice(clustered, guess) == guess - 1

@@ -1,4 +1,4 @@
-"""The grid: k from the parameters, rounding, thresholds in quanta."""
+"""Tests of the grid: the exponent k from the parameters, rounding, and thresholds in quanta."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ def test_the_range_is_sixteen_or_eight_times_the_largest_parameter(largest: floa
 
 
 def test_no_parameters_have_a_grid_too() -> None:
+    """A model without parameters has k = 20."""
     assert grid.first_exponent(flat()) == 20
 
 

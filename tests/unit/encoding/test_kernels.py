@@ -1,4 +1,4 @@
-"""The kernels where blocks, words and room for codes end, and the instructions under them."""
+"""Tests of the CPU's kernels at the ends of blocks, words and arrays, and of their intrinsics."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Thresholds per layer: found by name, sent as multiples, known to the decoder from the job."""
+"""Tests of thresholds per layer: found by name, sent as multiples, known to the decoder."""
 
 from __future__ import annotations
 
@@ -32,6 +32,7 @@ def flat(*values: float) -> F32:
 
 
 def hits_of(encoder: Encoder, learnt: F32, theta: F32) -> dict[int, int]:
+    """Publish; return the message's quanta by parameter index."""
     made = encoder.publish(learnt, theta)
     assert made is not None
     indices, quanta = decode_update_untrusted(
@@ -94,6 +95,7 @@ def test_a_multiple_of_tau_never_leaves_the_exact_range() -> None:
 
 
 def test_a_warm_up_measures_in_each_layers_own_tau() -> None:
+    """A warm-up's fraction counts residuals in multiples of their layer's tau."""
     encoder = Encoder(
         100, K, FixedThreshold(9.0), warm_up=WarmUp(3, 0.2), layers=Layers((50, 100), (1, 4))
     )
@@ -115,12 +117,14 @@ def test_layers_are_found_by_name() -> None:
 
 
 def test_a_number_is_not_the_beginning_of_another() -> None:
+    """The name "layer 1" does not match "layer 10"."""
     names = ["layer 1", "layer 10"]
     found = layers_of(8, lambda index: names[index // 4], {"layer 1": 3})
     assert found == Layers((4, 8), (3, 1))
 
 
 def test_a_name_that_covers_nothing_is_refused_with_those_there_are() -> None:
+    """A name of no layer is refused, and the error lists the names."""
     with pytest.raises(
         UsageError, match=r"'layer 3', .*: layer 1 weights, layer 1 biases, layer 2"
     ):

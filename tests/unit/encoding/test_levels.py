@@ -1,4 +1,4 @@
-"""Levels against a definition that writes bits as text; hostile bytes; bytes against entropy."""
+"""Tests of levels against a definition that writes bits as text, of malformed bytes, of size."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ I32 = NDArray[np.int32]
 
 
 def message(codes: I32, of: list[int], n_params: int) -> bytes:
+    """Encode codes with their levels ``of``."""
     top = max(of)
     out = np.full(levels.bytes_max(codes.size, n_params, top) + gaps.FLUSH_BYTES, 255, np.uint8)
     size = levels.encode(codes, np.array(of, np.uint8), top, n_params, out)
@@ -22,7 +23,7 @@ def message(codes: I32, of: list[int], n_params: int) -> bytes:
 
 
 def section(of: list[int], level: int, rice: int) -> bytes:
-    """Who has this level, said with strings: lowest bit first."""
+    """Return which entries have at least this level, as a string of bits, the lowest bit first."""
     flags = [one >= level for one in of if one >= level - 1]
     bits, gap = "", 0
     for member in [*flags, True]:
@@ -36,6 +37,7 @@ def section(of: list[int], level: int, rice: int) -> bytes:
 
 
 def read(payload: bytes, count: int, n_params: int) -> tuple[str, list[int], list[int]]:
+    """Return the reason (empty if there is none), the indices and the amounts."""
     indices, amounts = np.zeros(count, np.int32), np.zeros(count, np.int32)
     reason = levels.read(np.frombuffer(payload, np.uint8), n_params, 6, indices, amounts)
     return reason, indices.tolist(), amounts.tolist()

@@ -1,4 +1,4 @@
-"""Memory on the host: arrays stay where they are, and only what is alike is assigned."""
+"""Tests of host memory: it copies nothing without need, and assigns only arrays that are alike."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ def test_what_is_not_alike_is_not_assigned(source: NDArray[Any]) -> None:
 
 
 def test_tau_is_taken_from_a_sample_of_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of many parameters only a sample leaves their memory, and each counts by its layer."""
+    """Only a sample of many parameters is copied; sizes are divided by the layers' multipliers."""
     host, copied = backends.host(), list[int]()
 
-    class Counting:  # all that is asked of a memory here
+    class Counting:  # the methods that are called here
         empty = staticmethod(memory.empty)
 
         def to_host(self, array: NDArray[Any]) -> NDArray[Any]:
@@ -69,6 +69,7 @@ def test_tau_is_taken_from_a_sample_of_many(monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_sample_is_as_large_as_it_has_to_be(
     monkeypatch: pytest.MonkeyPatch, fraction: float, looked_at: int
 ) -> None:
+    """The smaller the fraction, the larger the sample, so that tau is accurate enough."""
     sizes, sampled = [], samples.Residuals.sample_sizes
 
     def seen(self: samples.Residuals, size: int, seed: int) -> Any:
@@ -81,14 +82,14 @@ def test_a_sample_is_as_large_as_it_has_to_be(
     taus = [samples.tau_reached_by(fraction, number, learnt, theta, -1) for number in range(40)]
     assert set(sizes) == {looked_at}
     found = [np.count_nonzero(np.abs(learnt) >= tau) / learnt.size for tau in taus]
-    assert np.std(found) < 0.13 * fraction  # a tenth, or an eighth of the smallest
+    assert np.std(found) < 0.13 * fraction  # a tenth; an eighth for the smallest fraction
     assert np.mean(found) == pytest.approx(fraction, rel=0.06)
 
 
 def test_where_most_are_zero_more_are_looked_at() -> None:
-    """Of an embedding's million rows some hundred were in the minibatch."""
+    """If most residuals are 0, as in an embedding, the sample is larger."""
     learnt, theta = np.zeros(1_000_000, np.float32), np.zeros(1_000_000, np.float32)
-    learnt[::10_000] = 1  # 100 of them: a sample of 8,192 has one at most, mostly
+    learnt[::10_000] = 1  # 100 of them: a sample of 8,192 mostly has one or none
     taus = [samples.tau_reached_by(0.1, number, learnt, theta, -1) for number in range(20)]
     assert taus.count(1.0) >= 18
     assert samples.tau_reached_by(0.1, 1, theta, theta, -1) is None
@@ -98,7 +99,7 @@ def test_where_most_are_zero_more_are_looked_at() -> None:
 def test_the_nth_largest_is_found_also_among_equal_values(size: int) -> None:
     chance = np.random.default_rng(size)
     looked_at = chance.random(size)
-    looked_at[:: samples.FEW_STRIDE] += 1  # too few values reach the bound that these give
+    looked_at[:: samples.FEW_STRIDE] += 1  # too few values reach the bound of these
     alike = chance.integers(0, 5, size)
     for values in (chance.random(size), alike, np.sort(chance.random(size)), looked_at):
         array = values.astype(np.float32)

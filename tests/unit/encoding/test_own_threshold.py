@@ -1,4 +1,4 @@
-"""A threshold algorithm of one's own is one class: here are two, and what trains with them."""
+"""Tests of users' threshold algorithms: two examples, which are one class each, and their fits."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ K, N = 20, 2000
 
 @dataclass(frozen=True)
 class Falling:
-    """Begins large and falls with every message, whatever is sent; nothing else is needed."""
+    """A threshold that decreases with every message, and has no more methods than it must."""
 
     tau_initial: float
 
@@ -40,7 +40,7 @@ class Falling:
 
 @dataclass(frozen=True)
 class Steady:
-    """Wants a fraction, which follows nothing; by up to four times tau."""
+    """A threshold with a wanted fraction, lowered to its minimum in slow rounds; up to 4 tau."""
 
     sent_fraction_min: float
     sent_fraction_max: float
@@ -54,7 +54,7 @@ class Steady:
 
 
 class Regression:
-    """Least squares by gradient descent, on local, and a replica elsewhere that follows it."""
+    """A least-squares fit by gradient descent on local, with a remote replica."""
 
     def __init__(self, threshold: Any) -> None:
         assert SharedTrainingMaster(threshold=threshold).threshold is threshold
@@ -79,6 +79,7 @@ class Regression:
 
 
 def test_one_that_steers_trains() -> None:
+    """A threshold that only computes the next tau trains a model."""
     fit, taus = Regression(Falling(0.5)), []
     for _ in range(16):
         fit.step()
@@ -89,6 +90,7 @@ def test_one_that_steers_trains() -> None:
 
 
 def test_one_that_says_how_much_to_send_trains_and_follows_the_link() -> None:
+    """A threshold with next_fraction trains a model, and sends less on a slow link."""
     fit = Regression(Steady(0.01, 0.2))
     for _ in range(40):
         fit.step()
@@ -102,10 +104,12 @@ def test_one_that_says_how_much_to_send_trains_and_follows_the_link() -> None:
 
 
 def test_what_an_algorithm_can_do_decides_and_not_its_class() -> None:
+    """The number of step sizes depends on the attribute ``levels``, not on the class."""
     assert [step_size_count(one) for one in (Falling(1.0), Steady(0.1, 0.2))] == [1, 3]
 
 
 def test_ours_are_known_wherever_options_are_read_saved_and_found() -> None:
+    """All built-in algorithms are exported, saved, and read from configurations."""
     ours = {
         value
         for value in vars(thresholds).values()

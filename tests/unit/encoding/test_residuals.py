@@ -1,4 +1,4 @@
-"""Post-processors of the residual: clipping, and one of somebody else's."""
+"""Tests of the residual's post-processors: clipping, and a user's own."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from sparkstrom.encoding.thresholds import FixedThreshold
 
 
 def kept(*values: float) -> tuple[Residual, PublicationArrays]:
-    """A residual of local training."""
+    """Return a residual of local training with these values."""
     local = np.array(values, np.float32)
     return create_residual("local", local.size, backends.backend()), PublicationArrays(
         local, 0 * local
@@ -28,7 +28,7 @@ def kept(*values: float) -> tuple[Residual, PublicationArrays]:
 
 @dataclass(frozen=True)
 class Forget:
-    """Somebody else's post-processor: drops the first parameter's residual."""
+    """A user's post-processor that drops the first parameter's residual."""
 
     def process(
         self, residual: Residual, at: PublicationArrays, publication: int, tau: float

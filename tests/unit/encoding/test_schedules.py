@@ -1,4 +1,4 @@
-"""Warm-up and shake-ups: what they send, when, and what the threshold learns from it."""
+"""Tests of warm-up and shake-ups: what they send, when, and the feedback to the threshold."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ K = 20
 
 
 def publish(encoder: Encoder, step: F32, theta: F32, local: F32) -> Encoded | None:
+    """Take a step and publish."""
     if encoder.train_on == "replica":
         return encoder.publish(step.copy(), theta)
     local += step
@@ -29,11 +30,13 @@ def publish(encoder: Encoder, step: F32, theta: F32, local: F32) -> Encoded | No
 
 
 def run(encoder: Encoder, steps: F32) -> list[Encoded | None]:
+    """Publish after each step; return the messages."""
     theta, local = np.zeros((2, encoder.n_params), np.float32)
     return [publish(encoder, step, theta, local) for step in steps]
 
 
 def taus(messages: list[Encoded | None]) -> list[float]:
+    """Return the tau of each message, 0 for none."""
     return [message.tau_quanta * 2.0**-K if message else 0.0 for message in messages]
 
 
@@ -42,6 +45,7 @@ def noise(count: int, n_params: int) -> F32:
 
 
 def test_the_ramp_of_deep_gradient_compression() -> None:
+    """The sent fraction falls exponentially, as in Deep Gradient Compression."""
     ramp = [WarmUp(4).sent_fraction(number) for number in (1, 2, 3, 4, 5)]
     assert ramp == pytest.approx([0.25, 0.0629, 0.0158, 0.00398, 0.001], rel=1e-2)
     assert [WarmUp(4).covers(number) for number in (1, 4, 5)] == [True, True, False]
@@ -51,6 +55,7 @@ def test_the_ramp_of_deep_gradient_compression() -> None:
 @pytest.mark.flips("WarmUp.publications")
 @pytest.mark.parametrize("train_on", ["local", "replica"])
 def test_a_warm_up_sends_the_fractions_it_says_and_hands_over_its_tau(train_on: str) -> None:
+    """A warm-up sends its fractions, and AdaptiveThreshold continues with the last tau."""
     encoder = Encoder(
         100_000, K, AdaptiveThreshold(1e-6), train_on=train_on, warm_up=WarmUp(4, 0.2, 0.002)
     )
@@ -70,6 +75,7 @@ def test_a_fixed_threshold_takes_over_with_its_own_tau() -> None:
 
 @pytest.mark.flips("WarmUp.sent_fraction_first")
 def test_the_first_fraction_rules_the_first_message() -> None:
+    """A warm-up's first message has the first fraction of the parameters."""
     step = np.arange(1, 101, dtype=np.float32)[None]
     for fraction, hits in ((0.1, 10), (0.25, 25)):
         (message,) = run(Encoder(100, 10, FixedThreshold(1.0), warm_up=WarmUp(3, fraction)), step)
@@ -79,11 +85,13 @@ def test_the_first_fraction_rules_the_first_message() -> None:
 
 @pytest.mark.flips("WarmUp.sent_fraction_last")
 def test_the_last_fraction_rules_the_slope() -> None:
+    """The smaller the last fraction, the faster the fractions fall."""
     steep, flat = (WarmUp(10, 0.25, last).sent_fraction(5) for last in (1e-3, 0.25))
     assert steep < flat == 0.25
 
 
 def test_a_warm_up_with_few_that_moved_sends_those() -> None:
+    """If fewer parameters changed than the fraction wants, exactly those are sent."""
     step = np.zeros((1, 100), np.float32)
     step[0, [3, 50]] = 0.5, -0.25
     (message,) = run(Encoder(100, K, FixedThreshold(9.0), warm_up=WarmUp(3)), step)
@@ -92,6 +100,7 @@ def test_a_warm_up_with_few_that_moved_sends_those() -> None:
 
 
 def test_a_warm_up_with_nothing_to_send_waits_for_something() -> None:
+    """If all residuals are 0, a warm-up sends nothing and tau starts at its initial value."""
     encoder = Encoder(4, K, AdaptiveThreshold(0.5), warm_up=WarmUp(2))
     assert run(encoder, np.zeros((3, 4), np.float32)) == [None] * 3
     assert encoder.tau == pytest.approx(0.5 * AdaptiveThreshold().decay)
@@ -107,6 +116,7 @@ def test_nan_in_a_warm_up_is_still_found_before_theta_changes(train_on: str) -> 
 
 
 def test_the_sample_sees_every_column_of_a_matrix() -> None:
+    """Residuals in one column of a matrix are found by the sample."""
     moved = np.zeros((4 * SAMPLE_PARAMS // 64, 64), np.float32)
     moved[:, 5] = 0.5
     tau = tau_reached_by(0.01, 1, moved.reshape(-1), np.zeros(moved.size, np.float32), -1)
@@ -114,6 +124,7 @@ def test_the_sample_sees_every_column_of_a_matrix() -> None:
 
 
 def test_when_shake_ups_come() -> None:
+    """Every third publication is shaken with shake_frequency 3."""
     stage = ShakeUpTau(FeedbackTau(FixedThreshold(1.0)), 3)
     coming = [NextPublication(number, None, lambda fraction: None) for number in range(1, 10)]
     shaken = [each.number for each in coming if stage.next_tau({}, each).divisor > 1]
@@ -133,13 +144,14 @@ def test_a_shake_up_sends_what_reaches_a_third_of_tau(train_on: str) -> None:
 
 
 def test_the_threshold_learns_nothing_from_a_shake_up() -> None:
-    adaptive = AdaptiveThreshold(0.01, 1e-4, 2e-4, 0.5)  # any message at all is too dense for it
+    adaptive = AdaptiveThreshold(0.01, 1e-4, 2e-4, 0.5)  # each message is too dense for it
     encoder = Encoder(200, K, adaptive, shake_frequency=2)
     step = np.full((4, 200), 0.5, np.float32)
     assert taus(run(encoder, step)) == pytest.approx([0.01, 0.02 / 3, 0.02, 0.04 / 3], rel=1e-3)
 
 
 def test_clipping_after_a_shake_up_goes_by_the_whole_tau() -> None:
+    """Clipping after a shake-up uses tau, not the third of tau that was sent."""
     encoder = Encoder(5, K, FixedThreshold(0.75), ResidualClipping(2.0, 1), shake_frequency=1)
     theta, local = np.zeros(5, np.float32), np.array([4, 0, 0, 0, 0], np.float32)
     encoder.publish(local, theta)

@@ -1,4 +1,4 @@
-"""Sums: how short they are, which layout they take, what is refused, and when they turn dense."""
+"""Tests of sums of updates: size, choice of the layout, refused bytes, and the change to dense."""
 
 from __future__ import annotations
 
@@ -17,12 +17,14 @@ N = 200_000
 
 
 def update(seed: int, density: float, tau: int, n_params: int = N) -> tuple[I32, I32]:
+    """Return the indices and quanta of a random update."""
     random = np.random.default_rng(seed)
     indices = np.flatnonzero(random.random(n_params) < density).astype(np.int32)
     return indices, random.choice(np.array([-tau, tau, 2 * tau], np.int32), indices.size)
 
 
 def summed(count: int, density: float, *, rounded: bool = True) -> UpdateSum:
+    """Return a sum of random updates, whose steps are rounded to few sizes or not."""
     total = UpdateSum(N)
     for seed in range(count):
         tau = 2 * int(500 + 200 * np.random.default_rng(seed).random())
@@ -31,7 +33,7 @@ def summed(count: int, density: float, *, rounded: bool = True) -> UpdateSum:
 
 
 def single_bytes(count: int, density: float) -> int:
-    """About what the updates took one by one: Rice-coded gaps and a sign."""
+    """Return about the bytes of the single updates: Rice-coded gaps and a sign."""
     return int(count * N * density * (np.log2(1 / density) + 2.6) / 8)
 
 
@@ -47,6 +49,7 @@ def test_a_sum_takes_less_than_what_it_sums(count: int, density: float, of_singl
 
 
 def test_steps_of_few_sizes_halve_a_sum() -> None:
+    """If tau is rounded to few sizes, a sum is less than 0.6 times as long."""
     assert len(sums.encode(summed(75, 1e-2))) < 0.6 * len(
         sums.encode(summed(75, 1e-2, rounded=False))
     )
@@ -76,7 +79,7 @@ HEAD = sums.SPARSE_HEADER.pack(1, 2, 6, 1, 2, 0)  # 2 entries of a unit of 6
 
 
 def test_a_worked_example() -> None:
-    # Rice parameter 2. Gap 5: 1 in units of 4 is 0 1, low bits 1 0; minus 1; size 0 is 1.
+    # Rice parameter 2. Gap 5: 5 // 4 = 1 is 0 1, low bits 1 0; minus is 1; size 0 is 1.
     bits = "01" + "10" + "1" + "1" + "1" + "00" + "0" + "010"  # gap 0, plus, size 1 = 0 1 0
     body = bytes(int(bits[i : i + 8][::-1], 2) for i in range(0, len(bits), 8))
     total = sums.decode_untrusted(HEAD + body, 7)
@@ -84,6 +87,7 @@ def test_a_worked_example() -> None:
 
 
 def header(**changed: int) -> bytes:
+    """Return a sparse sum's header with these changes."""
     fields = {"layout": 1, "count": 1, "unit": 6, "least": 1, "rice": 0, "order": 0} | changed
     return sums.SPARSE_HEADER.pack(*fields.values())
 
@@ -121,6 +125,7 @@ def test_what_is_no_sum_is_refused(payload: bytes, n_params: int, why: str) -> N
 
 
 def test_a_sum_is_an_array_only_once_that_is_smaller() -> None:
+    """A sum stays sparse, and drops entries of 0, until an array is smaller."""
     few, many = update(1, 1e-3, 10), update(2, 1.1 / SPARSE_MAX, 10)
     total = UpdateSum(N)
     total.add(few)
@@ -134,6 +139,7 @@ def test_a_sum_is_an_array_only_once_that_is_smaller() -> None:
 
 
 def test_the_bound_grows_with_what_is_summed() -> None:
+    """The bound grows with the entries, up to the size of a dense sum."""
     bounds = [sum_bytes_bound(entries, 10**6, 2**14) for entries in (0, 1, 10**4, 10**5, 10**7)]
     assert bounds == sorted(bounds)
     assert bounds[0] == sums.SPARSE_HEADER.size == len(sums.encode(UpdateSum(10**6)))
@@ -142,7 +148,7 @@ def test_the_bound_grows_with_what_is_summed() -> None:
 
 
 def sum_of(entries: int, *, dense: bool) -> UpdateSum:
-    """A sum whose first entry is the largest that there is."""
+    """Return a sum of 64 parameters whose first entry is the largest int32."""
     total = UpdateSum(64)
     hits = np.arange(entries, dtype=np.int32), np.ones(entries, np.int32)
     hits[1][0] = 2**31 - 1

@@ -1,4 +1,4 @@
-"""Threshold policies, stage by stage: what a wrapper changes on the way in and on the way out."""
+"""Tests of tau choosers: what each wrapper changes in its arguments and in its result."""
 
 from __future__ import annotations
 
@@ -32,21 +32,22 @@ N = 1_000_000  # parameters
 
 
 def nothing_there(fraction: float) -> None:
-    """All residuals are 0."""
+    """Return None, as if all residuals were 0."""
 
 
 def inverse(fraction: float) -> float:
-    """Residuals spread so that a fraction f of them reaches 1e-3 / f."""
+    """Return the tau that this fraction of the residuals reaches: 1e-3 / fraction."""
     return 1e-3 / fraction
 
 
 def ahead(number: int = 1, **known: Any) -> NextPublication:
+    """Return the arguments for a publication, with the changes ``known``."""
     return NextPublication(number, **({"sent_fraction": None, "tau_reached_by": inverse} | known))
 
 
 @dataclass
 class Asked:
-    """An inner stage that says what it was asked."""
+    """An inner chooser that records its last argument."""
 
     tau: float = 0.5
     last: NextPublication | None = None
@@ -57,6 +58,7 @@ class Asked:
 
 
 def test_a_steered_threshold_goes_by_what_was_sent() -> None:
+    """Tau adapts to the last sent fraction, unless that is not to be used as feedback."""
     stage = FeedbackTau(AdaptiveThreshold(0.5, 0.1, 0.2, 0.5))
     assert stage.next_tau({}, ahead()) == PublicationTarget({"tau": 0.5})
     denser = ahead(2, sent_fraction=0.9)
@@ -67,11 +69,13 @@ def test_a_steered_threshold_goes_by_what_was_sent() -> None:
 
 
 def test_a_steered_threshold_is_sampled_where_the_fraction_is_laid_down() -> None:
+    """If a warm-up prescribes a fraction, tau is sampled for this fraction."""
     stage = FeedbackTau(FixedThreshold(0.5))
     assert stage.next_tau({}, ahead(fraction=0.25)) == PublicationTarget({"tau": 4e-3})
 
 
 def test_a_sampled_threshold_wants_most_first_and_leaves_ties_to_chance() -> None:
+    """The wanted fraction starts at the maximum, falls on a slow link, and can be prescribed."""
     stage = SampledTau(AutoThreshold(0.1, 0.5), N)
     first = stage.next_tau({}, ahead())
     assert first == PublicationTarget({"tau": 2e-3}, wanted=0.5, is_coarse=True)
@@ -81,6 +85,7 @@ def test_a_sampled_threshold_wants_most_first_and_leaves_ties_to_chance() -> Non
 
 
 def test_what_is_wanted_is_remembered_within_the_bounds_of_who_goes_on() -> None:
+    """A loaded fraction is clipped to the bounds of the threshold that loads it."""
     slow = SampledTau(AutoThreshold(0.01, 0.5), N)
     slow.follow_link(round_s=100.0, step_s=0.01)
     for bounds, wanted in (((0.01, 0.5), 0.1), ((0.2, 0.5), 0.2), ((0.01, 0.05), 0.05)):
@@ -107,12 +112,14 @@ def test_where_all_residuals_are_0_the_last_tau_stays() -> None:
 
 
 def test_clamping_reaches_the_state_so_that_tau_can_come_back() -> None:
+    """The state has the clamped tau, so that tau can leave the limit at once."""
     for tau, within in ((1e-9, 1e-6), (99.0, 10.0), (0.5, 0.5)):
         aim = ClampedTau(Asked(tau), *LIMITS).next_tau({"sent_fraction": 0.1}, ahead())
         assert aim == PublicationTarget({"tau": within, "sent_fraction": 0.1}, wanted=0.25)
 
 
 def test_a_warm_up_lays_down_the_fraction_and_then_steps_aside() -> None:
+    """A warm-up prescribes a fraction to the inner chooser, and none after its end."""
     inner = Asked()
     stage = WarmUpTau(inner, WarmUp(2, 0.25, 0.04))
     asked = []
@@ -124,18 +131,20 @@ def test_a_warm_up_lays_down_the_fraction_and_then_steps_aside() -> None:
 
 
 def test_a_shake_up_divides_takes_all_and_is_no_lesson_for_the_next() -> None:
+    """A shake-up divides tau and sends all hits; the sent fraction is no feedback afterwards."""
     inner = Asked()
     stage = ShakeUpTau(inner, frequency=3)
     seen = []
     for number in (2, 3, 4, 5):
         aim = stage.next_tau({}, ahead(number))
         assert inner.last is not None
-        assert aim.state == {"tau": 0.5}  # the whole tau goes on
+        assert aim.state == {"tau": 0.5}  # the state keeps the undivided tau
         seen.append((aim.tau, aim.wanted, inner.last.use_as_feedback))
     assert seen == [(0.5, 0.25, True), (0.5 / 3, None, True), (0.5, 0.25, False), (0.5, 0.25, True)]
 
 
 def test_nothing_is_shaken_before_its_time() -> None:
+    """No publication up to ``after`` is shaken."""
     inner = Asked()
     stage = ShakeUpTau(inner, frequency=2, after=4)
     shaken = [number for number in range(1, 9) if stage.next_tau({}, ahead(number)).divisor > 1]
@@ -146,13 +155,14 @@ def test_nothing_is_shaken_before_its_time() -> None:
 
 
 def test_a_policy_wraps_only_what_is_asked_for_and_keeps_the_state() -> None:
+    """A chooser with warm-up, feedback and shake-ups has the expected taus and state."""
     policy = create_tau_chooser(AdaptiveThreshold(0.5, 0.1, 0.2, 0.5), LIMITS, N, WarmUp(1), 3)
     assert math.isnan(policy.tau)
     taus = []
     for sent in (0.25, 0.9, 0.9, 0.9, 0.15):
         taus.append(policy.next_tau(inverse).tau)
         policy.count(sent)
-    # sampled; 0.25 is too dense: doubled; doubled again, and shaken; as it was; doubled
+    # sampled; doubled, as 0.25 is too dense; doubled, and divided by 3; undivided; doubled
     assert taus == [4e-3, 8e-3, 16e-3 / 3, 16e-3, 32e-3]
     assert policy.tau == 32e-3
     assert policy.state() == {
@@ -166,6 +176,8 @@ def test_a_policy_wraps_only_what_is_asked_for_and_keeps_the_state() -> None:
 @pytest.mark.parametrize("threshold", [AdaptiveThreshold(0.5, 0.1, 0.2, 0.5), AutoThreshold()])
 @pytest.mark.parametrize("cut", [0, 1, 3])
 def test_a_policy_goes_on_where_another_stopped(threshold: Any, cut: int) -> None:
+    """A chooser that loads another's state has the same next targets."""
+
     def fresh() -> Any:
         return create_tau_chooser(threshold, LIMITS, N, WarmUp(1), 2)
 

@@ -1,4 +1,4 @@
-"""Threshold options: what they refuse, and states at their edges."""
+"""Tests of threshold options: refused values, and edge cases of the state."""
 
 from __future__ import annotations
 
@@ -41,6 +41,7 @@ def test_fixed_stays() -> None:
 
 
 def test_adaptive_keeps_tau_inside_the_band_and_without_news() -> None:
+    """Tau stays if the sent fraction is within its bounds or unknown."""
     adaptive = AdaptiveThreshold(1e-3)
     assert adaptive.next_tau({"tau": 2e-3}, 1e-3)["tau"] == 2e-3
     assert adaptive.next_tau({"tau": 2e-3}, None) == {"tau": 2e-3}

@@ -1,4 +1,4 @@
-"""What JaxModel's tests share: a small MLP of pure functions, its rows, and its way to Spark."""
+"""Helpers of JaxModel's tests: a small MLP of pure functions, its rows, and its pickling."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ cross_entropy = optax.softmax_cross_entropy_with_integer_labels
 
 
 def init(key: Any) -> Any:
-    """An MLP of 6 inputs and 3 outputs."""
+    """Return the parameters of an MLP with 6 inputs and 3 outputs."""
     first, second = jax.random.split(key)
     return {
         "hidden": [jax.random.normal(first, (6, 5)) / 2, jnp.zeros(5)],
@@ -32,6 +32,7 @@ def apply(params: Any, features: Any) -> Any:
 
 
 def apply_train(params: Any, features: Any, key: Any) -> Any:
+    """Return the outputs with dropout of the features."""
     kept = jax.random.bernoulli(key, 0.5, features.shape)
     return apply(params, features * kept)
 
@@ -44,15 +45,17 @@ def batch(rows: int = 8, seed: int = 3, *, weighted: bool = False) -> Batch:
 
 
 def bound(model: JaxModel) -> Any:
+    """Bind the model to its initial parameters; return these."""
     params = model.initial()
     model.bind(params)
     return params
 
 
 def make(optimizer: Any = None, **options: Any) -> JaxModel:
+    """Return a JaxModel of the MLP, by default with Adam."""
     return JaxModel(init, apply, cross_entropy, optimizer or optax.adam(0.05), **options)
 
 
 def shipped(model: JaxModel) -> JaxModel:
-    """As Spark ships it: its cloudpickle."""
+    """Return the model as an executor gets it: through Spark's cloudpickle."""
     return cloudpickle.loads(cloudpickle.dumps(model))

@@ -1,6 +1,6 @@
-"""A TorchModel on the memory of a device, as far as that can be told without one.
+"""Tests of a TorchModel on a device's memory, as far as that is possible without a device.
 
-The device's memory is posed by a host array that says where it lies as a device array does.
+The device's memory is a host array that claims to be on a device.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ BATCH = Batch(np.ones((4, 3), np.float32), np.zeros(4, np.int64))
 
 
 class Posing:
-    """A host array that says that it is on a device."""
+    """A host array that claims to be on a device."""
 
     def __init__(self, array: Flat, **told: Any) -> None:
         self.array = array
@@ -43,7 +43,7 @@ def torch_model() -> TorchModel:
 
 @pytest.fixture
 def device(monkeypatch: pytest.MonkeyPatch) -> None:
-    """torch takes memory that is told of as its own, as it does with a device's."""
+    """Let torch use such an array as its memory, as it does with a device's array."""
     monkeypatch.setattr(torch, "as_tensor", lambda told, device: torch.from_numpy(told.array))
 
 
@@ -77,6 +77,7 @@ def test_a_step_changes_a_devices_vector_in_place(torch_model: TorchModel) -> No
 def test_memory_that_no_parameter_can_lie_in_is_refused(
     torch_model: TorchModel, told: dict[str, Any]
 ) -> None:
+    """Device memory of another shape or type, not contiguous or read-only, is refused."""
     with pytest.raises(UsageError, match=r"on a device: need <f4\[12\], contiguous and writable"):
         torch_model.bind(Posing(np.zeros(N, np.float32), **told))
 
@@ -84,7 +85,7 @@ def test_memory_that_no_parameter_can_lie_in_is_refused(
 def test_memory_of_another_device_is_refused(
     torch_model: TorchModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """There torch makes a copy, which would be trained for nobody."""
+    """torch copies an array of another device, and training the copy would have no effect."""
     monkeypatch.setattr(torch, "as_tensor", lambda told, device: torch.zeros(N))
     with pytest.raises(UsageError, match="parameters of another device than cpu"):
         torch_model.bind(Posing(np.zeros(N, np.float32)))
@@ -97,6 +98,7 @@ def test_memory_of_another_device_is_refused(
 def test_a_model_says_which_gpu_it_is_on(
     torch_model: TorchModel, monkeypatch: pytest.MonkeyPatch, where: str, index: int | None
 ) -> None:
+    """After place(), cuda_device is the GPU's index, or None on the CPU."""
     monkeypatch.setattr(flat_module, "choose_device", lambda wanted, gpu: torch.device(where))
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 2)
     assert isinstance(torch_model, DeviceModel)

@@ -1,4 +1,4 @@
-"""Our own updaters where several workers train: momentum counts the minibatches of all."""
+"""Tests of built-in updaters with several workers: momentum counts the minibatches of all."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ RAISED = [
 
 
 def trained(updater: Updater, *workers: int) -> np.ndarray:
-    """Parameters after steps among so many workers each; 0: nobody tells."""
+    """Return the parameters after a step per number of workers; 0: without keep_pace."""
     model = DenseNetwork([6, 5, 3], updater=updater)
     params = model.initial()
     model.bind(params)
@@ -33,6 +33,7 @@ def trained(updater: Updater, *workers: int) -> np.ndarray:
 
 @pytest.mark.parametrize("updater", [Nesterov(), Adam(), RmsProp(), Sgd(0.1)], ids=lambda u: u.name)
 def test_one_worker_trains_as_if_nobody_told_it_anything(updater: Updater) -> None:
+    """With one worker, keep_pace has no effect."""
     assert isinstance(DenseNetwork([6, 3]), Paced)
     np.testing.assert_array_equal(trained(updater, 0, 0, 0, 0), trained(updater, 1, 1, 1, 1))
 
@@ -41,12 +42,14 @@ def test_one_worker_trains_as_if_nobody_told_it_anything(updater: Updater) -> No
 def test_four_workers_forget_in_a_quarter_of_their_steps(
     updater: Updater, other: dict[str, float]
 ) -> None:
+    """With four workers, momentum is raised to the fourth power."""
     by_hand = replace(updater, **other)  # type: ignore[type-var]
     np.testing.assert_array_equal(trained(updater, 4, 4, 4, 4), trained(by_hand, 0, 0, 0, 0))
     assert (trained(updater, 4, 4, 4, 4) != trained(updater, 1, 1, 1, 1)).any()
 
 
 def test_when_workers_finish_the_others_remember_longer_again() -> None:
+    """When workers finish, momentum returns to the user's own value."""
     model, by_hand = (DenseNetwork([6, 3], updater=Nesterov(0.1, m)) for m in (0.9, 0.9**4))
     params, expected = model.initial(), by_hand.initial()
     model.bind(params), by_hand.bind(expected)
@@ -70,6 +73,7 @@ def test_adaptive_optimizers_are_known(updater: Updater, adaptive: bool) -> None
 
 
 def test_what_is_described_is_the_users_own() -> None:
+    """A description has the user's momentum, not its power for four workers."""
     model = DenseNetwork([6, 3], updater=Nesterov(0.1, 0.9))
     model.keep_pace(4, 0, 0)
     assert model.describe()["updater"]["momentum"] == 0.9

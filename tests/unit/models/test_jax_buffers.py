@@ -1,4 +1,4 @@
-"""JaxModel with collections beside its parameters, laid out and called as Flax does it."""
+"""Tests of JaxModel with collections besides its parameters, as in Flax."""
 
 from __future__ import annotations
 
@@ -81,6 +81,7 @@ def test_steps_are_those_of_a_loop_in_optax_and_statistics_follow_the_rows() -> 
 
 
 def test_buffers_travel_average_and_are_saved() -> None:
+    """Statistics are averaged (integers: the largest), loaded, and exported with the parameters."""
     one, other = shipped(model()), shipped(model())
     assert isinstance(one, Buffered)
     bound(one)
@@ -108,6 +109,7 @@ def test_a_model_of_parameters_alone_has_no_buffers() -> None:
 
 
 def widening(variables: Any, features: Any, key: Any) -> Any:
+    """Return statistics of another shape."""
     return apply(variables, features), {"batch_stats": {"mean": jnp.zeros(5), "seen": 0}}
 
 
@@ -119,12 +121,13 @@ def widening(variables: Any, features: Any, key: Any) -> Any:
     ],
 )
 def test_training_that_does_not_return_the_collections_is_refused(train: Any, why: str) -> None:
+    """apply_train must return the outputs and collections of unchanged shapes."""
     with pytest.raises(UsageError, match=why):
         model(apply_train=train).check(ROWS, CLASSES)
 
 
 def test_a_copy_has_the_same_statistics() -> None:
-    """As those of torch and Keras have: what is served is a copy."""
+    """A deep copy, as a server uses it, has the same statistics, but not the same memory."""
     made = model()
     params = bound(made)
     made.step(BATCH)

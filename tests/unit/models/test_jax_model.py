@@ -1,4 +1,4 @@
-"""JaxModel: its steps are optax's own, in the memory it was given."""
+"""Tests of JaxModel: its steps equal optax's own, in the memory that it was given."""
 
 from __future__ import annotations
 
@@ -76,13 +76,14 @@ def test_steps_are_those_of_optax_itself(name: str, weighted: bool) -> None:
 
 
 def test_it_works_in_the_bound_memory_alone() -> None:
+    """The model uses the values in the bound array, also after others changed them."""
     model = make(optax.sgd(0.1))
     params = bound(model)
     model.step(batch())
-    params[:] = 0  # what the mesh does between two steps
+    params[:] = 0  # as a remote update may do between two steps
     np.testing.assert_array_equal(model.predict(batch().features), np.zeros((8, 3)))
     model.step(batch())
-    assert params[35:38].any()  # the last biases; zeros pass nothing on to the others
+    assert params[35:38].any()  # the last biases; zero weights give no others a gradient
     assert not params[:35].any()
     assert not params[38:].any()
 
@@ -119,6 +120,7 @@ def test_same_seed_same_parameters() -> None:
 
 
 def test_two_sizes_of_minibatch_are_two_compilations() -> None:
+    """The step is compiled once for each size of the minibatch."""
     traced = []
 
     def counted(params: Any, features: Any) -> Any:
@@ -136,7 +138,8 @@ def test_two_sizes_of_minibatch_are_two_compilations() -> None:
 def test_dropout_keys_differ_by_step_worker_and_seed_and_repeat(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setenv("NPROC", "2")  # and back: place sets it
+    """Random keys differ between steps, workers and seeds, and are the same in a repetition."""
+    monkeypatch.setenv("NPROC", "2")  # restored after the test; place sets it
 
     def keys(seed: int, worker: int) -> list[float]:
         model = JaxModel(
@@ -183,6 +186,7 @@ def test_several_inputs_and_outputs_by_name() -> None:
 
 @pytest.mark.parametrize("weighted", [False, True])
 def test_measured_without_a_step(weighted: bool) -> None:
+    """loss() returns the weighted sum of losses and the weight, and changes no parameter."""
     model = make(apply_train=apply_train)
     params = bound(model)
     rows = batch(weighted=weighted)
@@ -206,10 +210,12 @@ def test_rows_of_no_weight_change_nothing() -> None:
 
 
 def scalar(outputs: Any, labels: Any) -> Any:
+    """Return one loss for all rows."""
     return cross_entropy(outputs, labels).mean()
 
 
 def test_a_loss_of_one_number_is_taken_but_not_weighted() -> None:
+    """A loss of one number per minibatch works, except for rows with weights."""
     one, each = JaxModel(init, apply, scalar, optax.sgd(0.1)), make(optax.sgd(0.1))
     first, second = bound(one), bound(each)
     one.check(batch().features, batch().labels)
@@ -221,7 +227,7 @@ def test_a_loss_of_one_number_is_taken_but_not_weighted() -> None:
 
 @pytest.mark.parametrize("wrap", [lambda loss: loss, partial, jax.jit])
 def test_whole_doubles_are_classes_for_optaxs_loss_of_integer_labels(wrap: Any) -> None:
-    """Spark ML's StringIndexer makes doubles."""
+    """Whole doubles are classes, as Spark ML's StringIndexer makes them."""
     features = np.random.default_rng(1).normal(size=(8, 3)).astype(np.float32)
     labels = features.argmax(axis=1)
 

@@ -1,4 +1,4 @@
-"""Optax's momenta and schedules where several workers train: the fit's minibatches count."""
+"""Tests of optax's momenta and schedules with several workers: the fit's minibatches count."""
 
 from __future__ import annotations
 
@@ -30,6 +30,7 @@ FOUR = ((4, 0), (4, 4), (4, 8), (4, 12))
 
 
 def trained(optimizer: Any, *paces: tuple[int, int] | None) -> np.ndarray:
+    """Return the parameters after a step per pace; None: without keep_pace."""
     model = make(optimizer)
     params = bound(model)
     for number, pace in enumerate(paces):
@@ -41,6 +42,7 @@ def trained(optimizer: Any, *paces: tuple[int, int] | None) -> np.ndarray:
 
 @pytest.mark.parametrize("name", WAYS)
 def test_four_forget_sooner(name: str) -> None:
+    """With four workers, momentum 0.9 is 0.9 ** 4."""
     of, called = WAYS[name]
     four = trained(of(0.9), *FOUR)
     np.testing.assert_allclose(four, trained(of(0.9**4), *[None] * 4), rtol=1e-4, atol=1e-6)
@@ -69,12 +71,14 @@ def test_adaptive_optimizers_are_known(optimizer: Any, adaptive: bool) -> None:
 
 
 def test_one_worker_trains_as_before() -> None:
+    """With one worker, keep_pace has no effect."""
     alone = trained(optax.adam(0.01), (1, 0), (1, 1), (1, 2), (1, 3))
     np.testing.assert_array_equal(alone, trained(optax.adam(0.01), *[None] * 4))
     assert np.abs(trained(optax.adam(0.01), *FOUR) - alone).max() > 1e-4
 
 
 def test_what_has_no_momentum_trains_as_before() -> None:
+    """RMSProp without momentum is not changed by the number of workers."""
     assert isinstance(make(), Paced)
     optimizer = optax.rmsprop(0.1)
     np.testing.assert_array_equal(trained(optimizer, *FOUR), trained(optimizer, *[None] * 4))
@@ -82,6 +86,7 @@ def test_what_has_no_momentum_trains_as_before() -> None:
 
 
 def test_how_many_train_changes_in_the_middle_without_another_compilation() -> None:
+    """Momentum follows the number of workers in mid-fit, and the step is compiled once."""
     model, expected = make(optax.sgd(0.1, momentum=0.9)), make(optax.sgd(0.1, momentum=0.9**4))
     params, others = bound(model), bound(expected)
     for pace, number in (((4, 0), 0), ((4, 4), 1)):
@@ -99,6 +104,7 @@ def test_how_many_train_changes_in_the_middle_without_another_compilation() -> N
 
 
 def rising(position: Any) -> Any:
+    """Return a learning rate that grows with each step."""
     return 0.001 * (position + 1)
 
 
@@ -108,6 +114,7 @@ def rising(position: Any) -> Any:
     ids=["plain", "injected"],
 )
 def test_a_schedule_is_where_the_fit_is(optimizer: Any) -> None:
+    """A schedule is at the fit's minibatch, not at this worker's step."""
     model = make(optimizer)
     params = bound(model)
     before = params.copy()
@@ -121,6 +128,7 @@ def test_a_schedule_is_where_the_fit_is(optimizer: Any) -> None:
 
 
 def fewer_later(gradient_step: Any) -> Any:
+    """Return 3 minibatches for the first gradient step, 2 for later ones."""
     return np.int32(3) - (gradient_step > 0)
 
 
@@ -138,6 +146,7 @@ def fewer_later(gradient_step: Any) -> Any:
     ids=["plain", "in a chain"],
 )
 def test_a_schedule_inside_multi_steps_counts_gradient_steps(optimizer: Any) -> None:
+    """With one worker, a schedule inside MultiSteps has the same rates as without keep_pace."""
     alone = trained(optimizer, *[(1, i) for i in range(6)])
     np.testing.assert_allclose(alone, trained(optimizer, *[None] * 6), rtol=1e-6)
 
@@ -149,6 +158,7 @@ def test_a_schedule_inside_multi_steps_is_where_the_fit_is() -> None:
 
 
 def test_a_schedule_goes_on_from_a_borrowed_state_and_never_back() -> None:
+    """A schedule continues from a loaded state, even if the fit reports fewer minibatches."""
     model = make(optax.sgd(rising))
     bound(model)
     model.keep_pace(4, 9, 9)
@@ -163,6 +173,8 @@ def test_a_schedule_goes_on_from_a_borrowed_state_and_never_back() -> None:
 
 
 def test_the_users_own_closures_and_partials_are_followed() -> None:
+    """Momentum is found and raised inside a user's closures and partials."""
+
     def clipped(inner: Any) -> Any:
         return optax.GradientTransformation(
             inner.init, partial(lambda updates, state, params=None: inner.update(updates, state))

@@ -1,4 +1,4 @@
-"""JaxModel: what cannot work is refused, in words that say what to do."""
+"""Tests that JaxModel refuses what cannot work, with a remedy."""
 
 from __future__ import annotations
 
@@ -41,6 +41,7 @@ def test_what_cannot_be_trained_is_refused(changed: dict[str, Any], words: str) 
 
 
 def with_value(array: Any, row: int, value: Any) -> Any:
+    """Return a copy with this value in a row (in column 4, if it has columns)."""
     changed = array.copy()
     changed[row if array.ndim == 1 else (row, 4)] = value
     return changed
@@ -69,6 +70,8 @@ def test_rows_that_do_not_fit_are_named(features: Any, labels: Any, words: str) 
 
 
 def test_whole_numbers_that_are_no_classes_may_be_floats() -> None:
+    """Integers that are no classes are refused, unless they are cast to float32."""
+
     def squared(outputs: Any, labels: Any) -> Any:
         return (outputs[:, 0] - labels) ** 2
 
@@ -80,6 +83,8 @@ def test_whole_numbers_that_are_no_classes_may_be_floats() -> None:
 
 
 def test_labels_of_steps_are_classes_for_a_loss_that_leaves_none_out() -> None:
+    """A padding label is refused for optax's loss, and accepted for a loss that masks it."""
+
     def masked(logits: Any, labels: Any) -> Any:
         return cross_entropy(logits, jnp.maximum(labels, 0)) * (labels >= 0)
 
@@ -93,6 +98,7 @@ def test_labels_of_steps_are_classes_for_a_loss_that_leaves_none_out() -> None:
 
 
 def test_a_loss_of_every_output_against_every_label_is_refused() -> None:
+    """A loss that broadcasts outputs [rows, 1] with labels [rows] is refused."""
     model = JaxModel(
         lambda key: jnp.zeros((6, 1)),
         lambda params, features: features @ params,
@@ -106,6 +112,7 @@ def test_a_loss_of_every_output_against_every_label_is_refused() -> None:
 
 
 def test_an_optimizer_that_evaluates_by_itself_is_refused_by_its_own_words() -> None:
+    """optax.lbfgs is refused with optax's own message, since it needs value_fn."""
     with pytest.raises(UsageError, match="value_fn"):
         make(optax.lbfgs()).check(batch().features, batch().labels)
 

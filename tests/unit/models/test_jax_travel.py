@@ -1,4 +1,4 @@
-"""JaxModel: what Spark ships, state that goes on in another process, and a task's CPUs."""
+"""Tests of JaxModel on executors: its pickle, its continued state, and a task's CPUs."""
 
 from __future__ import annotations
 
@@ -24,11 +24,13 @@ from tests.unit.models.mlp_in_jax import batch, bound, cross_entropy, make, ship
 
 
 def with_scalars_keys_and_halves() -> Any:
+    """Return an optimizer whose state has scalars, a random key and bfloat16 arrays."""
     noise = optax.add_noise(eta=0.01, gamma=0.55, key=7)
     return optax.MultiSteps(optax.chain(noise, optax.adam(0.05, mu_dtype=jnp.bfloat16)), 2)
 
 
 def test_optimizer_state_goes_on_in_another_process_s_model() -> None:
+    """A model that loads parameters and optimizer state takes the same steps as the original."""
     model = make(with_scalars_keys_and_halves())
     params = bound(model)
     for i in range(3):
@@ -46,6 +48,7 @@ def test_optimizer_state_goes_on_in_another_process_s_model() -> None:
 
 
 def test_state_handed_out_stays_as_it_was() -> None:
+    """A later step does not change a state that updater_state() returned."""
     model = make()
     bound(model)
     model.step(batch())
@@ -76,15 +79,16 @@ def test_lambdas_and_closures_ship_by_spark_s_pickle_and_parameters_do_not() -> 
     )
     params = bound(model)
     model.step(batch())
-    assert len(cloudpickle.dumps(model)) < 50_000  # a megabyte of parameters stays here
+    assert len(cloudpickle.dumps(model)) < 50_000  # without the megabyte of parameters
     other, copy = shipped(model), params.copy()
     other.bind(copy)
     np.testing.assert_array_equal(other.predict(batch().features), model.predict(batch().features))
 
 
 def test_plain_pickle_takes_functions_that_have_a_name() -> None:
+    """Plain pickle, unlike Spark's cloudpickle, fails at optax's closures."""
     with pytest.raises((pickle.PicklingError, AttributeError)):
-        pickle.dumps(make())  # optax's are closures: plain pickle is not what ships
+        pickle.dumps(make())
 
 
 IN_A_TASK = """
@@ -102,6 +106,7 @@ print(sum("XLAEigen" in name for name in names), jax.devices()[0].platform)
 
 @pytest.mark.parametrize("place", ["", "model.place(Share(threads=3, gpu=None, seed=1))"])
 def test_xla_keeps_to_the_task_s_cpus(place: str) -> None:
+    """XLA has as many threads as the Share, or as OMP_NUM_THREADS (1) if there is none."""
     environment = {k: v for k, v in os.environ.items() if k not in ("NPROC", "JAX_PLATFORMS")}
     done = subprocess.run(
         [sys.executable, "-c", IN_A_TASK.format(place=place)],

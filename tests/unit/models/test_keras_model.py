@@ -1,4 +1,4 @@
-"""KerasModel: its steps are train_on_batch's; what it keeps, what travels, what is refused."""
+"""Tests of KerasModel: steps as train_on_batch's, state, pickles, descriptions, refusals."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ LOGITS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 
 @pytest.fixture(autouse=True)
 def _threads_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What ``place`` sets in the environment goes with its test."""
+    """Restore NPROC, which ``place`` sets, after each test."""
     monkeypatch.setenv("NPROC", os.environ.get("NPROC", "2"))
 
 
@@ -62,12 +62,12 @@ def bound(model: KerasModel) -> Any:
 
 
 def shipped(model: KerasModel) -> KerasModel:
-    """As Spark ships it: its cloudpickle."""
+    """Return the model as an executor gets it: through Spark's cloudpickle."""
     return cloudpickle.loads(cloudpickle.dumps(model))
 
 
 def test_steps_are_those_of_keras_itself() -> None:
-    """With BatchNorm, a penalty and a schedule."""
+    """Steps equal Keras' own with BatchNorm, a penalty and a schedule."""
     module = network(layers.BatchNormalization(), layers.Dense(4, kernel_regularizer="l2"))
     adam = keras.optimizers.AdamW(keras.optimizers.schedules.CosineDecay(0.05, 10), clipnorm=1.0)
     model = KerasModel(module, LOGITS, adam)
@@ -118,6 +118,7 @@ def test_weights_and_measuring(weighted: bool) -> None:
 
 
 def test_a_worker_goes_on_where_another_stood() -> None:
+    """A copy that loads parameters, state and buffers takes the same steps."""
     model = KerasModel(network(layers.BatchNormalization()), LOGITS, keras.optimizers.Adam(0.05))
     params = bound(model)
     for i in range(3):
@@ -138,7 +139,7 @@ def test_a_worker_goes_on_where_another_stood() -> None:
 
 
 def test_a_state_fits_in_a_program_that_has_made_other_optimizers() -> None:
-    """Keras numbers them: sgd, sgd_1; files of before had that number in them."""
+    """State names lack Keras' number (sgd_1), which is ignored in names of older files."""
     first, later = (KerasModel(network(), LOGITS, keras.optimizers.SGD(0.1)) for _ in range(2))
     for model in (first, later):
         bound(model)
@@ -149,30 +150,33 @@ def test_a_state_fits_in_a_program_that_has_made_other_optimizers() -> None:
 
 
 def test_the_module_comes_back_with_what_was_learnt() -> None:
+    """Reading model.module writes the trained parameters into the user's own module."""
     module = network(layers.BatchNormalization())
     model = KerasModel(module, LOGITS, "adam")
     bound(model)
     before = [v.numpy().copy() for v in module.variables]
     model.step(batch())
     for value, variable in zip(before, module.variables, strict=True):
-        np.testing.assert_array_equal(value, variable.numpy())  # the user's own, until asked for
+        np.testing.assert_array_equal(value, variable.numpy())  # not changed yet
     outputs = model.module(batch().features, training=False)
     np.testing.assert_allclose(outputs, model.predict(batch().features), atol=1e-6)
 
 
 def warning_about(own: Any, saved: Any) -> Any:
-    """Compare the descriptions of two networks, of which the second was saved in a file."""
+    """Return the warning about a network and another one that was saved in a file, or None."""
     own, saved = map(keras.saving.serialize_keras_object, (own, saved))
     current = {"kind": "keras", "model": own}
     return check_same_model(current, {**current, "model": json.loads(json.dumps(saved))}, "f")
 
 
 def assert_equal(one: Any, other: Any) -> None:
+    """Check that two networks count as the same, whichever was saved."""
     assert warning_about(one, other) is None
     assert warning_about(other, one) is None
 
 
 def branching(inputs: Any = None, *, adds_first: bool = True, activation: str = "relu") -> Any:
+    """Return a network of two branches, of which the options change a detail."""
     inputs = keras.Input((6,)) if inputs is None else inputs
     first = layers.Activation(activation)(layers.Dense(3)(inputs))
     second = layers.Activation("tanh")(layers.Dense(3)(inputs))
@@ -181,6 +185,7 @@ def branching(inputs: Any = None, *, adds_first: bool = True, activation: str = 
 
 
 def built(build: Any) -> Any:
+    """Return a network without an input layer, after ``build``."""
     model = keras.Sequential([layers.Dense(5, name="hidden"), layers.Dense(3)])
     build(model)
     return model
@@ -204,6 +209,7 @@ def test_a_copy_of_a_network_is_the_same() -> None:
 
 
 def test_a_loss_counts_only_for_what_outputs_are() -> None:
+    """Another loss causes a warning only if the outputs are of another kind."""
     mse, mean = (KerasModel(network(), loss, "sgd").describe() for loss in ("mse", MEAN))
     assert mse["loss"] != mean["loss"]
     assert check_same_model(mse, mean, "f") is None
@@ -212,6 +218,7 @@ def test_a_loss_counts_only_for_what_outputs_are() -> None:
 
 
 def test_networks_that_compute_something_else_are_a_difference() -> None:
+    """A warning names the activation, connection or data type that differs."""
     assert "['activation']='tanh'" in warning_about(branching(), branching(activation="tanh"))
     assert "['keras_history'][0]=4" in warning_about(branching(), branching(adds_first=False))
     half = keras.Sequential([keras.Input((6,)), layers.Dense(3, dtype="mixed_bfloat16")])
@@ -232,6 +239,7 @@ def test_exported_models_open_in_keras_alone(tmp_path: Path) -> None:
 
 
 def test_buffers_average_and_seeds_are_each_worker_s_own() -> None:
+    """Buffers are averaged over workers; Dropout's seed is not one of them."""
     model = KerasModel(network(layers.BatchNormalization(), layers.Dropout(0.5)), LOGITS, "sgd")
     bound(model)
     reports = [np.full(10, value, np.float32).tobytes() for value in (1, 2, 6)]
@@ -294,6 +302,7 @@ def test_several_inputs_by_name_and_outputs_in_a_tuple() -> None:
 
 
 def two_headed() -> Any:
+    """Return a network with two inputs and two outputs."""
     keras.utils.set_random_seed(3)
     left, right = keras.Input((2,), name="left"), keras.Input((4,), name="right", dtype="int32")
     words = layers.Flatten()(layers.Embedding(9, 3)(right))
@@ -352,6 +361,8 @@ def test_a_model_with_a_loss_for_each_output_is_made_from_its_description(losses
 
 
 def test_a_description_names_the_code_that_it_lacks() -> None:
+    """A model with a user's loss function is not made from its description; the error names it."""
+
     def mine(labels: Any, outputs: Any) -> Any:
         return keras.losses.mean_squared_error(labels, outputs)
 
@@ -376,6 +387,7 @@ def test_a_description_names_the_code_that_it_lacks() -> None:
 def test_a_partial_of_a_loss_means_what_its_function_means(
     loss: Any, options: dict[str, Any], outputs: str
 ) -> None:
+    """Outputs, labels and name of a partial of a loss are those of its function and options."""
     made = KerasModel(network(), partial(loss, **options), "sgd")
     assert made.outputs == outputs
     assert made.per_label == (loss is keras.losses.binary_crossentropy)
@@ -389,7 +401,7 @@ def squared(labels: Any, outputs: Any) -> Any:
 
 @pytest.mark.parametrize("loss", ["hinge", "poisson", "binary_crossentropy", squared])
 def test_labels_of_one_number_per_row_mean_what_they_mean_in_keras(loss: Any) -> None:
-    """A label column [rows] with Dense(1), whose outputs are [rows, 1]."""
+    """Labels [rows] of Dense(1), whose outputs are [rows, 1], give the step that Keras takes."""
     keras.utils.set_random_seed(3)
     module = keras.Sequential([keras.Input((6,)), layers.Dense(1, "sigmoid")])
     features, classes, _ = batch()
@@ -430,7 +442,7 @@ def test_masks_of_layers_reach_the_loss_as_in_keras() -> None:
 
 
 def scaled(*, registered: bool = False) -> Any:
-    """A layer class that executors cannot import."""
+    """Return a layer class that executors cannot import."""
 
     class Scaled(layers.Layer):
         def __init__(self, by: float, **options: Any) -> None:
@@ -460,6 +472,7 @@ def test_layers_of_your_own_travel() -> None:
 
 
 def test_saved_and_made_again_by_keras_own_words() -> None:
+    """A model made from its JSON description takes the same step."""
     model = KerasModel(network(layers.BatchNormalization()), LOGITS, keras.optimizers.Adam(0.05))
     again = from_description(json.loads(json.dumps(model.describe())))
     params = bound(model)
@@ -472,6 +485,7 @@ def test_saved_and_made_again_by_keras_own_words() -> None:
 
 
 def test_a_description_makes_nothing_but_keras_own() -> None:
+    """A description that names another module than Keras is refused."""
     described = KerasModel(network(), LOGITS, "sgd").describe()
     described["model"]["config"]["layers"][1]["module"] = "subprocess"
     with pytest.raises(UsageError, match=r"names subprocess\.Dense"):
@@ -490,6 +504,8 @@ def halved() -> Any:
 
 
 def forgetful() -> Any:
+    """Return a network with a layer whose get_config lacks an argument."""
+
     class Forgetful(scaled()):
         def get_config(self) -> dict[str, Any]:
             return layers.Layer.get_config(self)

@@ -1,4 +1,4 @@
-"""What a saved description of a Keras model may name."""
+"""Tests of the classes and functions that a saved description of a Keras model may name."""
 
 from __future__ import annotations
 
@@ -42,6 +42,7 @@ def test_own_classes_of_keras_pass() -> None:
 
 
 def test_an_older_keras_makes_no_model_from_a_description(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keras before 3.11.3, which may run code from a description, is refused."""
     monkeypatch.setattr(keras, "__version__", "3.8.0")
     with pytest.raises(UsageError, match=r"Keras 3\.8\.0 may run code .* keras>=3\.11\.3"):
         require_safe_keras()

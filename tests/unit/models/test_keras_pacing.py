@@ -1,4 +1,4 @@
-"""Keras' momenta and schedules where several workers train: the fit's minibatches count."""
+"""Tests of Keras' momenta and schedules with several workers: the fit's minibatches count."""
 
 from __future__ import annotations
 
@@ -41,6 +41,7 @@ def make(optimizer: Any) -> tuple[KerasModel, Any]:
 
 
 def trained(optimizer: Any, *paces: tuple[int, int] | None) -> Any:
+    """Return the parameters after a step per pace; None: without keep_pace."""
     model, params = make(optimizer)
     for pace in paces:
         if pace is not None:
@@ -51,6 +52,7 @@ def trained(optimizer: Any, *paces: tuple[int, int] | None) -> Any:
 
 @pytest.mark.parametrize("name", WAYS)
 def test_four_forget_sooner(name: str) -> None:
+    """With four workers, momentum 0.9 is 0.9 ** 4."""
     of, called = WAYS[name]
     own = of(0.9)
     four = trained(own, *FOUR)
@@ -79,11 +81,13 @@ def test_adaptive_optimizers_are_known(name: str, adaptive: bool) -> None:
 
 
 def test_one_worker_trains_as_before() -> None:
+    """With one worker, keep_pace has no effect."""
     alone = trained(OPTIMIZERS.Adam(0.01), (1, 0), (1, 1), (1, 2))
     np.testing.assert_array_equal(alone, trained(OPTIMIZERS.Adam(0.01), *[None] * 3))
 
 
 def test_a_schedule_is_where_the_fit_is() -> None:
+    """A schedule is at the fit's minibatch, not at this worker's step."""
     rate = OPTIMIZERS.schedules.PolynomialDecay(0.001, 100, end_learning_rate=0.101)
     rising = OPTIMIZERS.SGD(rate)
     params = trained(rising, (4, 9))
@@ -98,6 +102,7 @@ def test_without_momentum_nothing_is_changed() -> None:
 
 
 def with_statistics(momentum: float) -> KerasModel:
+    """Return a model with BatchNormalization."""
     keras.utils.set_random_seed(3)
     layers = keras.layers.Dense(4), keras.layers.BatchNormalization(momentum=momentum)
     module = keras.Sequential([keras.Input((6,)), *layers, keras.layers.Dense(3)])
@@ -107,6 +112,7 @@ def with_statistics(momentum: float) -> KerasModel:
 
 
 def test_statistics_forget_sooner_too() -> None:
+    """With four workers, BatchNormalization's momentum 0.9 is 0.9 ** 4."""
     four, by_hand = with_statistics(0.9), with_statistics(0.9**4)
     four.keep_pace(4, 0, 0)
     for model in (four, by_hand):

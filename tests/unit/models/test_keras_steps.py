@@ -1,4 +1,4 @@
-"""Twenty steps of a KerasModel against twenty of Keras' own, and predictions after each journey."""
+"""Tests of 20 steps of a KerasModel against Keras' own, in copies and after pickling."""
 
 from __future__ import annotations
 
@@ -53,6 +53,7 @@ def partly_frozen() -> Any:
 
 
 def binned() -> Any:
+    """Return a network with a Discretization layer."""
     keras.utils.set_random_seed(1)
     layer = keras.layers.Discretization(num_bins=4, output_mode="one_hot")
     layer.reset_state()  # adapt() needs TensorFlow
@@ -93,6 +94,7 @@ def regularized() -> Any:
 
 
 def decayed(**excluded: Any) -> Any:
+    """Return AdamW that excludes these variables from weight decay."""
     optimizer = keras.optimizers.AdamW(0.05, weight_decay=1.0)
     optimizer.exclude_from_weight_decay(**excluded)
     return optimizer
@@ -154,6 +156,7 @@ CASES: dict[str, tuple[Callable[[], Any], Any, Callable[[], Any], np.ndarray, np
 
 
 def stepped(model: KerasModel, features: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    """Return the parameters after 20 steps."""
     params = model.initial()
     model.bind(params)
     for _ in range(20):
@@ -163,6 +166,7 @@ def stepped(model: KerasModel, features: np.ndarray, labels: np.ndarray) -> np.n
 
 @pytest.mark.parametrize("name", CASES)
 def test_twenty_steps_are_those_of_keras(name: str) -> None:
+    """The model, a deep copy and an unpickled copy take the steps of train_on_batch."""
     make, loss, optimizer, features, labels = CASES[name]
     reference = make()
     reference.compile(loss=loss, optimizer=optimizer())
@@ -198,6 +202,7 @@ def test_a_model_from_its_description_and_saved_buffers_predicts_the_same(name: 
 
 
 def test_variables_without_weight_decay_are_known_by_their_places() -> None:
+    """A copy decays the same variables; excluding a variable of another model is refused."""
     reference = plain()
     optimizer = decayed(var_list=[reference.trainable_variables[0]])
     model = KerasModel(reference, SPARSE(from_logits=True), optimizer)
@@ -241,6 +246,7 @@ class OwnCall(keras.losses.Loss):  # type: ignore[misc]
 
 
 def test_what_would_not_be_called_is_refused_by_name() -> None:
+    """Overridden methods and options that training here would ignore are refused by name."""
     with pytest.raises(UsageError, match="OwnStep overrides compute_loss"):
         KerasModel(OwnStep(), "mse", "sgd")
     with pytest.raises(UsageError, match="OwnCall overrides __call__"):
@@ -260,6 +266,7 @@ class Hyperbola(keras.optimizers.schedules.LearningRateSchedule):  # type: ignor
 
 
 def test_options_that_are_not_in_a_configuration_are_refused_by_name() -> None:
+    """A regularizer, constraint or ``trainable`` set on a variable itself is refused."""
     penalized, still, clipped = plain(), plain(), plain()
     penalized.trainable_variables[0].regularizer = keras.regularizers.L2(0.1)
     with pytest.raises(UsageError, match=r"the regularizer of its variable .*kernel was set on"):
@@ -273,6 +280,7 @@ def test_options_that_are_not_in_a_configuration_are_refused_by_name() -> None:
 
 
 def test_what_kerass_trainer_would_do_to_the_loss_is_refused_by_name() -> None:
+    """loss_weights and float16's loss scaling, which Keras' trainer applies, are refused."""
     compiled = plain()
     compiled.compile("sgd", loss=["mse"], loss_weights=[2.0])
     with pytest.raises(UsageError, match=r"compiled with loss_weights=\[2.0\]"):
@@ -302,7 +310,7 @@ def test_a_function_as_learning_rate_is_refused() -> None:
 
 
 def test_layers_of_tensorflow_are_refused() -> None:
-    layer = object.__new__(keras.layers.IntegerLookup)  # made only where TensorFlow is installed
+    layer = object.__new__(keras.layers.IntegerLookup)  # its constructor needs TensorFlow
     object.__setattr__(layer, "name", "codes")
     with pytest.raises(UsageError, match=r"codes is a IntegerLookup, which computes with Tensor"):
         _refuse_tensorflow_layers([layer])

@@ -1,4 +1,4 @@
-"""Class labels that are doubles, as Spark ML has them; one number where [rows, 1] is meant."""
+"""Tests of class labels that are doubles, as in Spark ML, and of labels for outputs [rows, 1]."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def model(loss: Any, outputs: int = 3, inputs: int = 3) -> Any:
 
 
 class Smoothed(nn.CrossEntropyLoss):
-    """Derived from a loss of torch's."""
+    """A subclass of one of torch's losses."""
 
     def __init__(self) -> None:
         super().__init__(label_smoothing=0.1)
@@ -79,6 +79,8 @@ def test_a_derived_loss_has_the_outputs_of_its_base() -> None:
 
 
 def test_a_derived_loss_may_do_without_labels() -> None:
+    """A subclass of a loss that ignores its labels works without any."""
+
     class OfPairs(nn.CrossEntropyLoss):
         def forward(self, outputs: Any, _: Any) -> Any:
             return super().forward(outputs @ outputs.T, torch.arange(len(outputs)))
@@ -94,6 +96,7 @@ def test_a_label_that_is_not_whole_is_no_class() -> None:
 
 
 def test_other_losses_get_their_doubles() -> None:
+    """Labels that are probabilities or values reach the loss as doubles."""
     shares = np.eye(3, dtype=np.float32)[Y]
     assert np.isfinite(model(nn.CrossEntropyLoss()).step(Batch(X, shares)))
     half = np.full((8, 1), 0.5, np.float32)
@@ -101,7 +104,7 @@ def test_other_losses_get_their_doubles() -> None:
 
 
 class LogPoisson(nn.PoissonNLLLoss):
-    """Derived from a loss that broadcasts in silence."""
+    """A subclass of a loss that broadcasts silently."""
 
 
 @pytest.mark.parametrize("weights", [None, np.ones(8, np.float32)])
@@ -120,6 +123,7 @@ class LogPoisson(nn.PoissonNLLLoss):
     ],
 )
 def test_one_logit_and_a_label_per_row_say_how_to_name_the_column(loss: Any, weights: Any) -> None:
+    """Labels [rows] for outputs [rows, 1] are refused, with label=["y"] as the remedy."""
     labels = (Y > 0).astype(np.float32)
     with pytest.raises(UsageError, match=r'label=\["y"\]'):
         model(loss, 1).step(Batch(X, labels, weights))
@@ -130,7 +134,7 @@ def test_one_logit_and_a_label_per_row_say_how_to_name_the_column(loss: Any, wei
 
 
 class Squeezed(nn.PoissonNLLLoss):
-    """Makes the shapes equal by itself."""
+    """A loss that makes the shapes equal itself."""
 
     def forward(self, output: Any, target: Any) -> Any:
         return super().forward(output[:, 0], target)
@@ -138,6 +142,7 @@ class Squeezed(nn.PoissonNLLLoss):
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch's compiler
 def test_a_compiled_loss_is_used_as_the_one_that_was_compiled() -> None:
+    """torch.compile does not change how a loss's labels are handled."""
     labels = (Y > 0).astype(np.float32)
     model(torch.compile(Squeezed()), 1).step(Batch(X, labels))
     with pytest.raises(UsageError, match="PoissonNLLLoss"):

@@ -1,4 +1,4 @@
-"""What counts in an accuracy: not what the loss ignores, and each of several true labels."""
+"""Tests of accuracy: ignored labels do not count, and each of several true labels does."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from sparkstrom.models.torch import TorchModel
 nn, fn = torch.nn, torch.nn.functional
 random = np.random.default_rng(1)
 X = random.normal(size=(40, 3)).astype(np.float32)
-MANY = (X > 0).astype(np.float32)  # several are true of a row
+MANY = (X > 0).astype(np.float32)  # a row may have several true labels
 LOSSES_PER_LABEL = [nn.BCEWithLogitsLoss(), fn.binary_cross_entropy_with_logits]
 
 
 def model(loss: Any, **options: Any) -> Any:
-    """Its outputs are its features."""
+    """Return a model whose outputs are its features."""
     module = nn.Linear(3, 3, bias=False)
     with torch.no_grad():
         module.weight[:] = torch.eye(3)
@@ -66,6 +66,7 @@ def test_places_that_the_loss_ignores_do_not_count(loss: Any, ignored: int) -> N
 
 
 def test_shares_per_class_ignore_nothing() -> None:
+    """If labels are probabilities per class, all rows count despite ignore_index."""
     shares = np.eye(3, dtype=np.float32)[X.argmax(axis=1)]
     hits, weights = measure_batch(
         model(nn.CrossEntropyLoss(ignore_index=0)), Batch(X, shares), "accuracy"
@@ -99,6 +100,7 @@ def test_probabilities_per_label_are_true_above_one_half() -> None:
 
 
 def test_one_output_of_a_loss_per_label_is_two_classes() -> None:
+    """One output with BCEWithLogitsLoss is evaluated as two classes, not by label."""
     module = nn.Linear(3, 1)
     made = TorchModel(module, nn.BCEWithLogitsLoss(), partial(torch.optim.SGD, lr=0.1))
     made.bind(made.initial())
@@ -107,12 +109,14 @@ def test_one_output_of_a_loss_per_label_is_two_classes() -> None:
 
 
 def test_several_true_labels_are_no_class() -> None:
+    """A row with several labels of 1 has no class index; one with probabilities has."""
     with pytest.raises(UsageError, match=r"labels \[1.0, 1.0, 0.0\] of one row"):
         to_class_indices(np.array([[0, 0, 1], [1, 1, 0]], np.float32))
     assert to_class_indices(np.array([[0.2, 0.5, 0.3]], np.float32)).tolist() == [1]
 
 
 def test_a_thousand_classes_take_no_more_than_their_rows() -> None:
+    """An evaluation of 4,000 classes takes memory per row, not per pair of classes."""
     network = DenseNetwork([3, 4000], seed=1)
     network.bind(network.initial())
     parts = [
@@ -129,6 +133,7 @@ def test_a_thousand_classes_take_no_more_than_their_rows() -> None:
 
 
 def test_keras_losses_say_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Labels per output and ignored labels are recognized from Keras' losses, too."""
     monkeypatch.setenv("KERAS_BACKEND", "jax")
     pytest.importorskip("jax", reason="jax is not installed")
     pytest.importorskip("keras", reason="keras is not installed")

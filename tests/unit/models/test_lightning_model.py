@@ -1,4 +1,4 @@
-"""LightningModel trains as Lightning's own Trainer does, step by step, on one worker."""
+"""Tests that LightningModel trains on one worker as Lightning's own Trainer, step by step."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ BATCH, BATCHES, EPOCHS = 8, 6, 3
 
 
 class Net(pl.LightningModule):
-    """Usual code: hyperparameters, BatchNorm, a metric, logging, a schedule."""
+    """A usual module: hyperparameters, BatchNorm, a metric, logging, an optimizer."""
 
     def __init__(self, width: int = 5, optimization: Any = None) -> None:
         super().__init__()
@@ -97,7 +97,7 @@ def by_other_epoch(parameters: Any) -> Any:
 
 
 def lightnings_own(net: Any, **options: Any) -> Any:
-    """What Lightning's Trainer makes of it, batch after batch in the rows' order."""
+    """Train with Lightning's Trainer on minibatches in the rows' order; return the module."""
     data = TensorDataset(torch.from_numpy(ROWS), torch.from_numpy(CLASSES))
     quiet = {f"enable_{what}": False for what in ("checkpointing", "progress_bar", "model_summary")}
     trainer = pl.Trainer(
@@ -113,7 +113,7 @@ def batch_at(index: int) -> Batch:
 
 
 def steps(model: LightningModel, told: Callable[[int], None] = lambda done: None) -> None:
-    """The same minibatches as a worker takes them."""
+    """Train on the same minibatches as a worker; call ``told`` before each step."""
     assert isinstance(model, EpochAware)
     for done in range(EPOCHS * BATCHES):
         epoch, index = divmod(done, BATCHES)
@@ -123,7 +123,7 @@ def steps(model: LightningModel, told: Callable[[int], None] = lambda done: None
 
 
 def travelled(model: LightningModel) -> tuple[LightningModel, np.ndarray]:
-    """The model as it is on an executor, and the memory that it is bound to."""
+    """Return the model as an executor gets it, and the parameters that it is bound to."""
     twin, params = cloudpickle.loads(cloudpickle.dumps(model)), model.initial()
     twin.place(Share(threads=1, gpu=None, seed=1))
     twin.bind(params)
@@ -136,7 +136,7 @@ def made(optimization: Any = None) -> Net:
 
 
 class OneCycle(Net):
-    """With a schedule for the length of the fit, as Lightning's documentation has it."""
+    """A module with a schedule for the length of the fit, as in Lightning's documentation."""
 
     def configure_optimizers(self) -> Any:
         made = optim.SGD(self.parameters(), lr=0.1, momentum=0.9)
@@ -148,6 +148,7 @@ class OneCycle(Net):
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")
 @pytest.mark.filterwarnings("ignore::FutureWarning")
 def test_estimated_stepping_batches_is_trainers() -> None:
+    """trainer.estimated_stepping_batches is the fit's length; OneCycleLR trains as there."""
     torch.manual_seed(0)
     alone = lightnings_own(OneCycle())
     torch.manual_seed(0)
@@ -176,6 +177,7 @@ def test_estimated_stepping_batches_is_trainers() -> None:
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")
 @pytest.mark.filterwarnings("ignore::FutureWarning")
 def test_each_step_is_lightnings_own(optimization: Any, options: Any, trainers: Any) -> None:
+    """Parameters, buffers and positions equal the Trainer's, with keep_pace and without."""
     alone = lightnings_own(made(optimization), **trainers)
     for fit_tells in (True, False):
         model, params = travelled(LightningModel(made(optimization), **options))
@@ -188,6 +190,7 @@ def test_each_step_is_lightnings_own(optimization: Any, options: Any, trainers: 
 
 
 def test_the_module_comes_back_with_what_it_learnt_and_without_us() -> None:
+    """The user's module has the trained parameters, and no attributes of ours."""
     net = made()
     model = LightningModel(net)
     params = model.initial()
@@ -217,7 +220,7 @@ def test_momentum_counts_the_minibatches_of_all_workers() -> None:
 
 @pytest.mark.parametrize(("optimizer", "adaptive"), [(None, False), (optim.Adam, True)])
 def test_adaptive_optimizers_are_known(optimizer: Any, adaptive: bool) -> None:
-    """Without an argument, the module makes SGD with momentum."""
+    """SGD with momentum, the module's default, is not adaptive; Adam is."""
     assert LightningModel(made(optimizer)).has_adaptive_optimizer() == adaptive
 
 
@@ -225,6 +228,7 @@ def test_adaptive_optimizers_are_known(optimizer: Any, adaptive: bool) -> None:
     ("optimization", "what"), [(by_epoch, "by epochs"), (by_step, "by the fit's minibatches")]
 )
 def test_what_a_schedule_follows_is_told(optimization: Any, what: str) -> None:
+    """horizons() tells whether a schedule steps by epochs or by minibatches."""
     model, _ = travelled(LightningModel(made(optimization)))
     assert what in model.horizons(2)["scheduler"]
 
@@ -261,6 +265,7 @@ class Weighted(Net):
 
 
 def test_columns_come_as_the_step_wants_them() -> None:
+    """Named columns are one dict in training_step; predict_step makes the predictions."""
     torch.manual_seed(0)
     model, params = travelled(LightningModel(Dicts(), outputs="probabilities"))
     plain, others = travelled(LightningModel(made()))
@@ -277,6 +282,7 @@ def test_columns_come_as_the_step_wants_them() -> None:
 
 
 def test_a_function_makes_other_batches_of_the_columns() -> None:
+    """With ``batch=``, a step gets the rows' weights; without, they are refused."""
     weights = np.arange(8, dtype=np.float32)
     torch.manual_seed(0)
     model, params = travelled(LightningModel(Weighted(), batch=tuple))
@@ -288,6 +294,7 @@ def test_a_function_makes_other_batches_of_the_columns() -> None:
 
 
 def test_held_out_rows_are_measured_by_what_validation_logs() -> None:
+    """loss() is the val_loss that validation_step logs; a value that is not logged is an error."""
     model, _ = travelled(LightningModel(made()))
     model.step(batch_at(0))
     total, weight = model.loss(Batch(ROWS, CLASSES))
@@ -317,6 +324,8 @@ def test_weights_of_held_out_rows_count_where_minibatches_are_merged() -> None:
 
 
 def test_what_cannot_be_measured_is_said_before_the_fit() -> None:
+    """need_loss() refuses modules whose validation cannot run here."""
+
     class Blind(Net):
         validation_step = pl.LightningModule.validation_step
 
@@ -336,6 +345,7 @@ def test_what_cannot_be_measured_is_said_before_the_fit() -> None:
 
 
 def test_metrics_begin_anew_with_each_epoch() -> None:
+    """Metrics are reset at the start of an epoch."""
     model, _ = travelled(LightningModel(made()))
     steps(model)
     assert int(model.module.accuracy.update_count) == BATCHES
@@ -343,6 +353,7 @@ def test_metrics_begin_anew_with_each_epoch() -> None:
 
 
 def test_a_device_is_demanded() -> None:
+    """device='cuda' is refused where there is no GPU."""
     share = Share(threads=1, gpu=None, seed=0)
     LightningModel(made(), device="cpu").place(share)
     if not torch.cuda.is_available():

@@ -1,4 +1,4 @@
-"""What of a LightningModule would not be done here is refused by name, before any work starts."""
+"""Tests that LightningModel refuses by name what it would not run, before any work starts."""
 
 from __future__ import annotations
 
@@ -29,6 +29,8 @@ ROWS, CLASSES = np.ones((4, 2), np.float32), np.array([0, 1, 0, 1])
 
 
 class Net(pl.LightningModule):
+    """A module that LightningModel accepts."""
+
     def __init__(self) -> None:
         super().__init__()
         self.layer = nn.Linear(2, 2)
@@ -44,17 +46,19 @@ class Net(pl.LightningModule):
 
 
 def having(**methods: Any) -> Net:
-    """A module with these methods of its own."""
+    """Return a module with these methods."""
     return type("Odd", (Net,), methods)()
 
 
 def manual() -> Net:
+    """Return a module with manual optimization."""
     net = Net()
     net.automatic_optimization = False
     return net
 
 
 def averaged() -> Net:
+    """Return a module with an averaged copy of a layer."""
     net = Net()
     net.ema = optim.swa_utils.AveragedModel(net.layer)
     return net
@@ -84,12 +88,14 @@ def test_modules(make: Callable[[], Any], why: str) -> None:
 
 @pytest.mark.parametrize("name", sorted(REFUSED_HOOKS))
 def test_hooks_that_nobody_would_call(name: str) -> None:
+    """A module that overrides a hook which is not run here is refused."""
     with pytest.raises(UsageError, match=rf"Odd\.{name} would not be called here: "):
         LightningModel(having(**{name: lambda self, *given: None}))
 
 
 @pytest.mark.parametrize("name", REFUSED_VALIDATION_HOOKS)
 def test_hooks_that_nobody_would_call_with_held_out_rows(name: str) -> None:
+    """A module that overrides a validation hook is refused only if rows are held out."""
     step: Any = {"validation_step": lambda self, batch, index: None}
     model = LightningModel(having(**{name: lambda self, *given: None}, **step))
     with pytest.raises(UsageError, match=rf"Odd\.{name} would not be called here: "):
@@ -177,10 +183,11 @@ def test_a_batch_function_must_not_hold_the_module() -> None:
         LightningModel(net, batch=lambda batch: net(batch.features))
 
 
-# -- at the first step, as it shows only there -----------------------------------------------------
+# -- refusals at the first step --------------------------------------------------------------------
 
 
 def trained(net: Any, labels: Any = CLASSES) -> None:
+    """Take a step."""
     model = LightningModel(net)
     model.bind(model.initial())
     model.step(Batch(ROWS, labels))
@@ -202,6 +209,7 @@ def of_own(self: Any, batch: Any, index: int) -> Any:
     ],
 )
 def test_steps(step: Callable[..., Any], why: str) -> None:
+    """A training_step with another result than a loss, or a need for a Trainer, is refused."""
     with pytest.raises(UsageError, match=why):
         trained(having(training_step=step))
 
@@ -222,6 +230,7 @@ def test_a_label_that_is_no_class_is_named() -> None:
 
 
 def test_predicting_needs_a_way() -> None:
+    """predict() is refused for a module with neither predict_step nor forward."""
     model = LightningModel(having(forward=pl.LightningModule.forward))
     model.bind(model.initial())
     with pytest.raises(UsageError, match="neither predict_step nor forward"):

@@ -1,4 +1,4 @@
-"""A model that is measured: its loss without a step, and what its outputs are."""
+"""Tests of measured models: the loss without a step, and the kind of outputs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_the_loss_is_measured_without_a_step(loss: str, weighted: bool) -> None:
     total, weight = network.loss(batch)
     assert (params == before).all()
     assert weight == 4.0
-    assert total / weight == network.step(batch)  # a step says the loss before it
+    assert total / weight == network.step(batch)  # step() returns the loss before the step
 
 
 def test_outputs_say_what_they_are() -> None:

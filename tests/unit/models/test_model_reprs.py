@@ -1,4 +1,4 @@
-"""Reprs of models: what tells two apart, as after a search over learning rates."""
+"""Tests that reprs of models show differences, such as learning rates after a search."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The dense network: gradients by finite differences, digits to accuracy, refusals by row."""
+"""Tests of DenseNetwork: gradients by finite differences, accuracy on digits, refused rows."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ def bound(network: DenseNetwork) -> NDArray[np.float32]:
 def batch_for(
     network: DenseNetwork, rows: int, random: np.random.Generator
 ) -> tuple[Any, dict[str, Any]]:
+    """Return features, and labels of each kind: classes, one-hot, numbers."""
     features = random.normal(size=(rows, 3)).astype(np.float32)
     classes = random.integers(0, 4, rows)
     labels = {
@@ -146,6 +147,7 @@ def test_step_works_on_the_bound_memory_and_predict_changes_nothing() -> None:
 
 
 def test_what_ships_has_neither_parameters_nor_state() -> None:
+    """A pickle has neither parameters nor updater state, and gives an equal network."""
     network = DenseNetwork([64, 300, 10], updater=Adam(0.5), seed=7, l2=0.25)
     assert isinstance(network, FlatModel)
     bound(network)
@@ -158,7 +160,7 @@ def test_what_ships_has_neither_parameters_nor_state() -> None:
 
 
 class HalfSgd(Sgd):
-    """A subclass, which workers would replace by Sgd."""
+    """A subclass of Sgd, which workers would replace by Sgd itself."""
 
     def update(self, gradient: Flat, state: State) -> Flat:
         """Return half the step."""
@@ -171,6 +173,7 @@ def test_an_updater_of_ones_own_is_refused() -> None:
 
 
 def test_updater_state_is_taken_back() -> None:
+    """A network with another's parameters and updater state takes the same step."""
     features, labels, _, _ = digits()
     one, other = (DenseNetwork([64, 10], updater=Adam()) for _ in range(2))
     params = bound(one)

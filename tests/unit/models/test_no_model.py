@@ -1,4 +1,4 @@
-"""What is given as a model and is none is told what to put it into."""
+"""Tests that an object that is no model is refused, with the name of the right wrapper."""
 
 from __future__ import annotations
 
@@ -42,6 +42,7 @@ def test_the_wrapper_is_named(made: Any, wrapper: str) -> None:
 
 
 def test_a_class_is_not_its_object() -> None:
+    """A model's class is refused, with its constructor as the remedy."""
     assert explain_invalid_model(DenseNetwork([2, 2])) is None
     assert explain_invalid_model(DenseNetwork) == (
         "model is the class DenseNetwork: pass an object, DenseNetwork(...)"
@@ -58,5 +59,6 @@ def test_a_class_is_not_its_object() -> None:
     ids=["ParallelWrapper", "ParallelInference", "SparkstromEstimator"],
 )
 def test_it_is_said_where_it_is_given(call: Any) -> None:
+    """Each entry point refuses a class in place of an object."""
     with pytest.raises(UsageError, match="model is the class DenseNetwork"):
         call(DenseNetwork)

@@ -1,4 +1,4 @@
-"""Outputs: classes, probabilities and scores from logits and from probabilities; equal blocks."""
+"""Tests of outputs: classes, probabilities and scores, from logits and from probabilities."""
 
 from __future__ import annotations
 
@@ -36,6 +36,7 @@ def test_logits_become_probabilities() -> None:
 
 
 def test_one_logit_is_class_one_against_class_zero() -> None:
+    """One logit is class 1 above 0, and its sigmoid is class 1's probability."""
     one = np.array([[0.5], [-0.5], [0.0]], np.float32)
     assert argmax_classes(one).tolist() == [1, 0, 0]
     np.testing.assert_allclose(
@@ -44,7 +45,7 @@ def test_one_logit_is_class_one_against_class_zero() -> None:
 
 
 def test_one_probability_is_of_class_one() -> None:
-    """As a sigmoid's: 0.4 is class 0, and both classes have a score."""
+    """One probability, as of a sigmoid, is class 1's: 0.4 is class 0, and both have scores."""
     one = np.array([[0.6], [0.4], [0.5]], np.float32)
     assert argmax_classes(one, "probabilities").tolist() == [1, 0, 0]
     np.testing.assert_allclose(compute_probabilities(one, "probabilities"), np.c_[1 - one, one])
@@ -52,10 +53,14 @@ def test_one_probability_is_of_class_one() -> None:
 
 
 class Sequences:
+    """A model whose classes are on axis 1."""
+
     class_axis = 1
 
 
 class ChannelsLast:
+    """A model whose classes are on the last axis."""
+
     class_axis = -1
 
 
@@ -74,7 +79,7 @@ class ChannelsLast:
 def test_classes_of_each_step_are_places_of_their_own(
     model: object, shape: tuple[int, ...], axis: int, hot: bool
 ) -> None:
-    """As DL4J's Evaluation has sequences: [rows, classes, steps] are rows * steps of classes."""
+    """[rows, classes, steps] are rows * steps places with classes, as in DL4J's Evaluation."""
     outputs = np.random.default_rng(1).normal(size=shape).astype(np.float32)
     wanted = np.moveaxis(outputs, axis, -1).reshape(-1, shape[axis])
     classes = np.random.default_rng(2).integers(0, max(2, shape[axis]), wanted.shape[0])
@@ -89,6 +94,7 @@ def test_classes_of_each_step_are_places_of_their_own(
 
 
 def test_a_row_of_images_with_one_label_is_one_place() -> None:
+    """If a row has one label, all of its outputs belong to one place."""
     outputs = np.arange(24.0, dtype=np.float32).reshape(2, 3, 2, 2)
     wide, found = flatten_positions(Sequences(), outputs, np.array([1, 0]))
     assert wide.shape == (2, 12)
@@ -96,10 +102,12 @@ def test_a_row_of_images_with_one_label_is_one_place() -> None:
 
 
 def test_raw_values_of_one_class_rank_rows() -> None:
+    """A raw score is the logit minus the mean of the row's logits."""
     assert compute_raw_scores(LOGITS, "logits")[:, 1].tolist() == [1.0, -90.0, 0.0]
 
 
 def test_a_score_keeps_what_a_probability_would_round_away() -> None:
+    """Of two classes, a score is half the logits' difference: it does not round to 1."""
     far = np.array([[0.0, 200.0], [0.0, 300.0]], np.float32)
     assert compute_class_score(far, "logits", 1).tolist() == [100.0, 150.0]
     three = np.array([[0.0, 0.0, 0.0]], np.float32)
@@ -109,6 +117,7 @@ def test_a_score_keeps_what_a_probability_would_round_away() -> None:
 
 
 def test_a_row_has_the_same_bits_among_any_rows() -> None:
+    """A row's prediction has the same bits whatever rows are predicted together with it."""
     network = DenseNetwork([30, 17, 3], seed=3)
     network.bind(network.initial())
     random = np.random.default_rng(1)
@@ -145,7 +154,7 @@ def test_outputs_whose_width_differs_from_rows_to_rows_are_named() -> None:
 @pytest.mark.parametrize("width", [1, 3])
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_outputs_that_are_not_finite_are_of_no_class(width: int, bad: float) -> None:
-    """Before, NaN counted as class 0: a diverged model had an accuracy."""
+    """Outputs that are not finite have no class; before, NaN counted as class 0."""
     outputs = np.full((3, width), bad, np.float32)
     outputs[0] = -1.0
     np.testing.assert_array_equal(argmax_classes(outputs), [0, np.nan, np.nan])
@@ -170,7 +179,7 @@ def test_a_row_without_weight_does_not_spoil_the_accuracy() -> None:
 
 @pytest.mark.parametrize(("bad", "shown"), [(np.nan, "nan"), (1e300, r"1e\+300")])
 def test_parameters_that_are_not_finite_are_refused(bad: float, shown: str) -> None:
-    """Before, 1e300 silently became infinity."""
+    """Parameters that are not finite in float32 are refused; before, 1e300 became infinity."""
     holder = NetworkStateHolder(DenseNetwork([2, 2]))
     values = holder.parameters.astype(np.float64)
     values[3] = bad

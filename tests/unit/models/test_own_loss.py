@@ -1,4 +1,4 @@
-"""Models that return their own loss, as Hugging Face's do: columns by name, and no label."""
+"""Tests of modules that return their own loss, as Hugging Face's do: named columns, no label."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def made(module: Any, **options: Any) -> TorchModel:
 
 
 def travelled(model: TorchModel) -> tuple[TorchModel, np.ndarray]:
-    """The model as it is on an executor, and the memory that it is bound to."""
+    """Return the model as an executor gets it, and the parameters that it is bound to."""
     twin, params = cloudpickle.loads(cloudpickle.dumps(model)), model.initial()
     twin.bind(params)
     return twin, params
@@ -101,6 +101,7 @@ def test_predictions_are_by_name_without_loss_and_cache() -> None:
 
 
 def test_metrics_take_the_outputs_that_are_called_so() -> None:
+    """Metrics use the output with the name that the option ``outputs`` has."""
     batch = Batch({"input_ids": TOKENS, "attention_mask": MASK}, LABELS)
     model, _ = travelled(made(bert(), outputs="logits"))
     found = evaluate_batch(model, select_metrics(model, None, 1), batch)
@@ -113,6 +114,7 @@ def test_metrics_take_the_outputs_that_are_called_so() -> None:
 
 
 def test_a_model_that_wants_labels_says_so() -> None:
+    """Models whose loss needs labels refuse data without any."""
     with pytest.raises(UsageError, match="no labels were given, and this model needs them"):
         DenseNetwork([7, 3]).check(TOKENS.astype(np.float32), ())
     model = TorchModel(torch.nn.Linear(7, 3), torch.nn.functional.cross_entropy, SGD)

@@ -1,4 +1,4 @@
-"""A user's own exception keeps its own words; a library's is told in one line. Each model kind."""
+"""Tests that a user's own exception stays as it is, and a library's error becomes one line."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ ROWS, CLASSES = np.ones((4, 2), np.float32), np.array([0, 1, 2, 0])
 
 
 def refusing(*given: Any) -> Any:
+    """Raise a user's exception."""
     raise RuntimeError("the tide is out\nand the boats lie dry")
 
 
 def keras_on_jax() -> Any:
-    """Keras, told its backend before it is imported."""
+    """Set Keras' backend, then import and return Keras."""
     pytest.importorskip("optree", reason="keras is not here, which brings it")
     from sparkstrom.models.keras_support import keras
 
@@ -26,6 +27,7 @@ def keras_on_jax() -> Any:
 
 
 def raises_own_words(check: Any) -> None:
+    """Check that the user's exception comes through unchanged."""
     with pytest.raises(RuntimeError) as caught:
         check(ROWS, CLASSES)
     assert str(caught.value) == "the tide is out\nand the boats lie dry"
@@ -92,6 +94,7 @@ def test_an_exception_in_a_keras_layer_keeps_its_words() -> None:
 
 
 def test_what_makes_an_optimizer_of_optax_is_to_be_called(jax_kind: Any) -> None:
+    """optax.sgd in place of optax.sgd(...) is refused with the expression to write."""
     optax = pytest.importorskip("optax", reason="optax is not here")
     with pytest.raises(UsageError, match=r"^pass optimizer=optax\.sgd\(1e-3\) instead"):
         jax_kind(refusing, optax.sgd)
@@ -102,6 +105,7 @@ def test_what_makes_an_optimizer_of_optax_is_to_be_called(jax_kind: Any) -> None
 
 
 def test_what_makes_an_optimizer_of_keras_is_to_be_called(keras_kind: Any) -> None:
+    """A class or partial in place of a Keras optimizer is refused with the expression to write."""
     keras = keras_on_jax()
     made = functools.partial(keras.optimizers.SGD, learning_rate=0.1)
     for given, words in (
@@ -116,6 +120,7 @@ def test_what_makes_an_optimizer_of_keras_is_to_be_called(keras_kind: Any) -> No
 
 
 def test_an_optimizer_of_torch_that_is_made_says_the_line_to_write() -> None:
+    """An optimizer or scheduler object is refused with the factory to write."""
     torch = pytest.importorskip("torch", reason="torch is not here")
     from sparkstrom.models.torch import TorchModel
 
@@ -132,6 +137,7 @@ def test_an_optimizer_of_torch_that_is_made_says_the_line_to_write() -> None:
 
 
 def test_long_words_are_cut_and_empty_ones_are_told() -> None:
+    """first_line() takes one line of at most 200 characters, and has a text for none."""
     assert first_line("\n  one\ntwo") == "one"
     assert first_line("") == "no reason"
     assert len(first_line("x" * 5000)) == 200

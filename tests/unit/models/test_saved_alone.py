@@ -1,4 +1,4 @@
-"""What is saved opens in a Python that has neither Spark nor this package."""
+"""Tests that saved models open in a Python without Spark and this package, and from URLs."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ ROWS = np.linspace(-1, 1, 12, dtype=np.float32).reshape(3, 4)
 
 
 def said_by(path: Path, code: str, *refused: str) -> list[float]:
-    """What clean Python prints: numbers."""
+    """Return the numbers that ``code`` prints in a Python without the refused packages."""
     clean = CLEAN.format(refused={"sparkstrom", "pyspark", *refused}, path=str(path))
     command = [sys.executable, "-I", "-c", clean + code]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
@@ -64,6 +64,7 @@ def said_by(path: Path, code: str, *refused: str) -> list[float]:
 
 
 def test_a_dense_network_by_numpy(tmp_path: Path) -> None:
+    """NumPy alone computes a saved network's predictions."""
     model = DenseNetwork([4, 5, 2], loss="squared_error", seed=1)
     params = model.initial()
     model.bind(params)
@@ -73,6 +74,7 @@ def test_a_dense_network_by_numpy(tmp_path: Path) -> None:
 
 
 def test_a_module_by_numpy_and_by_torch(tmp_path: Path) -> None:
+    """NumPy alone and torch alone compute a saved module's predictions."""
     torch = pytest.importorskip("torch", reason="torch is pinned for CPython 3.11 only")
     from sparkstrom.models.torch import TorchModel
 
@@ -92,7 +94,7 @@ def test_a_module_by_numpy_and_by_torch(tmp_path: Path) -> None:
 
 @pytest.fixture
 def url() -> Iterator[str]:
-    """Of a file in a folder that is not there yet, on a file system that is not local."""
+    """Yield the URL of a file in a folder that does not exist, in fsspec's memory file system."""
     yield "memory://models/today/net.npz"
     files = fsspec.filesystem("memory")
     if files.exists("/models"):
@@ -101,7 +103,7 @@ def url() -> Iterator[str]:
 
 def test_a_model_is_saved_to_a_url_and_loaded_from_it(url: str) -> None:
     first, second = DenseNetwork([4, 5, 2], seed=1), DenseNetwork([4, 5, 2], seed=2)
-    for model in (first, second):  # the second over the first
+    for model in (first, second):  # the second replaces the first
         with path_to_save(url) as path:
             save_model(path, model.describe(), model.initial(), 3, exported=(".pt", b"state"))
         assert not path.exists()
@@ -115,6 +117,7 @@ def test_a_model_is_saved_to_a_url_and_loaded_from_it(url: str) -> None:
 
 
 def test_what_is_wrong_with_a_url_is_said(url: str) -> None:
+    """Errors name the URL, also if the file that was read is a local copy."""
     with pytest.raises(UsageError, match=f"{url} cannot be read"), path_to_load(url):
         pass
     with pytest.raises(UsageError, match=r"no file system for path 'nosuch://net\.npz'"):

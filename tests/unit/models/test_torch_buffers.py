@@ -1,4 +1,4 @@
-"""Buffers: bytes there and back, and one average of the same reports, whoever computes it."""
+"""Tests of buffers: to bytes and back, and their average over workers."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from sparkstrom.models.torch import TorchModel  # noqa: E402
 
 
 def make(**buffers: object) -> TorchModel:
+    """Return a model with these buffers."""
     module = nn.Linear(1, 1)
     for name, value in buffers.items():
         module.register_buffer(name, torch.as_tensor(value), persistent=name != "passing")
@@ -58,12 +59,13 @@ def test_means_are_added_in_float64_in_the_given_order() -> None:
 
 def test_a_buffer_of_another_dtype_is_named() -> None:
     model = make(n=3)
-    model.module.n = model.module.n * 0.5  # as many bytes, were it an int32
+    model.module.n = model.module.n * 0.5  # float32 from now on
     with pytest.raises(UsageError, match=r"buffer n is float32\[\] now and was int64\[\] when"):
         model.buffers_bytes()
 
 
 def test_weights_count() -> None:
+    """Fractions are averaged by weight; of whole numbers, the largest is taken."""
     reports = [make(x=[v, 1e8], n=n).buffers_bytes() for v, n in ((1.0, 3), (2.0, 9), (7.0, 4))]
     made = make(x=[0.0, 0.0], n=0).weighed_buffers(reports, [32.0, 16.0, 0.0])
     assert made == np.array([4 / 3, 1e8], "<f4").tobytes() + np.array(9, "<i8").tobytes()

@@ -1,4 +1,4 @@
-"""TorchModel: the module's parameters are the flat vector, and a step is what torch would do."""
+"""Tests of TorchModel: the module's parameters lie in the flat vector, and steps equal torch's."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def bound(model: TorchModel) -> np.ndarray:
 
 
 def by_torch(module: nn.Module, step: Any, steps: int = 3) -> np.ndarray:
-    """What a loop that users write makes of the module."""
+    """Train the module in a plain loop of torch; return its parameters."""
     optimizer = SGD([p for p in module.parameters() if p.requires_grad])
     for _ in range(steps):
         optimizer.zero_grad()
@@ -57,6 +57,7 @@ def plain_step(module: nn.Module) -> None:
 
 
 def test_it_is_a_model_with_all_that_models_may_have() -> None:
+    """TorchModel implements all protocols of models, and names each parameter."""
     model = TorchModel(mlp(), nn.CrossEntropyLoss(), SGD)
     for protocol in (FlatModel, Buffered, Exporting, Measured, Placeable):
         assert isinstance(model, protocol)
@@ -96,7 +97,7 @@ def test_the_module_keeps_its_parameters_and_keys() -> None:
 
 
 class Tied(nn.Module):
-    """The decoder is the encoder's transpose; ``frozen`` does not learn."""
+    """Encoder and decoder share one weight; ``frozen`` is not trained."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -128,6 +129,8 @@ def test_tied_parameters_lie_in_the_vector_once_and_frozen_ones_stay() -> None:
 
 
 def test_groups_have_options_of_their_own() -> None:
+    """A parameter group with learning rate 0 does not change."""
+
     def groups(named: dict[str, Any]) -> list[dict[str, Any]]:
         return [
             {"params": [p for name, p in named.items() if name.endswith("weight")], "lr": 0.25},
@@ -143,6 +146,7 @@ def test_groups_have_options_of_their_own() -> None:
 
 @pytest.mark.parametrize("parts", [2, 5, 24, 100])
 def test_accumulation_is_the_same_step_in_parts(parts: int) -> None:
+    """A step in several parts gives the parameters of a whole step."""
     whole, cut = (
         TorchModel(mlp(), functional.cross_entropy, SGD, accumulate=n) for n in (1, parts)
     )
@@ -157,7 +161,7 @@ def test_accumulation_is_the_same_step_in_parts(parts: int) -> None:
 @pytest.mark.parametrize("weights", [None, np.repeat(np.float32([0, 1, 3]), 8)])
 @pytest.mark.parametrize("options", [{"weight": torch.tensor([1.0, 9.0, 0.1])}, {}])
 def test_parts_count_as_their_labels_do(options: Any, weights: Any, kind: Any) -> None:
-    """Some parts have only labels that are ignored, and means that are not numbers."""
+    """Accumulated parts are weighted by their labels; some parts have only ignored labels."""
     loss = nn.CrossEntropyLoss(ignore_index=1, **options)
     labels = CLASSES.astype(kind)
     labels[8:13] = 1
@@ -200,7 +204,7 @@ def test_autocast_computes_in_bfloat16_and_trains_in_float32() -> None:
 
 
 class Two(nn.Module):
-    """Two inputs, two outputs."""
+    """A module with two inputs and two outputs."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -237,6 +241,8 @@ def test_several_inputs_and_outputs_by_place_and_by_name(accumulate: int) -> Non
 
 
 def test_a_step_of_ones_own() -> None:
+    """A user's step function trains, with weights; loss() then needs a loss function."""
+
     def step(module: Any, optimizer: Any, batch: TorchBatch) -> Any:
         assert batch.weights is not None
         optimizer.zero_grad()
@@ -303,6 +309,7 @@ def test_the_scheduler_steps_with_each_minibatch() -> None:
 
 
 def test_a_scheduler_of_the_loss_gets_it() -> None:
+    """ReduceLROnPlateau steps with each minibatch's loss."""
     schedule = partial(torch.optim.lr_scheduler.ReduceLROnPlateau, patience=0, factor=0.5)
     still = partial(torch.optim.SGD, lr=0.0)
     model = TorchModel(
@@ -311,7 +318,7 @@ def test_a_scheduler_of_the_loss_gets_it() -> None:
     bound(model)
     for _ in range(3):
         model.step(BATCH)
-    assert model.updater_state()["scheduler/num_bad_epochs"] == 0  # reduced, so counted anew
+    assert model.updater_state()["scheduler/num_bad_epochs"] == 0  # reset by a reduction
     assert model.updater_state()["scheduler/last_epoch"] == 3
 
 
@@ -329,6 +336,7 @@ def test_dropout_and_batch_norm_are_off_in_prediction_and_as_they_were_afterward
 
 
 def test_predictions_of_two_threads_are_both_in_evaluation_mode() -> None:
+    """While a thread predicts, another thread waits, and both predict in evaluation mode."""
     is_second_in, is_first_over = threading.Event(), threading.Event()
     modes: list[bool] = []
 
@@ -339,7 +347,7 @@ def test_predictions_of_two_threads_are_both_in_evaluation_mode() -> None:
                 is_first_over.wait(60)
             elif second.ident is None:
                 second.start()
-                is_second_in.wait(0.2)  # it must not come in now
+                is_second_in.wait(0.2)  # the second thread must not enter now
             modes.append(self.training)
             return super().forward(x)
 
@@ -376,6 +384,7 @@ class Merging(nn.Linear):
 
 
 def test_a_module_that_works_in_train_and_eval_is_trained_after_a_validation() -> None:
+    """A module whose train() and eval() change weights trains correctly after a validation."""
     model = TorchModel(nn.Sequential(Merging()), functional.cross_entropy, SGD)
     bound(model)
     expected = model.predict(FEATURES)
@@ -397,6 +406,7 @@ def test_a_module_that_works_in_train_and_eval_is_trained_after_a_validation() -
     ],
 )
 def test_what_outputs_are_follows_from_the_loss(loss: Any, kind: str) -> None:
+    """The kind of outputs follows from the loss, unless it is given."""
     assert TorchModel(mlp(), loss, SGD).outputs == kind
     assert TorchModel(mlp(), loss, SGD, outputs="probabilities").outputs == "probabilities"
 

@@ -1,4 +1,4 @@
-"""Every optimizer of torch steps in place on the flat vector, and its state goes elsewhere."""
+"""Tests that torch's optimizers step in place on the flat vector, and that their state moves."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def bound(model: TorchModel, params: Any = None) -> np.ndarray:
 
 
 def by_json_and_arrays(state: Any) -> Any:
-    """What a file or a socket makes of it: arrays, and numbers that JSON can hold."""
+    """Return a state as from a file or socket: arrays, and numbers that passed through JSON."""
     arrays = {name: v.copy() for name, v in state.items() if isinstance(v, np.ndarray)}
     numbers = {name: v for name, v in state.items() if name not in arrays}
     return arrays | json.loads(json.dumps(numbers))
@@ -80,6 +80,7 @@ def test_torch_has_the_optimizers_that_these_tests_know() -> None:
 
 @pytest.mark.parametrize(("name", "options"), WORKING)
 def test_an_optimizer_steps_in_place_and_goes_on_elsewhere(name: str, options: Any) -> None:
+    """A model with another's pickle, parameters and state takes the same steps as one alone."""
     alone, first = make(name, options), make(name, options)
     straight = bound(alone)
     for _ in range(6):
@@ -127,6 +128,7 @@ SCHEDULES = {
 
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_a_schedule_goes_on_elsewhere(name: str) -> None:
+    """A model that loads another's state has the rates of one that trains alone."""
     options = {"lr": 0.1, "momentum": 0.9}
     alone, first, second = (make("SGD", options, SCHEDULES[name]) for _ in range(3))
     straight = bound(alone)
@@ -169,6 +171,7 @@ def test_state_is_arrays_and_plain_numbers() -> None:
 
 
 def test_sparse_gradients_touch_their_rows_alone() -> None:
+    """A step with sparse gradients changes only the rows of the minibatch's words."""
     torch.manual_seed(0)
     module = nn.Sequential(nn.Embedding(50, 4, sparse=True), nn.Flatten(), nn.Linear(8, 3))
     model = TorchModel(module, functional.cross_entropy, partial(optim.SGD, lr=0.1))

@@ -1,4 +1,4 @@
-"""torch's optimizers and schedulers where several workers train: the fit's minibatches count."""
+"""Tests of torch's momenta and schedules with several workers: the fit's minibatches count."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def params_of(model: TorchModel) -> np.ndarray:
 
 
 def stepped(model: TorchModel, *paces: tuple[int, int] | None, counted: int = 0) -> list[float]:
-    """Take a step at each pace; return the learning rates of the groups that they were taken at."""
+    """Take a step at each pace; return each step's learning rate."""
     rates = []
     for pace in paces:
         if pace is not None:
@@ -69,6 +69,7 @@ def stepped(model: TorchModel, *paces: tuple[int, int] | None, counted: int = 0)
 def test_one_worker_trains_as_before_and_four_forget_sooner(
     name: str, options: Any, own: Any, by_hand: Any
 ) -> None:
+    """With one worker nothing changes; with four, momentum is its fourth power."""
     kind = getattr(optim, name)
     before, alone, four, expected = (
         make(partial(kind, **options, **value)) for value in (own, own, own, by_hand)
@@ -106,7 +107,7 @@ def test_muon_is_not_adaptive() -> None:
 
 
 def test_an_executor_that_asks_for_the_kind_keeps_no_optimizer() -> None:
-    """Parameters have no values before ``bind``; Adagrad, for example, starts from their device."""
+    """Before ``bind``, parameters have no values, so an optimizer made of them is not kept."""
     module = nn.Linear(6, 3)
     model = TorchModel(module, functional.cross_entropy, partial(optim.Adagrad, lr=0.1))
     unbound = pickle.loads(pickle.dumps(model))
@@ -115,6 +116,7 @@ def test_an_executor_that_asks_for_the_kind_keeps_no_optimizer() -> None:
 
 
 def test_the_state_holds_the_users_own_momentum_and_goes_on_elsewhere() -> None:
+    """The state has the user's momentum, not its power, and a worker that loads it continues."""
     four, other = make(SGD), make(SGD)
     stepped(four, (4, 0), (4, 4))
     state = four.updater_state()
@@ -127,6 +129,7 @@ def test_the_state_holds_the_users_own_momentum_and_goes_on_elsewhere() -> None:
 
 
 def with_statistics(momentum: float | None) -> TorchModel:
+    """Return a model with BatchNorm."""
     torch.manual_seed(0)
     layers = nn.Linear(6, 5), nn.BatchNorm1d(5, momentum=momentum), nn.Linear(5, 3)
     model = TorchModel(nn.Sequential(*layers), functional.cross_entropy, SGD)
@@ -135,6 +138,7 @@ def with_statistics(momentum: float | None) -> TorchModel:
 
 
 def test_statistics_forget_sooner_too() -> None:
+    """With four workers, BatchNorm's momentum 0.1 is 1 - 0.9 ** 4."""
     four, by_hand = with_statistics(0.1), with_statistics(1 - 0.9**4)
     stepped(four, (4, 0))
     stepped(by_hand, (1, 0))
@@ -144,6 +148,7 @@ def test_statistics_forget_sooner_too() -> None:
 
 
 def test_statistics_that_average_over_everything_stay() -> None:
+    """BatchNorm with momentum=None, a cumulative average, is not changed."""
     four, one = with_statistics(None), with_statistics(None)
     stepped(four, (4, 0))
     stepped(one, (1, 0))
@@ -166,6 +171,7 @@ def test_each_group_has_its_own_momentum() -> None:
 
 
 def test_what_a_scheduler_makes_of_a_momentum_is_raised() -> None:
+    """A momentum that a scheduler sets is raised to the number of workers, too."""
     cycle = partial(lr_scheduler.OneCycleLR, max_lr=0.1, total_steps=20, pct_start=0.5)
     model, seen = make(SGD, scheduler=cycle), []
     model._get_optimizer()[0].register_step_pre_hook(
@@ -177,6 +183,8 @@ def test_what_a_scheduler_makes_of_a_momentum_is_raised() -> None:
 
 
 def test_a_step_of_the_users_that_sets_its_momentum_is_obeyed() -> None:
+    """A momentum that a user's step function sets stays as it is."""
+
     def step(module: Any, optimizer: Any, batch: Any) -> Any:
         optimizer.param_groups[0]["momentum"] = 0.7
         loss = functional.cross_entropy(module(batch.features), batch.labels)
@@ -193,6 +201,7 @@ def test_a_step_of_the_users_that_sets_its_momentum_is_obeyed() -> None:
 
 
 def test_a_schedule_is_where_the_fit_is() -> None:
+    """A schedule is at the fit's minibatch, not at this worker's step."""
     four, alone = make(SGD, scheduler=RATES), make(SGD, scheduler=RATES)
     assert stepped(four, (4, 0), (4, 4), (4, 8)) == pytest.approx([0.1, 0.5, 0.9])
     assert stepped(alone, None, None, None) == pytest.approx([0.1, 0.2, 0.3])
@@ -221,6 +230,7 @@ ONE_CYCLE = partial(lr_scheduler.OneCycleLR, max_lr=0.1, total_steps=10)
 
 
 def test_who_is_a_little_beyond_the_end_stays_at_the_end() -> None:
+    """A worker beyond the schedule's end keeps the last rate."""
     model = make(SGD, scheduler=ONE_CYCLE)
     rates = stepped(model, (4, 9), (4, 13), (4, 17), counted=10)
     assert rates[1] == rates[2] < 0.1 / 10
@@ -235,6 +245,7 @@ def test_a_schedule_that_is_too_short_for_the_fit_is_refused() -> None:
 
 
 def test_a_schedule_goes_on_from_a_borrowed_state() -> None:
+    """A late worker with another's optimizer state has the rate of the fit's minibatch."""
     lender, late = make(SGD, scheduler=RATES), make(SGD, scheduler=RATES)
     stepped(lender, (4, 0), (4, 4))
     late.load_updater_state(lender.updater_state())

@@ -1,4 +1,4 @@
-"""What TorchModel cannot train it refuses before the job, by name, with reason and remedy."""
+"""Tests that TorchModel refuses what it cannot train, before the job, with reason and remedy."""
 
 from __future__ import annotations
 
@@ -31,13 +31,14 @@ def frozen() -> nn.Module:
 
 
 def shared() -> nn.Module:
+    """Return a module with two parameters in the same memory."""
     module = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     module[1].weight = nn.Parameter(module[0].weight.data)
     return module
 
 
 class Locked(nn.Linear):
-    """Holds what cannot travel."""
+    """A module with a lock, which cannot be pickled."""
 
     def __init__(self) -> None:
         super().__init__(2, 2)
@@ -45,7 +46,7 @@ class Locked(nn.Linear):
 
 
 class Cached(nn.Linear):
-    """Holds a result with its history, which torch does not copy."""
+    """A module that keeps an output with its graph, which torch does not copy."""
 
     def __init__(self) -> None:
         super().__init__(2, 2)
@@ -130,7 +131,7 @@ def test_rows(features: Any, labels: Any, why: str) -> None:
 
 
 class Leaving(nn.Linear):
-    """Replaces its weight's memory."""
+    """A module that replaces its weight's memory."""
 
     def forward(self, x: Any) -> Any:
         self.weight.data = self.weight.data.clone()
@@ -138,6 +139,7 @@ class Leaving(nn.Linear):
 
 
 def test_a_module_that_leaves_the_flat_vector() -> None:
+    """A module that replaces a parameter's memory is refused at the step."""
     model = TorchModel(Leaving(2, 2), mse, SGD)
     model.bind(model.initial())
     with pytest.raises(UsageError, match=r"parameter weight left the flat vector.*in place"):
@@ -154,6 +156,7 @@ class Replacing(optim.SGD):
 
 
 def test_an_optimizer_that_leaves_the_flat_vector() -> None:
+    """An optimizer that replaces a parameter's memory is refused at the step."""
     model = TorchModel(nn.Linear(2, 2), mse, Replacing)
     model.bind(model.initial())
     with pytest.raises(UsageError, match="left the flat vector"):
@@ -161,7 +164,7 @@ def test_an_optimizer_that_leaves_the_flat_vector() -> None:
 
 
 class NeedsClosure(optim.SGD):
-    """Like LBFGS, from somebody else."""
+    """A user's optimizer that needs a closure, like LBFGS."""
 
     def step(self, closure: Any) -> None:
         """Evaluate several times."""

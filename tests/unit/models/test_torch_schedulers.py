@@ -1,4 +1,4 @@
-"""Schedulers of a TorchModel step by epochs or by minibatches, as plain torch's loops do."""
+"""Tests that a TorchModel's schedulers step by epochs or minibatches, as in plain torch's loops."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def made(schedule: Any, interval: str | None = None, optimizer: Any = SGD) -> To
 
 
 def plain_torch(schedule: Any, interval: str) -> tuple[np.ndarray, list[float]]:
-    """What a loop of plain torch makes of it, and the rates of its steps."""
+    """Return the parameters and the learning rates of a plain loop in torch."""
     module, rates = module_of(), []
     optimizer = SGD(module.parameters())
     scheduler = schedule(optimizer)
@@ -123,6 +123,7 @@ def plain_torch(schedule: Any, interval: str) -> tuple[np.ndarray, list[float]]:
 
 
 def seen_rates(model: TorchModel) -> list[float]:
+    """Return a list to which each step of the model adds its learning rate."""
     rates: list[float] = []
     model._get_optimizer()[0].register_step_pre_hook(
         lambda optimizer, *_: rates.append(optimizer.param_groups[0]["lr"])
@@ -135,6 +136,7 @@ def seen_rates(model: TorchModel) -> list[float]:
 def test_each_step_is_plain_torchs_own(
     schedule: Any, interval: str | None, meant: str, fit_tells: bool
 ) -> None:
+    """Rates and parameters equal a plain loop's, with keep_pace and without."""
     wanted, wanted_rates = plain_torch(schedule, meant)
     model = made(schedule, interval)
     params = model.initial()
@@ -159,7 +161,7 @@ def test_each_step_is_plain_torchs_own(
     ids=["StepLR", "CosineAnnealingLR", "ChainedScheduler", "SequentialLR"],
 )
 def test_rounds_of_averaging_train_as_plain_torch_does(schedule: Any) -> None:
-    """Each round by a worker that was made anew, from the state that the last one left."""
+    """Each round has a new worker, which continues from the state of the round before."""
     wanted, _ = plain_torch(schedule, "epoch")
     model = made(schedule, "epoch")
     params, state, done = model.initial(), copy.deepcopy(model).updater_state(), 0
@@ -174,6 +176,7 @@ def test_rounds_of_averaging_train_as_plain_torch_does(schedule: Any) -> None:
 
 
 def test_four_workers_count_epochs_once() -> None:
+    """With four workers, a schedule by epochs steps once per epoch of the fit."""
     model = made(partial(lr_scheduler.StepLR, step_size=1, gamma=0.5))
     model.bind(model.initial())
     rates = seen_rates(model)
@@ -185,6 +188,7 @@ def test_four_workers_count_epochs_once() -> None:
 
 
 def test_a_schedule_by_epochs_goes_on_in_the_next_fit_with_and_without_its_state() -> None:
+    """The next fit has the rate of its epoch number, even if the state is not loaded."""
     schedule = partial(lr_scheduler.StepLR, step_size=2, gamma=0.5)
     first, next_one, fresh = made(schedule), made(schedule), made(schedule)
     for model, epochs in ((first, (0, 1, 2)), (next_one, (3, 4)), (fresh, (3, 4))):
@@ -219,11 +223,11 @@ def test_a_schedule_by_epochs_that_is_too_short_says_so() -> None:
         model.step(ROWS[0])
 
 
-# -- warned of -------------------------------------------------------------------------------------
+# -- warnings --------------------------------------------------------------------------------------
 
 
 def epoch_of(model: TorchModel, batches: int, workers: int = 1) -> list[str]:
-    """One worker's first epoch; return the warnings."""
+    """Run a worker's first epoch; return the warnings."""
     model.bind(model.initial())
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -266,12 +270,13 @@ def test_a_schedule_that_fits_a_fit_of_one_epoch_is_not_warned_of(schedule: Any)
 
 
 def test_a_later_epoch_and_a_later_round_are_not_looked_at_again() -> None:
+    """A model that starts after the fit's first minibatch does not warn."""
     decay = partial(lr_scheduler.LambdaLR, lr_lambda=lambda epoch: 0.5**epoch)
     for place in ((1, 0, 40), (0, 3, 40)):
         model = made(decay)
         model.bind(model.initial())
         model.set_position(*place)
-        model.step(ROWS[0])  # pytest makes errors of warnings
+        model.step(ROWS[0])  # pytest turns warnings into errors
 
 
 # -- schedules for the length of a fit -------------------------------------------------------------
@@ -298,11 +303,12 @@ FOR_LENGTH: dict[str, tuple[Any, str | None, str]] = {
 
 
 def total_of(interval: str) -> int:
+    """Return the fit's number of scheduler steps."""
     return EPOCHS if interval == "epoch" else EPOCHS * BATCHES
 
 
 def rates_of(model: TorchModel, first_epoch: int = 0, before: int | None = 0) -> list[float]:
-    """Of a fit of one worker; ``before`` None: nobody tells where the fit is."""
+    """Return the rates of a fit with one worker; ``before`` None: without keep_pace."""
     rates = seen_rates(model)
     for done in range(EPOCHS * BATCHES):
         epoch, index = divmod(done, BATCHES)
@@ -314,6 +320,7 @@ def rates_of(model: TorchModel, first_epoch: int = 0, before: int | None = 0) ->
 
 
 def bound(schedule: Any, interval: str | None) -> TorchModel:
+    """Return an unpickled model, bound to its initial parameters."""
     model: TorchModel = pickle.loads(pickle.dumps(made(schedule, interval)))
     model.bind(made(schedule, interval).initial())
     return model
@@ -333,6 +340,7 @@ def bound(schedule: Any, interval: str | None) -> TorchModel:
     ],
 )
 def test_a_factory_asks_for_the_number_of_steps_by_a_parameter(factory: Any, takes: bool) -> None:
+    """A factory whose parameter ``total_steps`` has no value yet needs it from the fit."""
     assert takes_total_steps(factory) == takes
 
 
@@ -354,7 +362,7 @@ def test_total_steps_is_the_number_of_steps_of_the_fit(case: str, fit_tells: boo
 @pytest.mark.parametrize("fit_tells", [True, False])
 @pytest.mark.parametrize("case", FOR_LENGTH)
 def test_such_a_schedule_begins_anew_in_the_next_fit(case: str, fit_tells: bool) -> None:
-    """The optimizer's state goes on, loaded before or after the fit's length is known."""
+    """The next fit restarts the schedule and keeps momentum, loaded before or after the length."""
     schedule, interval, meant = FOR_LENGTH[case]
     _, wanted_rates = plain_torch(partial(schedule, total_steps=total_of(meant)), meant)
     first = bound(schedule, interval)
@@ -381,7 +389,7 @@ def test_such_a_schedule_begins_anew_in_the_next_fit(case: str, fit_tells: bool)
 @pytest.mark.parametrize("case", FOR_LENGTH)
 @pytest.mark.parametrize("other", [0, 7])
 def test_who_takes_over_continues_the_schedule_of_the_fit(case: str, other: int) -> None:
-    """Even one who was told another length, and one whom nobody tells where the fit is."""
+    """A worker continues from another's state without keep_pace, by its own length of the fit."""
     schedule, interval, meant = FOR_LENGTH[case]
     total = total_of(meant) + (other if meant == "step" else 0)
     module = module_of()
@@ -425,7 +433,7 @@ def test_workers_that_go_beyond_the_end_stay_at_the_last_rate() -> None:
 
 @pytest.mark.parametrize("fresh", [True, False])
 def test_rounds_of_averaging_follow_the_schedule_of_the_whole_fit(fresh: bool) -> None:
-    """One of two workers, made anew in each round, with the last state or a fresh one."""
+    """One of two workers, new in each round, has every other rate, with its last state or none."""
     total = 2 * EPOCHS * BATCHES
     optimizer = SGD(module_of().parameters())
     plain, wanted = ONE_CYCLE(optimizer, total_steps=total), []

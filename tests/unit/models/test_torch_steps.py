@@ -1,4 +1,4 @@
-"""Twenty steps of a TorchModel against twenty steps of plain torch."""
+"""Tests of 20 steps of a TorchModel against plain torch, and of hooks, states and schedules."""
 
 from __future__ import annotations
 
@@ -60,6 +60,7 @@ def travelled(model: TorchModel) -> TorchModel:
 
 
 def plain(module: nn.Module, loss: Any, labels: np.ndarray, optimizer: Callable[..., Any]) -> Any:
+    """Return the parameters after 20 steps of plain torch."""
     made = optimizer(module.parameters())
     for _ in range(20):
         made.zero_grad()
@@ -102,6 +103,7 @@ def test_the_loss_of_rows_in_parts_is_that_of_all_rows(
 def test_a_minibatch_whose_labels_are_all_ignored_changes_nothing(
     weights: np.ndarray | None, accumulate: int
 ) -> None:
+    """If the loss ignores all labels, a step returns 0 and AdamW changes no parameter."""
     model = TorchModel(
         mlp(),
         nn.CrossEntropyLoss(),
@@ -119,6 +121,7 @@ def test_a_minibatch_whose_labels_are_all_ignored_changes_nothing(
 
 
 def test_hooks_on_parameters_act_in_a_model_that_has_travelled() -> None:
+    """Gradient hooks on parameters survive pickling and deep copies."""
     module = mlp()
     mask = torch.zeros(5, 6)
     mask[2:] = 1
@@ -154,7 +157,7 @@ def test_a_hook_that_holds_the_module_is_refused_by_the_parameters_name() -> Non
 
 
 class Lookahead(torch.optim.SGD):
-    """SGD whose parameters go halfway back to slow ones every third step; kept as attributes."""
+    """SGD that every third step moves halfway back to slow parameters, kept as attributes."""
 
     def __init__(self, params: Any, lr: float) -> None:
         super().__init__(params, lr=lr, momentum=0.9)
@@ -177,6 +180,7 @@ class Lookahead(torch.optim.SGD):
 
 
 def test_what_an_optimizer_keeps_as_attributes_is_part_of_its_state() -> None:
+    """A model that loads another's state continues, also from the optimizer's attributes."""
     optimizer = partial(Lookahead, lr=0.05)
     expected = plain(mlp(), nn.CrossEntropyLoss(), Y, optimizer)
     model = TorchModel(mlp(), nn.CrossEntropyLoss(), optimizer)
@@ -197,6 +201,7 @@ def test_what_an_optimizer_keeps_as_attributes_is_part_of_its_state() -> None:
 
 
 def test_layers_are_frozen_and_unfrozen_between_two_fits() -> None:
+    """A frozen layer keeps its parameters and has no residual; afterwards it trains again."""
     model = TorchModel(mlp(), nn.CrossEntropyLoss(), partial(torch.optim.Adam, lr=0.01))
     params = bound(model)
     model.step(Batch(X, Y))
@@ -247,7 +252,7 @@ BY_STEPS = {
 )
 @pytest.mark.parametrize("name", [*BY_EPOCHS, *BY_STEPS])
 def test_a_schedule_has_the_rates_of_a_plain_loop(name: str, told: bool, workers: int) -> None:
-    """``workers`` take turns, as in a fit; with two of them each has every other minibatch."""
+    """Two workers alternate, as in a fit: each has every other minibatch and its rate."""
     options = BY_EPOCHS.get(name) or BY_STEPS[name]
     schedule = partial(getattr(torch.optim.lr_scheduler, name), **options)
     optimizer = partial(torch.optim.SGD, lr=0.1)

@@ -1,4 +1,4 @@
-"""TorchModel on its way: pickled without storage, placed on a machine, opened by torch alone."""
+"""Tests of TorchModel's pickles, of placing it on a machine, and of its export to torch."""
 
 from __future__ import annotations
 
@@ -41,6 +41,7 @@ def bound(model: TorchModel) -> np.ndarray:
 
 
 def test_a_module_travels_without_its_storage_and_with_its_buffers() -> None:
+    """A pickle has buffers, but no parameters, which bind() provides."""
     torch.manual_seed(0)
     module = nn.Sequential(nn.Linear(6, 4000), nn.BatchNorm1d(4000), nn.Linear(4000, 3))
     model = TorchModel(module, functional.cross_entropy, SGD)
@@ -68,6 +69,7 @@ def test_a_deep_copy_is_a_model_of_its_own_with_the_same_beginning() -> None:
 
 @pytest.mark.parametrize("travel", [lambda model: pickle.loads(pickle.dumps(model)), copy.deepcopy])
 def test_a_module_in_evaluation_mode_travels_in_the_modes_of_training(travel: Any) -> None:
+    """A copy has the modes from the model's creation, even if the module is in eval mode now."""
     module = nn.Sequential(nn.BatchNorm1d(6), nn.Dropout(0.5), nn.Linear(6, 3))
     module[0].eval()  # frozen by its owner
     model = TorchModel(module, functional.cross_entropy, SGD)
@@ -78,6 +80,7 @@ def test_a_module_in_evaluation_mode_travels_in_the_modes_of_training(travel: An
 
 
 def test_marks_on_parameters_travel() -> None:
+    """Attributes that a user has set on parameters are pickled."""
     module = mlp()
     module[0].bias.no_decay = True
     other = pickle.loads(pickle.dumps(TorchModel(module, functional.cross_entropy, SGD)))
@@ -85,6 +88,7 @@ def test_marks_on_parameters_travel() -> None:
 
 
 def test_recurrent_layers_find_their_parameters_after_a_trip() -> None:
+    """An unpickled GRU, which has its own list of weights, takes the same step."""
     torch.manual_seed(0)
     model = TorchModel(nn.GRU(6, 4, batch_first=True), gru_loss, SGD)
     params, other = bound(model), pickle.loads(pickle.dumps(model))
@@ -101,6 +105,7 @@ def gru_loss(output: Any, target: Any) -> Any:
 
 
 def test_a_place_gives_threads_and_chance() -> None:
+    """place() sets torch's number of threads and random seed."""
     threads = torch.get_num_threads()
     model = TorchModel(mlp(), functional.cross_entropy, SGD)
     draws = []
@@ -121,13 +126,14 @@ def test_a_gpu_that_is_not_there_is_named(device: str | None, gpu: int | None) -
 
 
 def test_on_a_device_the_vector_is_copied_in_and_out_of_each_step() -> None:
+    """copy_from_shared() and copy_to_shared() move parameters between host and device."""
     module = mlp()
     named = dict(module.named_parameters())
     params = np.zeros(53, np.float32)
     host = torch.from_numpy(params)
     views = ParameterViews(
         named, make_layout(named), host, host.clone()
-    )  # a clone stands for a GPU's memory
+    )  # the clone replaces a GPU's memory
     params += 2  # a remote update
     assert module[0].bias[0] == 0
     views.copy_from_shared()
@@ -170,7 +176,7 @@ def test_a_description_names_parameters_and_makes_no_model() -> None:
 
 
 def test_where_it_trains_the_optimizer_is_there_before_the_first_step() -> None:
-    """Making one takes torch seconds of imports; a model that only predicts makes none."""
+    """After place(), bind() makes the optimizer, which takes seconds; predicting needs none."""
     made: list[Any] = []
 
     def optimizer(parameters: Any) -> torch.optim.Optimizer:
@@ -178,7 +184,7 @@ def test_where_it_trains_the_optimizer_is_there_before_the_first_step() -> None:
         return made[-1]
 
     model = TorchModel(nn.Linear(2, 2), nn.MSELoss(), optimizer)
-    before = len(made)  # one, to see early whether it works
+    before = len(made)  # one, made to check the factory early
     model.bind(model.initial())
     assert len(made) == before
     model.place(Share(threads=torch.get_num_threads(), gpu=None, seed=0))

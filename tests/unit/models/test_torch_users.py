@@ -1,4 +1,4 @@
-"""Modules, losses and optimizers as users have them: what works, and in which words it does not."""
+"""Tests of modules, losses and optimizers as users write them: what works, and error messages."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ mse = functional.mse_loss
 
 
 def travelled(model: TorchModel) -> tuple[TorchModel, np.ndarray]:
-    """The model as it is on an executor, and the memory that it is bound to."""
+    """Return the model as an executor gets it, and the parameters that it is bound to."""
     twin, params = cloudpickle.loads(cloudpickle.dumps(model)), model.initial()
     twin.bind(params)
     return twin, params
@@ -99,7 +99,7 @@ class Overlapping(nn.Module):
 
 
 class Aliased(nn.Linear):
-    """A buffer that is its weight under another name."""
+    """A module with a buffer that is a part of its weight."""
 
     def __init__(self) -> None:
         super().__init__(4, 3)
@@ -107,7 +107,7 @@ class Aliased(nn.Linear):
 
 
 class Columns(nn.Module):
-    """Two parameters side by side in one matrix: they lie in one another's range, and apart."""
+    """Two parameters that are halves of one matrix: interleaved in memory, but disjoint."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -116,6 +116,7 @@ class Columns(nn.Module):
 
 
 def test_memory_that_parameters_share_is_found() -> None:
+    """Parameters or buffers that overlap in memory are refused; interleaved ones are not."""
     with pytest.raises(UsageError, match="parameters a and b share memory"):
         TorchModel(Overlapping(), mse, SGD)
     with pytest.raises(UsageError, match="buffer mean lies in the memory of parameter weight"):
@@ -124,7 +125,7 @@ def test_memory_that_parameters_share_is_found() -> None:
 
 
 class Caching(nn.Linear):
-    """Keeps a tensor from one call to the next, as rotary embeddings do."""
+    """A module that keeps a tensor from one call to the next, as rotary embeddings do."""
 
     kept: Any = None
 
@@ -135,13 +136,14 @@ class Caching(nn.Linear):
 
 
 def test_what_a_module_keeps_from_a_prediction_is_good_for_training() -> None:
+    """A tensor that a module kept from a prediction can be used in a training step."""
     model, _ = travelled(TorchModel(Caching(4, 3), mse, SGD))
     model.predict(ROWS)
     assert np.isfinite(model.step(Batch(ROWS, TARGETS)))
 
 
 class Oscillator(nn.Linear):
-    """Complex and boolean buffers."""
+    """A module with complex and boolean buffers."""
 
     def __init__(self) -> None:
         super().__init__(4, 3)
@@ -159,7 +161,7 @@ def test_complex_buffers_take_the_mean_and_flags_stay_set() -> None:
 
 
 class Puts(nn.Linear):
-    """Puts out something beside a tensor."""
+    """A module with an output that is not a tensor."""
 
     def forward(self, x: Any) -> Any:
         return {"y": super().forward(x), "cache": None}
@@ -179,7 +181,7 @@ NET = nn.Linear(4, 3)
 
 
 class Own(nn.Linear):
-    """Brings its loss along."""
+    """A module with a loss of its own."""
 
     def __init__(self) -> None:
         super().__init__(4, 3)
@@ -190,7 +192,7 @@ class Own(nn.Linear):
 
 
 class Recipe:
-    """An object with the module inside."""
+    """An object that holds the module."""
 
     def __init__(self, net: nn.Module) -> None:
         self.parts = {"net": net}
@@ -204,10 +206,12 @@ def by_name(output: Any, target: Any) -> Any:
 
 
 def two_away(output: Any, target: Any) -> Any:
+    """Return a loss that uses the module in another function."""
     return by_name(output, target)
 
 
 def holder(what: str) -> tuple[nn.Module, dict[str, Any]]:
+    """Return a module, and an option that holds the module in this way."""
     net = Own()
     return {
         "closure": (net, {"loss": lambda out, y: mse(net(out), y)}),
@@ -237,6 +241,7 @@ def test_functions_that_hold_other_things_are_taken() -> None:
 
 
 def test_a_loss_that_no_parameter_sees_is_refused() -> None:
+    """A loss that gives no parameter a gradient is refused."""
     other = nn.Linear(4, 3)
     model = TorchModel(nn.Linear(4, 3), lambda out, y: other(y.new_ones(1, 4)).sum(), SGD)
     model.bind(model.initial())
@@ -248,7 +253,7 @@ def test_a_loss_that_no_parameter_sees_is_refused() -> None:
 
 
 def mean_square(output: Any, target: Any) -> Any:
-    """Calls a loss of torch's."""
+    """Return one of torch's losses."""
     return mse(output, target)
 
 
@@ -284,7 +289,7 @@ def test_a_class_of_a_sequence_is_named_by_row_and_column() -> None:
             return super().forward(x).reshape(-1, 3, 2)
 
     labels = np.zeros((8, 2), np.int64)
-    labels[0, 0], labels[5, 1] = -100, 3  # the former is torch's sign for a place to leave out
+    labels[0, 0], labels[5, 1] = -100, 3  # torch ignores the label -100
     model = TorchModel(Words(4, 6), functional.cross_entropy, SGD)
     model.bind(model.initial())
     with pytest.raises(UsageError, match=r"labels must be 0 to 2, .* row 5, column 1 .* has 3;"):
@@ -292,7 +297,7 @@ def test_a_class_of_a_sequence_is_named_by_row_and_column() -> None:
 
 
 class MyError(Exception):
-    """Of a user's."""
+    """A user's exception."""
 
 
 @pytest.mark.parametrize("kind", [ValueError, RuntimeError, TypeError, IndexError, MyError])
@@ -336,7 +341,7 @@ def test_a_number_of_numpy_is_a_loss() -> None:
 
 
 class Counting(optim.SGD):
-    """Keeps a number that belongs to no parameter."""
+    """An optimizer whose state has a number that belongs to no parameter."""
 
     def step(self, closure: Any = None) -> Any:
         self.state["steps"] = self.state.get("steps", 0) + 1
@@ -344,6 +349,7 @@ class Counting(optim.SGD):
 
 
 def test_state_of_no_parameter_goes_on_elsewhere() -> None:
+    """An optimizer's state that belongs to no parameter is part of the model's state."""
     model = TorchModel(nn.Linear(4, 3), mse, partial(Counting, lr=0.1))
     one, _ = travelled(model)
     other, _ = travelled(model)
@@ -354,6 +360,7 @@ def test_state_of_no_parameter_goes_on_elsewhere() -> None:
 
 
 def sparse(optimizer: Any, **options: Any) -> tuple[TorchModel, np.ndarray]:
+    """Return a model with an embedding, by default with sparse gradients, and its parameters."""
     torch.manual_seed(0)
     module = nn.Sequential(nn.Embedding(9, 3, sparse=options.pop("sparse", True)), nn.Linear(3, 3))
     model = TorchModel(module, mse, optimizer, **options)
@@ -404,7 +411,7 @@ def test_the_gpu_that_spark_assigned_is_found_among_those_seen(
 
 
 def test_a_module_whose_outputs_are_as_wide_as_the_longest_row_is_named() -> None:
-    """It works for one slice of rows, and the next one is as wide as its own longest row."""
+    """Outputs as wide as the longest row differ in width between slices of the rows."""
 
     class Longest(nn.Module):
         def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Updaters: two steps by hand each, state that comes and goes, refusals."""
+"""Tests of updaters: two steps by hand each, the state's types, refused values."""
 
 from __future__ import annotations
 
