@@ -1,4 +1,4 @@
-"""The store: the same rows in the same order whatever came when, in memory or on disk."""
+"""Row store: the same rows in the same order, however they arrive, in memory or on disk."""
 
 from __future__ import annotations
 
@@ -33,6 +33,7 @@ def some_rows(count: int, width: int = 3) -> tuple[NDArray[np.float32], NDArray[
 
 
 def ordered(parts: list[Any], tmp_path: Path, memory_bytes: int, **options: Any) -> OrderedRows:
+    """Return the rows of these parts, stored with ``memory_bytes`` of memory."""
     store = RowStore(memory_bytes, tmp_path, **options)
     for features, labels in parts:
         form = format_from_batch(Batch(features, labels))
@@ -41,6 +42,7 @@ def ordered(parts: list[Any], tmp_path: Path, memory_bytes: int, **options: Any)
 
 
 def all_of(rows: OrderedRows) -> bytes:
+    """Return the bytes of all rows, including held-out ones."""
     return rows.read([(0, rows.rows + rows.held_out)]).tobytes()
 
 
@@ -78,7 +80,7 @@ def test_disk_and_memory_and_any_order_give_the_same_rows(
 
 
 def test_epochs_are_the_same_from_disk(tmp_path: Path) -> None:
-    """Over several windows: pages at random, rows at random inside a window, each row once."""
+    """Rows on disk, over several windows, give the same minibatches as rows in memory."""
     features, labels = some_rows(3_000, width=1000)
     assert features.nbytes > 2 * WINDOW_BYTES
     on_disk = ordered([(features, labels)], tmp_path, 1 << 20)
@@ -97,7 +99,7 @@ def test_epochs_are_the_same_from_disk(tmp_path: Path) -> None:
         assert sorted(seen) == sorted(features[:, 0].tolist())
     later = disk.get(1, 20).features
     disk.get(0, 0)
-    np.testing.assert_array_equal(disk.get(1, 20).features, later)  # as a replacement would ask
+    np.testing.assert_array_equal(disk.get(1, 20).features, later)  # as a new worker would
     disk.close()
 
 
@@ -133,6 +135,7 @@ def test_held_out_rows_come_in_one_order_and_never_in_training(tmp_path: Path) -
 
 
 def test_a_file_of_rows_has_no_name(tmp_path: Path) -> None:
+    """A spilled file has no directory entry."""
     rows = ordered([some_rows(400)], tmp_path, TINY_BYTES)
     assert rows.spilled_bytes > 0
     assert list(tmp_path.iterdir()) == []
@@ -158,11 +161,14 @@ def test_rows_of_another_kind_are_refused(tmp_path: Path) -> None:
 
 
 def test_scratch_that_takes_no_file_is_named(tmp_path: Path) -> None:
+    """The error names the scratch directory if no file can be created there."""
     with pytest.raises(SetupError, match=r"nowhere.*spark\.local\.dir"):
         ordered([some_rows(400)], tmp_path / "nowhere", TINY_BYTES)
 
 
 def test_full_scratch_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full disk is reported with advice about ``spark.local.dir``."""
+
     def full(*_: Any) -> int:
         raise OSError(storing.errno.ENOSPC, "No space left on device")
 
@@ -172,7 +178,7 @@ def test_full_scratch_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_writes_may_be_partial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The kernel may take, or give, fewer bytes than asked for."""
+    """Writes and reads that return early, as the kernel may do, are continued."""
     real_write, real_read = storing.os.pwritev, storing.os.preadv
     part = some_rows(400)
     plain = ordered([part], tmp_path, 1 << 30)
@@ -191,7 +197,7 @@ def sparse_form(room: int) -> RowFormat:
 
 
 def test_a_sparse_row_has_one_key_with_any_room(tmp_path: Path) -> None:
-    """Blocks with more and with less room meet in one store, in memory and on disk."""
+    """Sparse rows with different room for entries fit one store; room does not change keys."""
     few = pack_sparse_entries(np.array([0, 1]), np.array([5, 999]), np.array([1.0, 2.0]), 3)
     assert few.shape == (3, 1)
     assert entries_to_dense(few, 1000).sum(1).tolist() == [1.0, 2.0, 0.0]
@@ -214,6 +220,7 @@ def test_a_sparse_row_has_one_key_with_any_room(tmp_path: Path) -> None:
 
 
 def test_keys_are_of_content_alone() -> None:
+    """A row's key does not depend on its place; different rows have different keys."""
     features, labels = some_rows(50)
     form = format_from_batch(Batch(features, labels))
     records = form.pack([features, labels])
