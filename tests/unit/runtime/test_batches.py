@@ -16,6 +16,7 @@ Rows = tuple[NDArray[np.float32], NDArray[Any]]
 
 
 def some_rows(count: int, seed: int = 0, distinct: int = 10**9) -> Rows:
+    """Return random rows: two features each, and a label; ``distinct`` limits the variety."""
     chance = np.random.default_rng(seed)
     numbers = chance.integers(0, distinct, count)
     features = np.stack([numbers, numbers % 7], axis=1).astype(np.float32)
@@ -23,6 +24,7 @@ def some_rows(count: int, seed: int = 0, distinct: int = 10**9) -> Rows:
 
 
 def batches(rows: Rows, **options: int) -> Batches:
+    """Return batches of these rows."""
     given = {"batch_rows": 4, "seed": 1, "partition": 2} | options
     return Batches(*rows, **given)
 
@@ -112,6 +114,7 @@ def test_the_checksum_sees_a_change(what: str) -> None:
 
 
 def test_the_checksum_sees_labels_that_changed_places() -> None:
+    """The checksum changes if labels are permuted among the rows."""
     features, labels = some_rows(10)
     order = np.argsort(labels)
     assert (labels != labels[order]).any()
@@ -120,6 +123,7 @@ def test_the_checksum_sees_labels_that_changed_places() -> None:
 
 
 def test_the_checksum_fits_the_wire() -> None:
+    """The checksum is an integer below 2^63, as messages require."""
     assert all(0 <= batches(some_rows(n)).checksum < 2**63 for n in range(50))
 
 

@@ -72,6 +72,7 @@ class Speechless(ValueError):
 
 @pytest.mark.parametrize("error", [Speechless(), UsageError("")])
 def test_an_exception_without_text_reaches_the_master(error: Exception) -> None:
+    """An exception without text, or whose ``__str__`` raises, is reported with "no reason"."""
     events: list[Any] = []
     session = SimpleNamespace(channel=SimpleNamespace(post=events.append))
     TrainingSession.report(cast(Any, session), error, "training")
@@ -122,6 +123,7 @@ def run_in_a_process(fail: Callable[..., Any]) -> None:
 
 
 def accumulate(fail: Callable[..., Any]) -> None:
+    """Run an accumulator of averaging that fails."""
     apply_accumulator(fail, np.zeros(2, np.float32), np.zeros((1, 2), np.float32), [1])
 
 

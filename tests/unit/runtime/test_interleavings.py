@@ -85,6 +85,7 @@ def takes_buffers(replica: Replica, make_commit: MakeCommit) -> None:
 
 
 def installs(replica: Replica, make_commit: MakeCommit) -> None:
+    """Install a snapshot of another replica, with a commit that it lacks."""
     other = make_theta(N, K)
     other.add(other.decode(make_commit(1, 7).payload))
     other.buffers, other.commit = b"theirs", 5
@@ -193,6 +194,7 @@ def made(kind: type[TrainerChannel] = TrainerChannel) -> TrainerChannel:
 
 
 def is_held(channel: TrainerChannel) -> bool:
+    """Return whether a thread holds the channel's lock."""
     lock: Any = channel._changed._lock  # type: ignore[attr-defined]
     return bool(lock.locked())
 

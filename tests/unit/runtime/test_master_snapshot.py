@@ -111,6 +111,7 @@ def test_the_end_is_shown_and_no_failure_comes_after_it(
 def test_counters_of_a_returned_process_replace_those_under_its_former_id(
     make_master: Callable[[Theta], tuple[MasterThread, Breaking]],
 ) -> None:
+    """Counters that name a former id replace the counters of that id."""
     master, _ = make_master(Theta(N, K))
     master.end()
     told = [WorkerCounters(TrainingCounters(partition, steps=partition)) for partition in range(3)]

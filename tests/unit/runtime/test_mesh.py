@@ -190,6 +190,7 @@ def test_a_stop_ends_in_order(make_mesh: Callable[..., Mesh]) -> None:
 def test_a_stranger_without_the_key_is_counted_and_changes_nothing(
     make_mesh: Callable[..., Mesh],
 ) -> None:
+    """Random frames on the join stream are rejected and counted, and the fit succeeds."""
     mesh = make_mesh()
     mesh.begin()
     stranger = mesh.network.open()

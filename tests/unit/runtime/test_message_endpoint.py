@@ -361,6 +361,7 @@ def everything_that_is_sealed(master: Office, node: Office) -> None:
 
 
 def test_no_nonce_is_used_twice(pair: tuple[Office, Office]) -> None:
+    """No two encrypted frames have the same nonce, whichever way they are sent."""
     master, node = pair
     everything_that_is_sealed(master, node)
     nonces = master.seal.nonces + node.seal.nonces

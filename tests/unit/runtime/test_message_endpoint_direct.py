@@ -108,6 +108,7 @@ def test_meeting_again_drops_what_was_not_sent(network: MemoryNetwork) -> None:
 
 
 def test_after_the_sender_has_ended_the_next_message_opens_another(network: MemoryNetwork) -> None:
+    """After a node's sender to the master was closed, its next message opens another sender."""
     master, node = lobby_of(network)
     node.room.send_direct(ProbeReply(6))
     assert node.room._to_master is not None

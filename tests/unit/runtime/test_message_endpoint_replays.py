@@ -61,6 +61,7 @@ def told(node: Office, message: TrainingFailure | ProbeReply) -> list[bytes]:
 
 @pytest.fixture
 def master(network: MemoryNetwork) -> Office:
+    """A master with a join stream."""
     office = Office(network, MASTER, 10)
     office.room.listen_for_joins(LOBBY)
     return office

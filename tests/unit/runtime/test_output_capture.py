@@ -273,6 +273,7 @@ def test_a_thousand_workers_do_not_flood_the_driver() -> None:
 def test_a_print_reaches_the_driver_where_standard_output_cannot_be_written(
     stream: str | None, output: WorkerOutput, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Lines are captured even if standard output is missing or closed."""
     closed = io.StringIO()
     closed.close()
     monkeypatch.setattr(sys, "stdout", closed if stream else None)

@@ -54,6 +54,7 @@ class Rounds:
 
 
 def test_rounds_in_one_direction_sum_eight_of_sixteen_workers_and_four_of_thirty_two() -> None:
+    """In aligned rounds the limit grows to 8 of 16 workers, and stays at 4 of 32."""
     rounds = Rounds()
     assert rounds.limits([1] * ROUNDS) == [4, 4, 5, 6] + [8] * (ROUNDS - 4)
     assert (rounds.control.summed_workers, rounds.control.is_reduced) == (8, False)
@@ -67,6 +68,7 @@ def test_rounds_of_noise_soon_sum_all_workers() -> None:
 
 
 def test_rounds_that_become_noise_sum_more_slowly() -> None:
+    """Noise after aligned rounds raises the limit slowly, up to all workers."""
     limits = Rounds().limits([1, 1, 1, *[None] * 50])
     assert limits[:5] == [4, 4, 5, 5, 5]
     assert limits[-1] == 16
@@ -134,6 +136,7 @@ def test_while_eight_of_more_workers_train_they_are_summed_and_not_compared() ->
 
 
 def test_a_reduced_limit_stays_while_few_workers_train() -> None:
+    """A reduced limit stays while at most eight workers train, and afterwards."""
     rounds = Rounds()
     assert rounds.limits([1, 1, -1]) == [4, 4, 2]
     assert rounds.limits([1, -1, 1], workers=8) == [2] * 3

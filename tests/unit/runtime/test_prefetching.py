@@ -49,6 +49,7 @@ def test_so_many_are_drawn_ahead_and_no_more() -> None:
 
 
 def test_nothing_is_drawn_ahead_without_a_buffer() -> None:
+    """With a count of 0, items are drawn when they are taken, in the caller's thread."""
     counted = Counted(100)
     drawing = prefetch(counted, 0)
     assert next(drawing) == 0

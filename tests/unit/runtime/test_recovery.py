@@ -44,11 +44,13 @@ class Drivers:
 
 
 def test_work_that_goes_well_replaces_nothing() -> None:
+    """Work during which the driver lives replaces no transport."""
     assert Drivers().work() == ["work"]
 
 
 @pytest.mark.parametrize("deaths", [1, 2, SUCCESSIVE_DEATHS_MAX])
 def test_the_transport_is_replaced_until_a_driver_lives(deaths: int) -> None:
+    """The transport is replaced until its driver does not die; the work is not repeated."""
     assert Drivers().work(deaths) == ["work", *["replace"] * deaths]
 
 

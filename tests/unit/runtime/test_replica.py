@@ -120,6 +120,7 @@ def test_holding_back_loses_nothing(make: Callable[..., Replica], train_on: str)
 def test_updates_of_others_move_theta_and_leave_the_residual(
     make: Callable[..., Replica], make_commit: MakeCommit, train_on: str
 ) -> None:
+    """Other workers' updates change theta, and ``local`` with it, but not the residual."""
     replica = make(train_on)
     replica.step(BATCH)
     replica.publish()
@@ -167,6 +168,7 @@ def test_residuals_add(make: Callable[..., Replica], train_on: str) -> None:
 def test_a_loss_that_is_no_number_ends_training(
     make: Callable[..., Replica], train_on: str, loss: float
 ) -> None:
+    """A loss that is NaN or infinite raises TrainingError."""
     replica = make(train_on)
     replica.model.losses = {2: loss}  # type: ignore[attr-defined]
     replica.step(BATCH)
@@ -178,6 +180,7 @@ def test_a_loss_that_is_no_number_ends_training(
 def test_a_parameter_that_is_no_number_ends_training_before_theta_moves(
     make: Callable[..., Replica], train_on: str
 ) -> None:
+    """An infinite parameter raises TrainingError when it is published; theta is unchanged."""
     replica = make(train_on, push=float("inf"))
     replica.step(BATCH)
     with pytest.raises(TrainingError, match=r"parameter 0 became inf"):
@@ -197,10 +200,12 @@ def published(replica: Replica) -> Payload:
 
 
 def committed_of(payload: Payload, commit: int) -> Commit:
+    """Return a commit of this worker's payload."""
     return Commit(commit=commit, origin=7, seq=1, payload=payload)
 
 
 def update_of(payload: Payload, seq: int = 1) -> Update:
+    """Return this worker's update with this payload."""
     return Update(origin=7, seq=seq, seen=0, epoch=0, batch=1, steps=1, payload=payload)
 
 

@@ -28,6 +28,7 @@ TINY_BYTES = 4_000
 
 
 def some_rows(count: int, width: int = 3) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+    """Return this many random rows: features and labels."""
     chance = np.random.default_rng(count)
     return chance.normal(size=(count, width)).astype(np.float32), chance.integers(0, 5, count)
 
@@ -60,6 +61,7 @@ def scratch(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_disk_and_memory_and_any_order_give_the_same_rows(
     cuts: list[int], seed: int, fraction: float, scratch: Path
 ) -> None:
+    """Rows in any order and in any parts, spilled to disk, are stored as in memory."""
     features, labels = some_rows(400)
     order = np.random.default_rng(seed).permutation(400)
     edges = sorted({0, *cuts, 400})
@@ -104,6 +106,7 @@ def test_epochs_are_the_same_from_disk(tmp_path: Path) -> None:
 
 
 def test_an_epoch_reads_pages_not_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An epoch reads each spilled byte once, in reads of about a page."""
     features, labels = some_rows(3_000, width=1000)
     rows = ordered([(features, labels)], tmp_path, 1 << 20)
     batches = Batches.from_store(rows, batch_rows=64, seed=1, partition=2)
@@ -118,6 +121,7 @@ def test_an_epoch_reads_pages_not_rows(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_held_out_rows_come_in_one_order_and_never_in_training(tmp_path: Path) -> None:
+    """Held-out rows are not trained on, and are read in the same order each time."""
     features, labels = some_rows(500)
     batches = Batches(features, labels, batch_rows=32, seed=1, partition=0, fraction=0.2)
     held = [tuple(row) for batch in batches.held_out for row in batch.features.tolist()]
@@ -143,6 +147,7 @@ def test_a_file_of_rows_has_no_name(tmp_path: Path) -> None:
 
 
 def test_equal_rows_are_many_rows(tmp_path: Path) -> None:
+    """Equal rows are stored separately."""
     part = (np.ones((100, 3), np.float32), np.zeros(100, np.int64))
     rows = ordered([part] * 5, tmp_path, TINY_BYTES)
     assert rows.rows == 500
@@ -155,6 +160,7 @@ def test_no_rows_are_no_rows(tmp_path: Path) -> None:
 
 
 def test_rows_of_another_kind_are_refused(tmp_path: Path) -> None:
+    """Rows of another width in a later part are a UsageError that names both types."""
     features, labels = some_rows(10)
     with pytest.raises(UsageError, match=r"array 0 is float32\[2\] in one part .* float32\[3\]"):
         ordered([(features, labels), (features[:, :2], labels)], tmp_path, 1 << 30)
@@ -193,6 +199,7 @@ def test_writes_may_be_partial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 def sparse_form(room: int) -> RowFormat:
+    """Return the format of a sparse feature column, with ``room`` for entries, and a label."""
     return RowFormat((Leaf("x", (1000,), "<f4", "<f4", room), Leaf("y", (), "<i8", "<i8")))
 
 

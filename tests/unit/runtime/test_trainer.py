@@ -23,6 +23,7 @@ from tests.unit.runtime.memories import make_theta
 
 
 def whole(theta: Theta) -> tuple[Chunk, ...]:
+    """Return all chunks of a snapshot."""
     return tuple(theta.chunk(index) for index in range(snapshot_chunk_count(N)))
 
 
@@ -230,6 +231,7 @@ def test_waiting_after_the_end_does_not_replace_the_last_figures(
 
 
 def test_draining_stops_training(bench: Callable[..., Bench]) -> None:
+    """A directive to drain ends training before all minibatches are trained."""
     events = bench([*steps(2), *steps(3, Directive(Command.DRAIN))]).run()
     assert positions(events) == WHOLE[:2]
     assert events[-1] == ev.ActivityChanged(Activity.WAITING)
@@ -255,6 +257,7 @@ def test_who_has_to_go_before_it_has_a_replica_keeps_what_it_was_granted(
 
 
 def test_a_failed_node_fails_the_task(bench: Callable[..., Bench]) -> None:
+    """A directive to fail raises PeerError with its reason."""
     made = bench([*steps(1), ([], Directive(Command.FAIL, "nothing heard for 30 s"))])
     with pytest.raises(PeerError, match="nothing heard for 30 s"):
         made.trainer.run()
@@ -342,6 +345,7 @@ class Statistics:
 
 
 def test_buffers_are_published_before_an_epochs_last_position(pushing: Callable[..., Any]) -> None:
+    """At an epoch's end, buffers are published before the update that completes the epoch."""
     model = type("Model", (Statistics, type(pushing(N))), {})(N, TAU)
     made = Bench(model, steps(6))
     events = made.run()

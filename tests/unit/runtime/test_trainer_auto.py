@@ -17,7 +17,7 @@ BUSY = Directive(Command.TRAIN, publishes=False)
 
 
 def test_it_publishes_when_it_may_and_at_the_end(bench: Callable[..., Bench]) -> None:
-    """Changes of steps that may not publish stay in the residual for the next update."""
+    """If a step may not publish, its change stays in the residual for the next update."""
     script = [([], command) for command in (TRAIN, BUSY, BUSY, TRAIN, BUSY, BUSY)]
     made = bench(script, publish_every=None)
     events = made.run()

@@ -69,6 +69,7 @@ def test_beyond_its_bytes_it_holds_one_sum(make_commit: MakeCommit) -> None:
 
 
 def test_after_taking_there_is_room_again(make_commit: MakeCommit) -> None:
+    """``take`` makes room for further single updates."""
     update = ApplyCommit(make_commit(1, 1))
     inbox = TrainerInbox(len(update.update.payload), make_theta(N, K).new_sum)
     for _ in range(3):
@@ -125,6 +126,7 @@ def test_buffers_are_in_no_sum(make_commit: MakeCommit) -> None:
 def test_a_sum_that_could_overflow_is_followed_by_another(
     make_commit: MakeCommit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The inbox begins another sum before an entry could overflow."""
     monkeypatch.setattr(module, "MERGED_QUANTA_SAFE_MAX", 300)
     inbox = TrainerInbox(0, make_theta(N, K).new_sum)
     for commit in range(1, 6):

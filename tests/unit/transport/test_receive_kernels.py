@@ -76,6 +76,7 @@ def test_pieces_of_several_sessions_are_told_apart() -> None:
 
 
 def test_pieces_without_a_begin_are_discarded() -> None:
+    """Fragments whose first one is missing are discarded and counted."""
     handler = Handler()
     handler.take(b"body", MIDDLE)
     handler.take(b"tail", END)

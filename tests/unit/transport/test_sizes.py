@@ -61,6 +61,7 @@ def test_no_room_names_what_is_free_and_what_is_needed() -> None:
 def test_a_window_and_a_frame_stay_below_half_a_term(
     terms: tuple[int, int], edges: int, limit: int
 ) -> None:
+    """A receive window plus one frame fits half a term, and the window the socket buffer."""
     sizes = choose_buffer_sizes(edges, terms, (limit, limit))
     assert sizes.window + sizes.data_frame_bytes_max <= sizes.data_term // 2
     assert sizes.window <= sizes.receive_buffer <= limit
@@ -68,6 +69,7 @@ def test_a_window_and_a_frame_stay_below_half_a_term(
 
 @pytest.mark.parametrize("edges", [1, 2, 9, 12, 40])
 def test_all_windows_together_fit_into_the_socket_buffer(edges: int) -> None:
+    """The windows of all edges together fit the socket's receive buffer."""
     sizes = choose_buffer_sizes(edges, TERM_LENGTHS[0], PLENTY)
     assert edges * (sizes.window + sizes.control_term // 2) <= sizes.receive_buffer
 
