@@ -145,7 +145,7 @@ def test_content_is_exact_though_datagrams_are_lost(drivers: Any, exchange: Any)
 
 def test_what_is_lost_is_asked_for_again_and_again_but_not_all_the_time(drivers: Any) -> None:
     """Lost data are requested again at intervals: one per 100 us would fill a 1 Mbit/s link."""
-    loss = "rate=0.9|seed=7|recv-msg-mask=0x2"  # of data
+    loss = "rate=0.9|seed=7|recv-msg-mask=0x2"  # loses 90% of data frames, but no others
     here, there = drivers.transport("a"), drivers.transport("b", datagram_loss=loss)
     there.open_receiver(1)
     sender = here.open_sender(there.endpoint, 1, control=False)
@@ -211,7 +211,7 @@ def test_logs_go_to_scratch_where_shared_memory_is_small(
 ) -> None:
     """Logs go to the scratch directory if shared memory is full."""
     memory = small_memory(1 * MIB)
-    (memory / "filler").write_bytes(bytes(MIB))  # not a block left
+    (memory / "filler").write_bytes(bytes(MIB))  # fills the file system
     transport = drivers.transport(shared_memory=memory, scratch=tmp_path)
     assert tmp_path in transport._handle.directory.parents
     transport.open_receiver(1)

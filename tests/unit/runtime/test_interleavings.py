@@ -183,7 +183,7 @@ def test_a_commit_that_comes_while_a_chunk_is_made_is_in_it_whole_or_not_at_all(
     assert lines > 5
 
 
-# -- the trainer takes while the node's thread publishes, and the other way round -------------
+# -- the trainer takes while the node's thread publishes, and the reverse ----------------------
 
 
 def made(kind: type[TrainerChannel] = TrainerChannel) -> TrainerChannel:
@@ -275,7 +275,7 @@ def test_a_command_that_is_taken_apart_from_its_items_is_seen(make_commit: MakeC
         publish_while_it_takes(TakesTwice, ApplyCommit(make_commit(1, 1)))
 
 
-# -- what a cycle of the node's thread makes known ---------------------------------------------
+# -- what a duty cycle of the node's thread publishes -------------------------------------------
 
 
 def torn_cycles(mesh: Mesh, monkeypatch: pytest.MonkeyPatch) -> list[Directive]:

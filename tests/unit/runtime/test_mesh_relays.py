@@ -259,12 +259,12 @@ def test_who_heard_nothing_for_a_while_gets_one_sum(
     assert master.placement.tree.depth(3) == 2
     *others, own = master.partitions
     wait_until(lambda: own.minibatches == 3)
-    # While deaf it gets no acknowledgements: it sends another update only if its link is empty now.
+    # Without acknowledgements it sends another update only if none is in flight now.
     wait_until(lambda: not mesh.nodes[2]._machine.link.window.under_way)
     deaf.is_deaf = True
     gate.set()
     wait_until(lambda: all(partition.trained for partition in others))
-    # A relay sends single commits until its window is full. What waits after that goes as one sum.
+    # A relay sends single commits until its window is full; later ones are sent as one sum.
     own_gate.set()
     wait_until(lambda: own.minibatches > 3)
     head = master.sequencer.head

@@ -85,6 +85,7 @@ def answering(senders: dict[Address, Stuck]) -> ReplyOutboxes:
 
 
 def at(number: int) -> Address:
+    """Return the address of a peer."""
     return Address("10.0.0.7", 40_000 + number, 1, 2)
 
 

@@ -188,7 +188,7 @@ def test_a_parameter_that_is_no_number_ends_training_before_theta_moves(
     np.testing.assert_array_equal(replica.theta.to_host(), all_at(0))
 
 
-# -- what it holds for its neighbours ----------------------------------------------------------
+# -- snapshots for neighbours ------------------------------------------------------------------
 
 
 def published(replica: Replica) -> Payload:

@@ -50,7 +50,7 @@ def test_a_client_that_joins_its_media_driver_again_keeps_its_correction() -> No
     wire = LinkBytesCounter()
     closed: Any = Counted("a", 900, -800)
     again: Any = Counted("a", 950, -10)
-    for transport in (closed, closed, again):  # its replacement may be tried twice
+    for transport in (closed, closed, again):  # ``update`` may be called twice for one transport
         figures = wire.update(transport)
     assert figures == LinkBytes({"a": 950.0}, -810.0)
 
