@@ -1,4 +1,4 @@
-"""Media drivers for tests: what a test starts must be gone after it, directory and all."""
+"""Media drivers for tests: all processes and directories must be gone after a test."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from sparkstrom.transport.aeron.media_driver import DriverOptions, MediaDriverHa
 from sparkstrom.transport.base import ReceivedFrame, Sender, Transport
 from tests.integration.running import is_running
 
-DEADLINE_S = 30.0  # what a busy machine never needs: beyond it something hangs or leaks
-# A driver that stands still for longer has lost its streams for good.
+DEADLINE_S = 30.0  # longer than even a busy machine needs: then something hangs or leaks
+# If a driver is stopped for longer, its streams are lost.
 STREAM_LIVES_S = dict(DRIVER_SETTINGS)["image_liveness_timeout_ns"] / 1e9
 CYCLE_NS_MAX = 26  # Aeron's system counter: the longest time between two of a driver's duty cycles
 
 
 def wait_until(condition: Callable[[], Any], deadline_s: float = DEADLINE_S) -> Any:
-    """Return what ``condition`` gives as soon as it is true; fail at the deadline."""
+    """Return the result of ``condition`` as soon as it is true; fail at the deadline."""
     end_s = time.monotonic() + deadline_s
     while not (found := condition()):
         assert time.monotonic() < end_s, f"still not so after {deadline_s} s"
@@ -37,16 +37,16 @@ def wait_until(condition: Callable[[], Any], deadline_s: float = DEADLINE_S) -> 
 
 
 def stands_still(pid: int) -> bool:
-    """Whether all threads of a process are stopped."""
+    """Return whether all threads of a process are stopped."""
     try:
         threads = Path(f"/proc/{pid}/task").iterdir()
         return all(") T" in (thread / "stat").read_text() for thread in threads)
-    except OSError:  # a thread ended meanwhile
+    except OSError:  # a thread has ended
         return False
 
 
 class Drivers:
-    """Starts media drivers under keys of this test's own and keeps the books."""
+    """Starts media drivers under keys of one test, and records them."""
 
     wait_until = staticmethod(wait_until)
     is_running = staticmethod(is_running)
@@ -57,24 +57,27 @@ class Drivers:
         self._transports: list[AeronTransport] = []
 
     def key(self, name: str) -> str:
+        """Return the key of the driver ``name`` in this test."""
         return f"test-{self._token}-{name}"
 
     def options(self, **given: Any) -> DriverOptions:
-        """Ends half a second after its last client, and with this process, unless told."""
+        """Return options; a driver ends 0.5 s after its last client or with this process."""
         return DriverOptions(**{"linger_s": 0.5, "watch": identify_process(os.getpid()), **given})
 
     def ensure(self, name: str = "a", **given: Any) -> MediaDriverHandle:
+        """Start or join the driver ``name``."""
         handle = ensure_driver(self.key(name), self.options(**given))
         self._handles.append(handle)
         return handle
 
     def transport(self, name: str = "a", **given: Any) -> AeronTransport:
+        """Open a transport on the driver ``name``."""
         transport = AeronTransport(self.ensure(name, **given))
         self._transports.append(transport)
         return transport
 
     def stop(self, pid: int) -> None:
-        """Stop a media driver as SIGSTOP does, and wait until all of its threads stand still."""
+        """Stop a media driver by SIGSTOP, and wait until all of its threads are stopped."""
         os.kill(pid, signal.SIGSTOP)
         self.wait_until(lambda: stands_still(pid))
 
@@ -85,12 +88,13 @@ class Drivers:
             handle.close()
 
     def left_behind(self) -> list[str]:
-        """Processes and paths of ours that are still there."""
+        """Return the remaining processes and paths of this object's drivers."""
         pids = [f"process {h.pid}" for h in self._handles if is_running(h.pid)]
         roots = {root for handle in self._handles for root in handle.home.roots}
         return pids + [str(path) for root in roots for path in root.glob(f"*{self._token}*")]
 
     def close_and_check(self) -> None:
+        """Close all; fail unless processes and directories disappear."""
         self.close()
         end_s = time.monotonic() + DEADLINE_S
         while left := self.left_behind():
@@ -100,6 +104,7 @@ class Drivers:
 
 @pytest.fixture(scope="session", autouse=True)
 def _aeron() -> None:
+    """End the test run if the Aeron library is missing."""
     try:
         load_library()
     except SetupError as error:
@@ -108,7 +113,7 @@ def _aeron() -> None:
 
 @pytest.fixture
 def drivers() -> Iterator[Drivers]:
-    """Media drivers whose processes and directories are gone after the test, or it fails."""
+    """Media drivers; the test fails if their processes or directories remain after it."""
     drivers = Drivers()
     yield drivers
     drivers.close_and_check()
@@ -116,7 +121,7 @@ def drivers() -> Iterator[Drivers]:
 
 @pytest.fixture(scope="module")
 def shared_drivers() -> Iterator[Drivers]:
-    """The same for all tests of a module."""
+    """Media drivers that are shared by all tests of a module."""
     drivers = Drivers()
     yield drivers
     drivers.close_and_check()
@@ -126,7 +131,7 @@ Exchange = Callable[..., list[ReceivedFrame]]
 
 
 def stood_still_s(*transports: Transport) -> float:
-    """The longest time that one of their media drivers has not run, whoever kept it from it."""
+    """Return the longest time for which one of their media drivers has not run."""
     longest_ns = 0
     for transport in transports:
         if isinstance(transport, AeronTransport):
@@ -138,7 +143,7 @@ def stood_still_s(*transports: Transport) -> float:
 
 @pytest.fixture
 def exchange() -> Exchange:
-    """``exchange(here, sender, frames, there)``: offer until all went and as many arrived."""
+    """A function (here, sender, frames, there) that offers frames until all have arrived."""
 
     def exchange(
         here: Transport,

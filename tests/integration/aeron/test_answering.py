@@ -1,4 +1,4 @@
-"""Whether a media driver answers: asked by Aeron's datagrams, of a driver without clients."""
+"""``is_driver_reachable``: whether a media driver without clients answers Aeron's datagrams."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from sparkstrom.transport.aeron.media_driver import is_driver_reachable
 
 
 def test_a_media_driver_answers_another_and_keeps_nothing_of_it(drivers: Any) -> None:
+    """A running media driver answers, and both drivers delete the logs of the test."""
     here, there = drivers.ensure("a"), drivers.ensure("b", host="127.0.0.2")
     for _ in range(3):
         assert is_driver_reachable(here, there.endpoint, 30.0)
@@ -22,6 +23,7 @@ def test_a_media_driver_answers_another_and_keeps_nothing_of_it(drivers: Any) ->
 
 
 def test_where_nobody_answers_it_takes_as_long_as_it_was_given(drivers: Any) -> None:
+    """If the other driver is stopped, the result is False after the given time."""
     here, there = drivers.ensure("a"), drivers.ensure("b", host="127.0.0.2")
     drivers.stop(there.pid)
     began_s = time.monotonic()
@@ -34,6 +36,7 @@ def test_where_nobody_answers_it_takes_as_long_as_it_was_given(drivers: Any) -> 
 
 
 def test_an_own_media_driver_that_dies_is_told(drivers: Any) -> None:
+    """DriverLost is raised if this host's own media driver was killed."""
     here, there = drivers.ensure("a"), drivers.ensure("b", host="127.0.0.2")
     here_port_lost = there.endpoint._replace(port=9)
     os.kill(here.pid, signal.SIGKILL)

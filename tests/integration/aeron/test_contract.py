@@ -1,5 +1,7 @@
-"""The transport contract, on every transport: in memory and Aeron; across two media drivers, and
-on local streams of one."""
+"""The contract of transports, tested with each of them: in memory, and Aeron.
+
+Each is tested across two endpoints (media drivers), and on local streams of one.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ Pair = tuple[Transport, Transport]
 
 @pytest.fixture(params=["memory", "aeron", "memory-local", "aeron-local"])
 def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
-    """Two transports, on endpoints of their own or on one media driver."""
+    """Two transports, on separate endpoints or on one."""
     kind, _, local = request.param.partition("-")
     here: Any
     there: Any
@@ -32,7 +34,7 @@ def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
         there = network.open(beside=here) if local else network.open()
     else:
         drivers = request.getfixturevalue("shared_drivers")
-        # One test's local receivers must not meet another's senders, which may be still closing.
+        # Another test's senders, which may still be closing, must not reach this test's receivers.
         keys = [secrets.token_hex(4)] * 2 if local else ["here", "there"]
         here, there = map(drivers.transport, keys)
     if local:
@@ -45,6 +47,7 @@ def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
 
 
 def frames_of(sizes: list[int], seed: int = 1) -> list[bytes]:
+    """Return random frames of these sizes."""
     return [random.Random(seed + size).randbytes(size) for size in sizes]
 
 
@@ -62,6 +65,7 @@ def test_frames_arrive_whole_and_in_order(pair: Pair, exchange: Any, control: bo
 
 
 def test_streams_are_told_apart(pair: Pair, exchange: Any) -> None:
+    """A frame arrives on the stream to which it was sent, of twenty."""
     here, there = pair
     for stream in range(1, 21):
         there.open_receiver(stream)
@@ -88,6 +92,7 @@ def test_long_frames_of_several_senders_on_one_stream_do_not_mix(pair: Pair) -> 
 
 
 def test_a_peer_that_does_not_poll_makes_the_sender_busy_and_loses_nothing(pair: Pair) -> None:
+    """Frames that were accepted before back-pressure arrive once the peer polls."""
     here, there = pair
     there.open_receiver(9)
     sender = here.open_sender(there.endpoint, 9, control=False)
@@ -104,6 +109,7 @@ def test_a_peer_that_does_not_poll_makes_the_sender_busy_and_loses_nothing(pair:
 
 
 def test_nobody_there_is_unconnected(pair: Pair) -> None:
+    """A sender to a stream without a receiver stays unconnected."""
     here, there = pair
     elsewhere = there.endpoint  # it has no receiver for this stream
     sender = here.open_sender(elsewhere, 1234, control=True)
@@ -113,6 +119,7 @@ def test_nobody_there_is_unconnected(pair: Pair) -> None:
 
 
 def test_a_receiver_may_be_closed_before_it_is_up(pair: Pair, exchange: Any) -> None:
+    """A receiver may be closed right after it was opened, and be opened again."""
     here, there = pair
     for stream in (7, 8):
         there.open_receiver(stream)
@@ -125,6 +132,7 @@ def test_a_receiver_may_be_closed_before_it_is_up(pair: Pair, exchange: Any) -> 
 
 
 def test_nothing_to_send_is_sent(pair: Pair, exchange: Any) -> None:
+    """Offering no frames to a connected sender returns SENT."""
     here, there = pair
     there.open_receiver(4)
     sender = here.open_sender(there.endpoint, 4, control=True)
@@ -139,7 +147,7 @@ def test_poll_without_anything_returns_nothing(pair: Pair) -> None:
 
 
 def test_a_wake_ends_a_wait_and_is_good_for_one(pair: Pair) -> None:
-    """Whether it comes before the wait or meanwhile; the wait would last far beyond the test."""
+    """A wake ends one ``poll``, whether it is called before or during it."""
     here, _ = pair
     early, waiter = (
         threading.Thread(target=here.poll, args=(3600.0,), daemon=True) for _ in range(2)
@@ -157,6 +165,7 @@ def test_a_wake_ends_a_wait_and_is_good_for_one(pair: Pair) -> None:
 
 
 def test_a_receiver_that_closed_hears_no_more(pair: Pair, exchange: Any) -> None:
+    """A closed receiver gets no more frames, other streams do; closing twice is allowed."""
     here, there = pair
     there.open_receiver(5)
     there.open_receiver(6)
@@ -171,6 +180,7 @@ def test_a_receiver_that_closed_hears_no_more(pair: Pair, exchange: Any) -> None
 
 
 def test_an_edge_can_be_opened_again(pair: Pair, exchange: Any) -> None:
+    """After a sender was closed, another one reaches the same receiver."""
     here, there = pair
     there.open_receiver(5)
     for turn in (b"first", b"second"):
@@ -180,6 +190,7 @@ def test_an_edge_can_be_opened_again(pair: Pair, exchange: Any) -> None:
 
 
 def test_a_closed_sender_says_so(pair: Pair, exchange: Any) -> None:
+    """A sender that was closed, even during its opening, returns CLOSED."""
     here, there = pair
     there.open_receiver(8)
     opened, opening = (here.open_sender(there.endpoint, 8, control=True) for _ in range(2))
@@ -211,6 +222,7 @@ def test_opening_a_receiver_again_changes_nothing(pair: Pair, exchange: Any) -> 
 
 
 def test_closing_is_idempotent_and_final(pair: Pair) -> None:
+    """A transport may be closed twice; other calls then raise UsageError."""
     here, there = pair
     sender = here.open_sender(there.endpoint, 2, control=True)
     here.close()

@@ -1,4 +1,4 @@
-"""The media driver's life: one per key, bound where asked, gone when nobody needs it."""
+"""The media driver's process: one per key, its address and port, its start and its end."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from sparkstrom.transport.bind_address import choose_address, list_interface_add
 
 
 def bound_sockets(children: str = "udp") -> dict[tuple[str, int], int]:
-    """(address, port) -> inode of every bound UDP socket of this host."""
+    """Return (address, port) -> inode of every bound UDP socket of this host."""
     table = {}
     for line in Path(f"/proc/net/{children}").read_text().splitlines()[1:]:
         fields = line.split()
@@ -47,7 +47,7 @@ def bound_sockets(children: str = "udp") -> dict[tuple[str, int], int]:
 
 
 def sockets_of(pid: int) -> set[int]:
-    """Inodes of the sockets that a process has open."""
+    """Return the inodes of the sockets that a process has open."""
     inodes = set()
     for name in os.listdir(f"/proc/{pid}/fd"):
         with suppress(FileNotFoundError):  # the process has closed it since
@@ -59,7 +59,7 @@ def sockets_of(pid: int) -> set[int]:
 
 @pytest.fixture
 def taken() -> Iterator[socket.socket]:
-    """A UDP port of loopback that somebody else has."""
+    """A UDP socket that is bound to a port of loopback."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as holder:
         holder.bind(("127.0.0.1", 0))
         yield holder
@@ -73,6 +73,7 @@ def test_all_workers_of_a_key_share_one_driver(drivers: Any) -> None:
 
 
 def test_workers_that_ask_at_once_start_one_driver(drivers: Any) -> None:
+    """Concurrent requests for one key start one driver."""
     with ThreadPoolExecutor(8) as pool:
         handles = list(pool.map(lambda _: drivers.ensure(), range(8)))
     assert len({handle.pid for handle in handles}) == 1
@@ -81,7 +82,7 @@ def test_workers_that_ask_at_once_start_one_driver(drivers: Any) -> None:
 def test_archives_of_the_import_path_are_not_searched(
     drivers: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In a Spark task Spark's jar is on the path; here one that nobody could import from."""
+    """The driver's process imports nothing from archives on the path, such as Spark's jar."""
     archive = tmp_path / "spark.jar"
     with zipfile.ZipFile(archive, "w") as file:
         file.writestr("json.py", "raise AssertionError('json was taken from an archive')")
@@ -90,6 +91,7 @@ def test_archives_of_the_import_path_are_not_searched(
 
 
 def test_the_endpoint_is_really_bound_on_the_chosen_address(drivers: Any) -> None:
+    """The driver's process has bound the port of its endpoint on the requested address."""
     handle = drivers.ensure(host="127.0.0.2")
     published = json.loads((handle.directory / "endpoint.json").read_text())
     assert (
@@ -101,6 +103,7 @@ def test_the_endpoint_is_really_bound_on_the_chosen_address(drivers: Any) -> Non
 
 
 def test_a_mask_chooses_the_interface_that_is_bound(drivers: Any) -> None:
+    """For each address of this host, a driver chosen by its mask binds this address."""
     for listed in list_interface_addresses():
         bits = 128 if ":" in listed.address else 32
         host = choose_address(f"{listed.address}/{bits}", None, list_interface_addresses())
@@ -123,6 +126,7 @@ def test_frames_cross_ipv6(drivers: Any, exchange: Any) -> None:
 
 
 def test_a_taken_port_is_refused_by_name(drivers: Any, taken: socket.socket) -> None:
+    """If the only allowed port is taken, the error names it."""
     port = taken.getsockname()[1]
     with pytest.raises(SetupError, match=rf"UDP port {port} of 127\.0\.0\.1 .* is taken.*choose"):
         drivers.ensure(ports=(port, port))
@@ -152,6 +156,7 @@ def test_a_preferred_port_comes_first_but_only_inside_the_range(drivers: Any) ->
 
 
 def test_an_address_of_another_host_is_refused(drivers: Any) -> None:
+    """An address that this machine does not have is a SetupError."""
     with pytest.raises(
         SetupError, match=r"203\.0\.113\.9 cannot be bound .* address of this machine"
     ):
@@ -159,6 +164,7 @@ def test_an_address_of_another_host_is_refused(drivers: Any) -> None:
 
 
 def test_a_failed_start_leaves_nothing(drivers: Any) -> None:
+    """A failed start leaves no directory."""
     with pytest.raises(SetupError):
         drivers.ensure(host="203.0.113.9")
     home = Path("/dev/shm") / f"sparkstrom-{os.getuid()}-{drivers.key('a')}"
@@ -175,6 +181,7 @@ def test_a_failed_start_leaves_nothing(drivers: Any) -> None:
 def test_a_process_that_does_not_come_up_is_an_error_with_its_log(
     drivers: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, program: str, words: str
 ) -> None:
+    """A driver process that exits or hangs at its start is an error, with the end of its log."""
     (tmp_path / "broken_driver.py").write_text(program)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(driver, "DRIVER_PROCESS_MODULE", "broken_driver")
@@ -186,7 +193,7 @@ def test_a_process_that_does_not_come_up_is_an_error_with_its_log(
 def test_a_process_that_is_too_late_does_not_come_up_later(
     drivers: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """It would have the port that the next attempt wants."""
+    """A process that misses the deadline is killed: it could take the next attempt's port."""
     program = """
         import os, pathlib, time
         if not os.fork():
@@ -203,6 +210,7 @@ def test_a_process_that_is_too_late_does_not_come_up_later(
 
 
 def is_running(pid: int) -> bool:
+    """Return whether a process with this pid runs."""
     try:
         return is_process_alive(identify_process(pid))
     except ProcessLookupError:
@@ -210,6 +218,7 @@ def is_running(pid: int) -> bool:
 
 
 def test_a_stuck_starter_is_named(drivers: Any) -> None:
+    """If another process holds the start lock for too long, the error names the lock."""
     home = resolve_home(drivers.key("a"), Path("/dev/shm"), Path("/tmp"))
     with hold_start_lock(home.path, 0) as locked:
         assert locked
@@ -219,6 +228,7 @@ def test_a_stuck_starter_is_named(drivers: Any) -> None:
 
 
 def test_only_its_user_can_look_inside(drivers: Any) -> None:
+    """Directories and files of a driver, except its log, have no permissions for others."""
     handle: MediaDriverHandle = drivers.ensure()
     for directory, _, files in os.walk(handle.home.path):
         assert os.stat(directory).st_mode & 0o077 == 0
@@ -228,6 +238,7 @@ def test_only_its_user_can_look_inside(drivers: Any) -> None:
 
 
 def test_a_home_that_others_can_enter_is_refused(drivers: Any) -> None:
+    """A home directory with permissions for others is a SetupError."""
     home = Path("/dev/shm") / f"sparkstrom-{os.getuid()}-{drivers.key('open')}"
     home.mkdir()
     home.chmod(0o755)
@@ -240,6 +251,7 @@ def test_a_home_that_others_can_enter_is_refused(drivers: Any) -> None:
 
 @pytest.mark.parametrize("key", ["", "a/b", "../x", "a" * 200])
 def test_a_key_that_is_no_name_is_refused(key: str) -> None:
+    """A key that is no file name, or too long, is a UsageError."""
     with pytest.raises(UsageError, match="key"):
         ensure_driver(key)
 
@@ -247,6 +259,7 @@ def test_a_key_that_is_no_name_is_refused(key: str) -> None:
 def test_stray_settings_in_the_environment_change_nothing(
     drivers: Any, exchange: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Aeron's environment variables do not affect the driver and its clients."""
     monkeypatch.setenv("AERON_DIR", "/nonexistent")
     monkeypatch.setenv("AERON_THREADING_MODE", "INVOKER")
     monkeypatch.setenv("AERON_MTU_LENGTH", "17")
@@ -257,6 +270,7 @@ def test_stray_settings_in_the_environment_change_nothing(
 
 
 def test_it_goes_after_its_last_client(drivers: Any) -> None:
+    """The driver ends after its last client, not after an earlier one."""
     first, second = drivers.ensure(), drivers.ensure()
     first.close()
     time.sleep(1.0)  # twice the linger of these tests
@@ -266,6 +280,7 @@ def test_it_goes_after_its_last_client(drivers: Any) -> None:
 
 
 def test_a_client_that_comes_in_time_keeps_it(drivers: Any) -> None:
+    """A client that joins before the linger time is over keeps the driver running."""
     first = drivers.ensure()
     first.close()
     second = drivers.ensure()
@@ -275,6 +290,7 @@ def test_a_client_that_comes_in_time_keeps_it(drivers: Any) -> None:
 
 
 def test_it_survives_the_signals_of_a_daemon_that_ends_its_group(drivers: Any) -> None:
+    """The driver has its own process group, and ignores SIGHUP and SIGINT."""
     handle = drivers.ensure()
     assert os.getpgid(handle.pid) != os.getpgid(0)
     for number in (signal.SIGHUP, signal.SIGINT):
@@ -284,12 +300,14 @@ def test_it_survives_the_signals_of_a_daemon_that_ends_its_group(drivers: Any) -
 
 
 def test_it_has_no_session_and_so_no_scheduling_group_of_its_own(drivers: Any) -> None:
+    """The driver stays in the session of its starter, and so in its scheduling group."""
     assert os.getsid(drivers.ensure().pid) == os.getsid(0)
 
 
 def test_one_that_ends_is_not_joined_and_its_port_is_waited_for(drivers: Any) -> None:
+    """A driver that is ending is not joined; a new one waits until its port is free."""
     ending = drivers.ensure()
-    drivers.stop(ending.pid)  # it is ending, and slowly
+    drivers.stop(ending.pid)  # it simulates a driver that ends slowly
     (ending.directory / ENDPOINT_FILE).unlink()
     port = ending.endpoint.port
     with ThreadPoolExecutor(1) as pool:
@@ -302,6 +320,7 @@ def test_one_that_ends_is_not_joined_and_its_port_is_waited_for(drivers: Any) ->
 
 
 def test_one_that_ends_withdraws_before_it_closes(tmp_path: Path) -> None:
+    """A driver whose client has failed hides itself from new clients before it ends."""
     home = resolve_home("ending", tmp_path, tmp_path)
     with hold_start_lock(home.path, 1.0):
         directory = home.create_driver_directory(tmp_path)
@@ -347,6 +366,7 @@ except SetupError:
 def test_what_fails_once_it_is_ready_is_not_written_to_a_descriptor_of_others(
     tmp_path: Path,
 ) -> None:
+    """A failure after the report of readiness is not written to a reused file descriptor."""
     done = subprocess.run(
         [sys.executable, "-c", FAILS_AFTER_READY, tmp_path], capture_output=True, text=True
     )
@@ -360,6 +380,7 @@ def test_sigterm_ends_it_cleanly(drivers: Any) -> None:
 
 
 def test_one_for_a_single_client_ends_before_that_one_is_closed(drivers: Any) -> None:
+    """With ``is_exclusive``, closing the client returns after the driver has ended."""
     handle = drivers.ensure(is_exclusive=True, linger_s=60.0)
     handle.close()
     assert not drivers.is_running(handle.pid)
@@ -367,6 +388,7 @@ def test_one_for_a_single_client_ends_before_that_one_is_closed(drivers: Any) ->
 
 
 def test_it_goes_with_the_executor_though_clients_stay(drivers: Any) -> None:
+    """The driver ends with the executor's process, even if it has clients."""
     with subprocess.Popen(["sleep", "60"]) as executor:
         handle = drivers.ensure(watch=identify_process(executor.pid))
         executor.kill()
@@ -389,6 +411,7 @@ time.sleep(60)
 
 
 def start_client(key: str) -> tuple[subprocess.Popen[str], int, Path]:
+    """Start a client process; return it with its driver's pid and directory."""
     client = subprocess.Popen(
         [sys.executable, "-c", CLIENT, key], stdout=subprocess.PIPE, text=True
     )
@@ -399,6 +422,7 @@ def start_client(key: str) -> tuple[subprocess.Popen[str], int, Path]:
 
 
 def end(client: subprocess.Popen[str]) -> None:
+    """Kill the client process."""
     client.kill()
     client.wait()
 
@@ -410,6 +434,7 @@ def test_nothing_is_left_when_the_last_client_is_killed(drivers: Any) -> None:
 
 
 def test_what_dead_drivers_left_is_swept_by_the_next_start(drivers: Any) -> None:
+    """Starting a driver removes directories of dead drivers, not those of running ones."""
     client, pid, directory = start_client(drivers.key("killed"))
     os.kill(pid, signal.SIGKILL)
     end(client)

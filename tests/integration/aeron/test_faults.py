@@ -1,4 +1,4 @@
-"""What breaks in practice: a killed driver, lost datagrams, full shared memory, a wrong library."""
+"""Faults in practice: killed and stalled drivers, lost datagrams, full shared memory."""
 
 from __future__ import annotations
 
@@ -30,6 +30,7 @@ CALLS: dict[str, Callable[[Any, Any], Any]] = {
 
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
 def test_a_killed_driver_is_noticed_by_every_call(drivers: Any, exchange: Any, call: Any) -> None:
+    """Each call raises DriverLost after the media driver was killed."""
     transport = drivers.transport()
     transport.open_receiver(1)
     sender = transport.open_sender(transport.endpoint, 1, control=False)
@@ -42,7 +43,7 @@ def test_a_killed_driver_is_noticed_by_every_call(drivers: Any, exchange: Any, c
 
 
 def test_a_driver_that_stands_still_holds_nobody_up(drivers: Any, exchange: Any) -> None:
-    """Who waited for it here would miss its own leases meanwhile."""
+    """No call blocks while the media driver is stopped: blocked nodes would lose their leases."""
     transport = drivers.transport()
     drivers.stop(transport._handle.pid)
     try:
@@ -58,6 +59,7 @@ def test_a_driver_that_stands_still_holds_nobody_up(drivers: Any, exchange: Any)
 def test_another_driver_takes_the_place_and_port_of_a_killed_one(
     drivers: Any, exchange: Any
 ) -> None:
+    """A new driver takes the port of a killed one, whose directory is removed."""
     before, peer = drivers.transport("a"), drivers.transport("b")
     handle = before._handle
     peer.open_receiver(1)
@@ -77,7 +79,7 @@ def test_another_driver_takes_the_place_and_port_of_a_killed_one(
 def test_a_driver_that_stands_still_for_good_is_replaced_on_its_port(
     drivers: Any, exchange: Any
 ) -> None:
-    """Its process holds lock and port; who joined it would wait as long as its clients did."""
+    """A stalled driver, which holds lock and port, is killed and replaced when clients give up."""
     before, peer = drivers.transport("a"), drivers.transport("b")
     handle = before._handle
     drivers.stop(handle.pid)
@@ -95,6 +97,7 @@ def test_a_driver_that_stands_still_for_good_is_replaced_on_its_port(
 def test_a_sender_whose_receiver_died_and_came_back_is_opened_again(
     drivers: Any, exchange: Any
 ) -> None:
+    """A new sender reaches a receiver whose media driver was killed and replaced."""
     here, there = drivers.transport("a"), drivers.transport("b")
     there.open_receiver(1)
     broken = here.open_sender(there.endpoint, 1, control=False)
@@ -110,6 +113,7 @@ def test_a_sender_whose_receiver_died_and_came_back_is_opened_again(
 
 
 def test_a_second_client_notices_too(drivers: Any) -> None:
+    """Each client of a killed media driver raises DriverLost."""
     first, second = drivers.transport(), drivers.transport()
     os.kill(first._handle.pid, signal.SIGKILL)
     for transport in (first, second):
@@ -118,6 +122,7 @@ def test_a_second_client_notices_too(drivers: Any) -> None:
 
 
 def test_a_transport_on_a_dead_driver_is_refused(drivers: Any) -> None:
+    """Opening a transport on a dead driver raises DriverLost."""
     handle = drivers.ensure()
     os.kill(handle.pid, signal.SIGKILL)
     drivers.wait_until(lambda: not handle.is_alive())
@@ -126,6 +131,7 @@ def test_a_transport_on_a_dead_driver_is_refused(drivers: Any) -> None:
 
 
 def test_content_is_exact_though_datagrams_are_lost(drivers: Any, exchange: Any) -> None:
+    """Frames arrive complete and in order if 2% of datagrams are lost."""
     loss = "rate=0.02|seed=7|recv-msg-mask=0xF"
     here, there = drivers.transport("a"), drivers.transport("b", datagram_loss=loss)
     there.open_receiver(1)
@@ -134,12 +140,12 @@ def test_content_is_exact_though_datagrams_are_lost(drivers: Any, exchange: Any)
     frames = [dice.randbytes(dice.randrange(1, here.max_frame_bytes)) for _ in range(150)]
     arrivals = exchange(here, sender, frames, there)
     assert [arrival.frame for arrival in arrivals] == frames
-    assert there.counters()["driver_naks_sent"] > 0  # there was something to repair
+    assert there.counters()["driver_naks_sent"] > 0  # datagrams were lost and requested again
 
 
 def test_what_is_lost_is_asked_for_again_and_again_but_not_all_the_time(drivers: Any) -> None:
-    """Most answers are lost, too. Requests each 100 us fill a link of 1 Mbit/s."""
-    loss = "rate=0.9|seed=7|recv-msg-mask=0x2"  # of data
+    """Lost data are requested again at intervals: one per 100 us would fill a 1 Mbit/s link."""
+    loss = "rate=0.9|seed=7|recv-msg-mask=0x2"  # loses 90% of data frames, but no others
     here, there = drivers.transport("a"), drivers.transport("b", datagram_loss=loss)
     there.open_receiver(1)
     sender = here.open_sender(there.endpoint, 1, control=False)
@@ -152,6 +158,7 @@ def test_what_is_lost_is_asked_for_again_and_again_but_not_all_the_time(drivers:
 
 
 def test_counters_count(drivers: Any, exchange: Any) -> None:
+    """Counters of frames and bytes are exact, also after the sender was closed."""
     here, there = drivers.transport("a"), drivers.transport("b")
     there.open_receiver(1)
     sender = here.open_sender(there.endpoint, 1, control=False)
@@ -171,7 +178,7 @@ def test_counters_count(drivers: Any, exchange: Any) -> None:
 
 @pytest.fixture
 def small_memory(tmp_path: Path) -> Iterator[Callable[[int], Path]]:
-    """``small_memory(bytes)``: a file system of that size."""
+    """A function that mounts a tmpfs of a given size in bytes and returns its path."""
     if os.geteuid() != 0:
         pytest.skip("mounting a small tmpfs needs root")
     mounted: list[Path] = []
@@ -192,6 +199,7 @@ def small_memory(tmp_path: Path) -> Iterator[Callable[[int], Path]]:
 
 
 def test_full_shared_memory_and_scratch_is_a_setup_error(drivers: Any, small_memory: Any) -> None:
+    """Without room in shared memory or scratch, starting a driver is a SetupError with hints."""
     memory, scratch = small_memory(8 * MIB), small_memory(4 * MIB)
     with pytest.raises(SetupError, match=r"8,388,608 bytes free.*4,194,304 bytes free.*--shm-size"):
         drivers.ensure(shared_memory=memory, scratch=scratch)
@@ -201,8 +209,9 @@ def test_full_shared_memory_and_scratch_is_a_setup_error(drivers: Any, small_mem
 def test_logs_go_to_scratch_where_shared_memory_is_small(
     drivers: Any, small_memory: Any, tmp_path: Path, exchange: Any
 ) -> None:
+    """Logs go to the scratch directory if shared memory is full."""
     memory = small_memory(1 * MIB)
-    (memory / "filler").write_bytes(bytes(MIB))  # not a block left
+    (memory / "filler").write_bytes(bytes(MIB))  # fills the file system
     transport = drivers.transport(shared_memory=memory, scratch=tmp_path)
     assert tmp_path in transport._handle.directory.parents
     transport.open_receiver(1)
@@ -211,6 +220,7 @@ def test_logs_go_to_scratch_where_shared_memory_is_small(
 
 
 def test_terms_shrink_with_the_space_there_is(drivers: Any, small_memory: Any) -> None:
+    """With less shared memory, terms and so the longest frames are shorter."""
     frames = [
         drivers.transport(
             str(size), shared_memory=small_memory(size * MIB), edges=2, local_edges=2
@@ -223,6 +233,7 @@ def test_terms_shrink_with_the_space_there_is(drivers: Any, small_memory: Any) -
 def test_shared_memory_that_fills_up_later_is_a_setup_error(
     drivers: Any, small_memory: Any
 ) -> None:
+    """A sender raises SetupError if shared memory has filled up; the transport still works."""
     memory = small_memory(40 * MIB)
     transport = drivers.transport(shared_memory=memory, edges=1)
     status = os.statvfs(memory)
@@ -231,4 +242,4 @@ def test_shared_memory_that_fills_up_later_is_a_setup_error(
 
     with pytest.raises(SetupError, match="--shm-size"):
         drivers.wait_until(lambda: transport.poll(0.002) or sender.offer([b"x"])[0])
-    assert transport.poll(0) == []  # the transport goes on without that sender
+    assert transport.poll(0) == []  # the transport works without that sender

@@ -1,4 +1,4 @@
-"""Local streams: neighbours on one media driver, mostly in processes of their own."""
+"""Local streams: neighbours on one media driver, mostly in separate processes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from sparkstrom.transport.aeron.channel_settings import DRIVER_OVERHEAD_BYTES, r
 from sparkstrom.transport.aeron.client import AeronTransport
 from sparkstrom.transport.base import OfferResult, Sender, Transport
 
-THERE, BACK = 11, 12  # streams to the neighbour and from it
+THERE, BACK = 11, 12  # numbers of the streams to the neighbour and from it
 
 NEIGHBOUR = """
 import os, sys
@@ -52,11 +52,12 @@ for line in sys.stdin:
 
 
 class Neighbour(NamedTuple):
-    """Another process on our media driver."""
+    """Another process on the same media driver."""
 
     process: subprocess.Popen[str]
 
     def ask(self, order: str) -> str:
+        """Send an order (hear, say, echo) to the process; return its answer, if it gives one."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         self.process.stdin.write(order + "\n")
@@ -73,7 +74,7 @@ StartNeighbour = Callable[..., Neighbour]
 
 @pytest.fixture
 def neighbour(drivers: Any) -> Iterator[StartNeighbour]:
-    """``neighbour(control=..., streams=...)``: a process that obeys ``Neighbour.ask``."""
+    """A function that starts a process that obeys ``Neighbour.ask``."""
     started: list[Neighbour] = []
 
     def start(*, control: bool = False, streams: tuple[int, int] = (THERE, BACK)) -> Neighbour:
@@ -98,17 +99,17 @@ def neighbour(drivers: Any) -> Iterator[StartNeighbour]:
 
 
 def connect(drivers: Any, transport: Transport, sender: Sender, frame: bytes) -> None:
-    """Offer until one frame went: from then on its receiver is known to the media driver."""
+    """Offer a frame until it is accepted: then the sender is connected to its receiver."""
 
     def went() -> int:
-        transport.poll(0.001)  # which brings it up
+        transport.poll(0.001)  # completes the opening of streams
         return sender.offer([frame])[0]
 
     drivers.wait_until(went)
 
 
 def fill(drivers: Any, transport: Transport, sender: Sender, frame: bytes) -> int:
-    """Offer until back-pressure; return how many went."""
+    """Connect and offer until there is back-pressure; return how many frames were accepted."""
     connect(drivers, transport, sender, frame)
     sent = 1
     while (answer := sender.offer([frame]))[0]:
@@ -119,6 +120,7 @@ def fill(drivers: Any, transport: Transport, sender: Sender, frame: bytes) -> in
 
 
 def frames_for(longest: int, count: int) -> list[bytes]:
+    """Return random frames of various lengths up to ``longest``."""
     dice = random.Random(3)
     lengths = [1, longest, longest - 1, *(dice.randrange(1, longest) for _ in range(count))]
     return [dice.randbytes(length) for length in lengths]
@@ -128,6 +130,7 @@ def frames_for(longest: int, count: int) -> list[bytes]:
 def test_two_processes_exchange_in_both_directions(
     drivers: Any, neighbour: StartNeighbour, control: bool
 ) -> None:
+    """Two processes exchange frames without loss, in order and without datagrams."""
     here = drivers.transport()
     other = neighbour(control=control)
     here.open_receiver(BACK, local=True)
@@ -135,7 +138,7 @@ def test_two_processes_exchange_in_both_directions(
     longest = here.max_control_frame_bytes if control else here.max_frame_bytes
     before = here.counters()
 
-    sent = fill(drivers, here, sender, bytes(longest))  # nobody reads there yet
+    sent = fill(drivers, here, sender, bytes(longest))  # the neighbour does not read yet
     frames = [bytes(longest)] * sent + frames_for(longest, 200)
     other.ask("echo")
     got: list[bytes] = []
@@ -156,6 +159,7 @@ def test_two_processes_exchange_in_both_directions(
 def test_what_a_killed_sender_had_sent_arrives(
     drivers: Any, neighbour: StartNeighbour, exchange: Any
 ) -> None:
+    """Frames of a killed sender arrive, and its receiver can open further streams."""
     here = drivers.transport()
     here.open_receiver(BACK, local=True)
     other = neighbour()
@@ -172,6 +176,7 @@ def test_what_a_killed_sender_had_sent_arrives(
 def test_a_killed_receiver_makes_its_sender_busy_and_nobody_else(
     drivers: Any, neighbour: StartNeighbour
 ) -> None:
+    """A sender to a killed receiver gets BUSY; another stream of the same transport works."""
     here = drivers.transport()
     sender = here.open_sender(here.endpoint, THERE, control=False, local=True)
     other = neighbour()
@@ -189,8 +194,9 @@ def test_a_killed_receiver_makes_its_sender_busy_and_nobody_else(
 
 
 def test_a_receiver_that_closed_breaks_its_senders_for_good(drivers: Any, exchange: Any) -> None:
+    """After its receiver closed, a sender stays unconnected, and its log is deleted."""
     here, there = drivers.transport(), drivers.transport()
-    before = set(logs_of(here))  # of the media driver's self-test, which go at some time
+    before = set(logs_of(here))  # logs of the media driver's self-test, which it deletes later
     there.open_receiver(THERE, local=True)
     old = here.open_sender(there.endpoint, THERE, control=True, local=True)
     exchange(here, old, [b"first"], there)
@@ -205,6 +211,7 @@ def test_a_receiver_that_closed_breaks_its_senders_for_good(drivers: Any, exchan
 
 
 def test_a_receiver_may_come_after_its_sender(drivers: Any, exchange: Any) -> None:
+    """A sender connects once its receiver is opened."""
     here, there = drivers.transport(), drivers.transport()
     sender = here.open_sender(there.endpoint, THERE, control=True, local=True)
     for _ in range(10):
@@ -215,6 +222,7 @@ def test_a_receiver_may_come_after_its_sender(drivers: Any, exchange: Any) -> No
 
 
 def test_local_streams_and_others_do_not_meet(drivers: Any, exchange: Any) -> None:
+    """Local and UDP streams of one number are separate on one media driver."""
     here, there = drivers.transport(), drivers.transport()
     here.open_receiver(THERE, local=True)
     there.open_receiver(THERE)
@@ -228,6 +236,7 @@ def test_local_streams_and_others_do_not_meet(drivers: Any, exchange: Any) -> No
 
 
 def test_one_stream_is_not_of_both_kinds(drivers: Any) -> None:
+    """A stream that is open as local or UDP cannot be opened as the other kind."""
     transport = drivers.transport()
     transport.open_receiver(THERE, local=True)
     with pytest.raises(UsageError, match=f"stream {THERE} .* as a UDP .* open as a local one"):
@@ -248,10 +257,12 @@ def test_a_local_sender_does_not_reach_another_media_driver(drivers: Any) -> Non
 
 
 def logs_of(transport: AeronTransport) -> list[Path]:
+    """Return the log files of the transport's media driver."""
     return list(transport._handle.aeron_directory.rglob("*.logbuffer"))
 
 
 def test_an_edge_takes_the_room_that_was_counted_and_gives_it_back(drivers: Any) -> None:
+    """The logs of a local edge have the size that was reserved, and are deleted with it."""
     here, there = drivers.transport(), drivers.transport()
     before = {log.name for log in logs_of(here)}
     senders = []
@@ -259,7 +270,7 @@ def test_an_edge_takes_the_room_that_was_counted_and_gives_it_back(drivers: Any)
         for from_, to in ((here, there), (there, here)):
             to.open_receiver(stream, local=True)
             senders.append(from_.open_sender(to.endpoint, stream, control=control, local=True))
-            fill(drivers, from_, senders[-1], bytes(1000))  # nobody reads: that keeps no log
+            fill(drivers, from_, senders[-1], bytes(1000))  # unread frames do not keep a log
     sizes = here._handle.sizes
     logs = [log for log in logs_of(here) if log.name not in before]
     assert sum(log.stat().st_size for log in logs) == (
@@ -283,6 +294,7 @@ CALLS: dict[str, Callable[[Any, Any], Any]] = {
 def test_a_killed_driver_is_noticed_by_every_call_of_both(
     drivers: Any, exchange: Any, call: Any
 ) -> None:
+    """Each call of both clients raises DriverLost after their media driver was killed."""
     here, there = drivers.transport(), drivers.transport()
     for transport in (here, there):
         transport.open_receiver(THERE if transport is there else BACK, local=True)
@@ -298,6 +310,7 @@ def test_a_killed_driver_is_noticed_by_every_call_of_both(
 
 
 def test_edges_are_opened_anew_on_the_next_driver(drivers: Any, exchange: Any) -> None:
+    """After a media driver was killed, new transports use the next one for local streams."""
     here, there = drivers.transport(), drivers.transport()
     os.kill(here._handle.pid, signal.SIGKILL)
     for transport in (here, there):

@@ -1,4 +1,4 @@
-"""What a transport says has left the interfaces, against what an interface says itself."""
+"""The bytes that transports report as sent, compared with those of the network interface."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PROBE = [sys.executable, "-m", "tests.integration.aeron.wire_probe"]
 
 @pytest.fixture(scope="module", autouse=True)
 def _namespaces() -> None:
-    """Only there nothing else is on lo."""
+    """Skip without network namespaces, in which no other process uses ``lo``."""
     tried = subprocess.run([*NAMESPACE, "true"], capture_output=True, text=True, check=False)
     if tried.returncode:
         pytest.skip(f"makes no network namespace here (as root it would): {tried.stderr.strip()}")
@@ -22,6 +22,7 @@ def _namespaces() -> None:
 
 @pytest.mark.parametrize("kind", ["control", "data"])
 def test_what_left_the_interfaces_is_told_within_a_tenth(kind: str) -> None:
+    """The reported bytes differ from those of ``lo`` by less than 10%."""
     done = subprocess.run(
         [*NAMESPACE, *PROBE, kind], capture_output=True, text=True, check=False, timeout=120
     )

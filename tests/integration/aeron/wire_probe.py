@@ -1,4 +1,4 @@
-"""Runs in a network namespace of its own: what two transports say, and what its lo counted."""
+"""Compare the bytes that two transports report with those of ``lo``, in a network namespace."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from sparkstrom.transport.aeron.client import AeronTransport
 from sparkstrom.transport.aeron.driver_directories import identify_process
 from sparkstrom.transport.aeron.media_driver import DriverOptions, ensure_driver
 
-FRAMES = {"control": (100, 400), "data": (60_000, 300)}  # bytes of each, and how many
-REPORT_S = 0.01  # as reports of a worker that trains: a media driver has rested in between
+FRAMES = {"control": (100, 400), "data": (60_000, 300)}  # (bytes per frame, number of frames)
+REPORT_S = 0.01  # like a worker's heartbeats: between them, the media driver is idle
 DEADLINE_S = 60.0
 
 
 def lo_bytes() -> int:
-    """Sent over lo since it is up, all headers included."""
+    """Return the bytes that were sent over ``lo``, including all headers."""
     lines = Path("/proc/net/dev").read_text().splitlines()
     figures = next(line.split(":")[1] for line in lines if line.strip().startswith("lo:"))
     return int(figures.split()[8])
 
 
 def exchange(here: Any, there: Any, size: int, count: int, *, control: bool) -> None:
-    """One after the other, as a node's thread does."""
+    """Send ``count`` frames, polling both transports in turn, until all have arrived."""
     there.open_receiver(7)
     sender = here.open_sender(there.endpoint, 7, control=control)
     sent = arrived = 0
@@ -40,6 +40,7 @@ def exchange(here: Any, there: Any, size: int, count: int, *, control: bool) -> 
 
 
 def main(kind: str) -> None:
+    """Exchange frames of this kind; print the bytes of ``lo`` and the reported ones as JSON."""
     options = DriverOptions(linger_s=0.5, watch=identify_process(os.getpid()))
     here, there = (
         AeronTransport(ensure_driver(f"wire-{os.getpid()}-{name}", options)) for name in "ab"

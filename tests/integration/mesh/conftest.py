@@ -1,4 +1,4 @@
-"""A mesh of real processes over real media drivers: four executors with four tasks each."""
+"""A mesh of processes over media drivers: four executors with four tasks each."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ LEASE_S = 4.0  # longer than any process waits for a processor on a busy machine
 
 
 def _load() -> Any:
-    """The script as a module: test folders are no packages."""
+    """Import the script as a module, because test folders are not packages."""
     spec = importlib.util.spec_from_file_location("mesh_forking", SCRIPT)
     assert spec is not None
     assert spec.loader is not None
@@ -56,6 +56,7 @@ forking = _load()
 
 
 def wait_until(condition: Callable[[], Any], seconds: float, what: str) -> None:
+    """Poll until ``condition`` is true; fail after ``seconds``."""
     until_s = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < until_s, f"{what} did not happen within {seconds} s"
@@ -63,7 +64,7 @@ def wait_until(condition: Callable[[], Any], seconds: float, what: str) -> None:
 
 
 class Forker:
-    """The process that forks node processes."""
+    """The process that forks task processes."""
 
     def __init__(self) -> None:
         self._process = subprocess.Popen(
@@ -76,6 +77,7 @@ class Forker:
         assert self._answer() == "ready"
 
     def fork(self, order: Any) -> int:
+        """Start a task process; return its pid."""
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(asdict(order)) + "\n")
         self._process.stdin.flush()
@@ -91,7 +93,7 @@ class Forker:
 
 @pytest.fixture
 def until() -> Callable[..., None]:
-    """Poll a condition."""
+    """The function ``wait_until``."""
     return wait_until
 
 
@@ -103,7 +105,7 @@ def forker() -> Iterator[Forker]:
 
 
 class RealMesh:
-    """A master in this process and sixteen nodes in theirs, every executor's media driver lossy."""
+    """A master in this process, and 16 task processes; a share ``loss`` of datagrams is lost."""
 
     def __init__(
         self, forker: Forker, scratch: Path, *, fan_out: int, depth: int, loss: float, **given: Any
@@ -119,8 +121,8 @@ class RealMesh:
             **{"epochs": 2, "sleep_ms": 100, **given},
         )
         self.theta = Theta(forking.N_PARAMS, forking.K)
-        self.processes: dict[int, ProcessIdentity] = {}  # by partition, the newest
-        self.ended: Counter[str] = Counter()  # how the last process of each partition did
+        self.processes: dict[int, ProcessIdentity] = {}  # partition -> its newest process
+        self.ended: Counter[str] = Counter()  # ways in which each partition's last process ended
         self._all: list[ProcessIdentity] = []
         self._handles: list[MediaDriverHandle] = []
         self._lead()
@@ -128,7 +130,7 @@ class RealMesh:
             self.start(partition, partition)
 
     def _lead(self) -> None:
-        """The media drivers, and the master."""
+        """Start the media drivers and the master."""
         warm_up()
         executors = {replace(self.order, partition=p).executor for p in range(forking.WORKERS)}
         with ThreadPoolExecutor() as pool:
@@ -175,7 +177,7 @@ class RealMesh:
     # -- processes -------------------------------------------------------------------------------
 
     def start(self, partition: int, attempt: int) -> None:
-        """A task for this partition, as Spark would."""
+        """Start a task process for this partition, as Spark would."""
         endpoint, join_stream = self.master.endpoint, self.master.join_stream
         order = replace(
             self.order,
@@ -188,12 +190,13 @@ class RealMesh:
         self._all.append(self.processes[partition])
 
     def signal(self, partition: int, number: int) -> None:
+        """Send a signal to the newest process of a partition, which must be alive."""
         process = self.processes[partition]
         assert is_process_alive(process), self.report(process.pid)
         os.kill(process.pid, number)
 
     def report(self, pid: int) -> str:
-        """What a process left: its report and its log."""
+        """Return the report and the log of a process, as far as it has written them."""
         files = [self._scratch / f"{pid}.{kind}" for kind in ("report", "log")]
         return "\n".join(file.read_text() for file in files if file.exists())
 
@@ -201,20 +204,21 @@ class RealMesh:
 
     @property
     def machine(self) -> Master:
-        """The master's."""
+        """The master's state machine."""
         return self.master._machine
 
     def partition(self, node: int) -> int:
+        """Return the partition of a live node."""
         return self.machine.members.live[node].join.partition
 
     def inner(self) -> list[int]:
-        """Live nodes that have others below, from the top."""
+        """Return the live nodes that have children, from the top of the tree."""
         tree = self.machine.placement.tree
         nodes = [node for node in tree.descendants(MASTER) if any(tree.children(node))]
         return [node for node in nodes if node in self.machine.members.live]
 
     def under_way(self, minibatches: int) -> None:
-        """Until all have a place and so many minibatches are trained."""
+        """Wait until all workers have joined and this many minibatches are trained."""
 
         def far_enough() -> bool:
             look = self.master.progress
@@ -224,7 +228,7 @@ class RealMesh:
         wait_until(far_enough, 120, "training so far")
 
     def finish(self, seconds: float = 180.0) -> FitOutcome:
-        """The outcome, once every process has ended by itself."""
+        """Wait until the fit is done and all processes have ended; return the outcome."""
         assert self.master.finished.wait(seconds), self.master.progress
         if self.master.failure is not None:
             raise self.master.failure
@@ -232,7 +236,7 @@ class RealMesh:
             wait_until(
                 lambda process=process: not is_process_alive(process), 30, "the end of a task"
             )
-            # The last one: given up when all it trained was committed, it came back for nothing.
+            # DISMISSED: it returned after its eviction, but its partition was trained already.
             ways = f"done|released|{TaskEnding.DISMISSED.value}"
             ended = re.search(f'"ended": "({ways})"', self.report(process.pid))
             assert ended, self.report(process.pid)
@@ -240,6 +244,7 @@ class RealMesh:
         return self.master.outcome()
 
     def close(self) -> None:
+        """Kill the remaining processes and end the master."""
         for process in filter(is_process_alive, self._all):
             os.kill(process.pid, signal.SIGKILL)
         self.master.end()
@@ -247,14 +252,14 @@ class RealMesh:
             handle.close()
 
     def left_behind(self) -> list[str]:
-        """Directories of media drivers."""
+        """Return the remaining directories of media drivers."""
         roots = {root for handle in self._handles for root in handle.home.roots}
         return [str(p) for root in roots for p in root.glob(f"*{self.order.job:016x}*")]
 
 
 @pytest.fixture
 def real_mesh(forker: Forker, tmp_path: Path) -> Iterator[Callable[..., RealMesh]]:
-    """``real_mesh(fan_out=2, depth=4, loss=0.01)``; nothing of it is left after the test."""
+    """A factory of meshes; processes and media drivers must be gone after the test."""
     made: list[RealMesh] = []
 
     def make(**options: Any) -> RealMesh:

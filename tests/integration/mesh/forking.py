@@ -1,7 +1,7 @@
-"""Node processes on order: imports and compiles once, then forks, as Spark's Python daemon does.
+"""Fork node processes on request, after importing and compiling once, as Spark's daemon does.
 
-Run as a script: reads one ``Order`` a line (JSON), forks a process that is one Spark task's node
-and trainer in all but Spark, and answers with its pid. Its report, or traceback, becomes a file.
+This script reads one ``Order`` (JSON) per line, forks a process with the node and trainer of one
+task, as under Spark, and prints its pid. The process writes its report or traceback to a file.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from sparkstrom.worker.training_job import TrainingJob
 from sparkstrom.worker.training_task import run_training_task
 
 WORKERS, EXECUTORS = 16, 4
-ROWS, BATCH_ROWS, WIDTH = 36, 2, 16  # rows of a partition and of a minibatch; parameters of a row
+ROWS, BATCH_ROWS, WIDTH = 36, 2, 16  # rows per partition and per minibatch; parameters per row
 K, TAU = 10, 0.125
 N_PARAMS = WORKERS * ROWS * WIDTH
 
 
 class Tally:
-    """Adds tau to the parameters of each row that it is trained on, once: a count of trainings."""
+    """A model that adds tau to a row's parameters per training on it: it counts trainings."""
 
     def __init__(self) -> None:
         self.params: Flat = self.initial()
@@ -63,13 +63,13 @@ class Tally:
         return np.zeros((len(features), 1), np.float32)
 
     def check(self, features: Any, labels: Any) -> None:
-        """Every row will do."""
+        """Accept all rows."""
 
     def updater_state(self) -> State:
         return {}
 
     def load_updater_state(self, state: State) -> None:
-        """There is none."""
+        """Do nothing: there is no state."""
 
     def layer_of(self, index: int) -> str:
         return "tally"
@@ -80,7 +80,7 @@ class Tally:
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """One fit, as all of its processes must know it, and which of them this one is."""
+    """A fit, as all its processes must know it, and the task of this process."""
 
     job: int
     key: str  # hex
@@ -90,17 +90,18 @@ class Order:
     epochs: int
     sleep_ms: int
     scratch: str
-    port: int = 0  # of the master
+    port: int = 0  # the master's port
     join_stream: int = 0
     partition: int = 0
     attempt: int = 0
 
     @property
     def executor(self) -> str:
-        """Four tasks in a row share one."""
+        """The executor of the task; each has four successive partitions."""
         return f"e{self.partition * EXECUTORS // WORKERS}"
 
     def training(self) -> TrainingJob:
+        """Return the training job, which is equal in all processes."""
         return TrainingJob(
             spec=FitSpec(WORKERS, self.epochs, N_PARAMS, __version__, self.job),
             key=bytes.fromhex(self.key),
@@ -125,7 +126,7 @@ class Order:
         )
 
     def train(self) -> str:
-        """Be that task."""
+        """Run the task; return its report."""
         first = self.partition * ROWS
         rows = [(np.zeros(1, np.float32), first + i) for i in range(ROWS)]
         place = TaskEnvironment(
@@ -135,8 +136,8 @@ class Order:
 
 
 def be_a_task(order: Order) -> None:
-    """Leave the report as a file named after this process."""
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # a media driver is waited for
+    """Run the task, and write its report, or else a traceback, to a file named by the pid."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # the task waits for its media driver's process
     report = Path(order.scratch) / f"{os.getpid()}.report"
     log = os.open(report.with_suffix(".log"), os.O_WRONLY | os.O_CREAT)
     os.dup2(log, 1)
@@ -150,8 +151,8 @@ def be_a_task(order: Order) -> None:
 
 
 def main() -> None:
-    """Until the input ends."""
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # whoever ends is nobody's zombie
+    """Fork a task for each line of the input."""
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # ended tasks leave no zombies
     warm_up()
     load_library()
     print("ready", flush=True)

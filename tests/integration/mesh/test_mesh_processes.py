@@ -1,4 +1,4 @@
-"""Sixteen processes on four lossy media drivers: whoever dies or sleeps, each row counts once."""
+"""Sixteen processes over lossy media drivers: faults do not lose or repeat the training of rows."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ import pytest
 from sparkstrom.base.identity import MASTER
 
 WORKERS, EXECUTORS, BATCHES, TAU = 16, 4, 18, 0.125
-DEPTHS = {2: 4, 3: 3}  # of sixteen nodes, with room to spare
+DEPTHS = {2: 4, 3: 3}  # fan-out -> depth with room for more than sixteen nodes
 
 slow = partial(pytest.param, marks=pytest.mark.slow)
 
 
 def check_each_row_counted_once(mesh: Any, outcome: Any) -> None:
-    """Replicas are bit-equal, and theta is what every row's training adds, exactly."""
+    """Assert that replicas are equal and that theta counts each row once per epoch."""
     print(outcome.departures, outcome.notes)
     assert len(set(outcome.hashes.values())) == 1, outcome.hashes
-    assert len(outcome.hashes) == mesh.ended["done"] + 1  # others had gone before, all done
+    assert len(outcome.hashes) == mesh.ended["done"] + 1  # others were released or dismissed before
     assert outcome.hashes["driver"] == mesh.theta.digest()
     epochs = mesh.order.epochs
     assert outcome.minibatches == outcome.minibatches_expected == WORKERS * BATCHES * epochs
@@ -34,7 +34,7 @@ def check_each_row_counted_once(mesh: Any, outcome: Any) -> None:
 
 
 def two_inner_nodes(mesh: Any) -> tuple[int, int]:
-    """The first under the master that has others below, and the last of all that have."""
+    """Return the first and the last live relay; the first one is a child of the master."""
     first, *_, last = mesh.inner()
     assert mesh.machine.placement.tree.depth(first) == 1
     return first, last
@@ -42,13 +42,14 @@ def two_inner_nodes(mesh: Any) -> tuple[int, int]:
 
 @pytest.mark.parametrize(("fan_out", "loss"), [(2, 0.01), slow(3, 0.05)])
 def test_inner_nodes_are_killed(real_mesh: Any, fan_out: int, loss: float) -> None:
+    """A fit is exact if two relays are killed and their tasks are repeated."""
     mesh = real_mesh(fan_out=fan_out, depth=DEPTHS[fan_out], loss=loss)
     mesh.under_way(200)
     victims = two_inner_nodes(mesh)
     partitions = [mesh.partition(node) for node in victims]
     for partition in partitions:
         mesh.signal(partition, signal.SIGKILL)
-    time.sleep(1)  # what Spark takes to start another attempt
+    time.sleep(1)  # time in which Spark would start another attempt
     for partition in partitions:
         mesh.start(partition, WORKERS + partition)
     outcome = mesh.finish()
@@ -60,6 +61,7 @@ def test_inner_nodes_are_killed(real_mesh: Any, fan_out: int, loss: float) -> No
 def test_inner_nodes_are_stopped_until_they_are_given_up(
     real_mesh: Any, fan_out: int, loss: float, until: Any
 ) -> None:
+    """A fit is exact if two relays are stopped until they are evicted, and then return."""
     mesh = real_mesh(fan_out=fan_out, depth=DEPTHS[fan_out], loss=loss)
     mesh.under_way(200)
     victims = two_inner_nodes(mesh)
@@ -74,10 +76,11 @@ def test_inner_nodes_are_stopped_until_they_are_given_up(
     outcome = mesh.finish()
     check_each_row_counted_once(mesh, outcome)
     lost = {d.node: d.partition for d in outcome.departures if d.node in victims}
-    assert sorted(lost.values()) == sorted(partitions)  # and the same processes came back
+    assert sorted(lost.values()) == sorted(partitions)  # no other processes were started
 
 
 def test_an_inner_node_is_stopped_for_longer_than_its_parent_waits(real_mesh: Any) -> None:
+    """A fit is exact if a relay is stopped for 1.5 times its lease."""
     mesh = real_mesh(fan_out=2, depth=4, loss=0.01)
     mesh.under_way(200)
     partition = mesh.partition(two_inner_nodes(mesh)[0])
@@ -88,7 +91,7 @@ def test_an_inner_node_is_stopped_for_longer_than_its_parent_waits(real_mesh: An
 
 
 def with_common_logs(mesh: Any) -> set[frozenset[int]]:
-    """Pairs of nodes that have a publication's log mapped, both: they speak by shared memory."""
+    """Return the pairs of nodes that both map some log, and so communicate by shared memory."""
     logs = {}
     for node, member in mesh.machine.members.live.items():
         maps = Path(f"/proc/{member.join.pid}/maps").read_text()
@@ -98,6 +101,7 @@ def with_common_logs(mesh: Any) -> set[frozenset[int]]:
 
 
 def test_tasks_of_one_executor_share_memory_and_relays_relay(real_mesh: Any) -> None:
+    """Exactly the edges within executors use shared memory, and relays send on all updates."""
     mesh = real_mesh(fan_out=2, depth=4, loss=0.0)
     mesh.under_way(200)
     tree, executors, inner = (
@@ -115,6 +119,6 @@ def test_tasks_of_one_executor_share_memory_and_relays_relay(real_mesh: Any) -> 
     check_each_row_counted_once(mesh, outcome)
     published = sum(told.node.update_bytes for told in outcome.stats.values())
     sent = {node: told.node.wire_bytes for node, told in outcome.stats.items()}
-    assert min(sent[node] for node in inner) > published  # everything, to a child at least
-    # To two children, some of it again where one is slow; not to all sixteen.
+    assert min(sent[node] for node in inner) > published  # all updates, to at least one child
+    # To two children, some of it again if one is slow; not to all sixteen nodes.
     assert 2 * published < outcome.traffic.wire_bytes < 8 * published

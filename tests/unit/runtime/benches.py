@@ -1,4 +1,4 @@
-"""A trainer against a channel that plays its node."""
+"""A trainer with a scripted channel in place of its node."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Script = list[tuple[list[TrainerItem], Directive]]
 
 
 class Scripted(TrainerChannel):
-    """Plays one line of its script for each look of the trainer; waiting is at once over."""
+    """A channel whose ``take`` returns the script's next line; ``wait`` returns at once."""
 
     def __init__(self, script: Script) -> None:
         super().__init__(TrainerInbox(0, make_theta(N, K).new_sum), wake=lambda: None)
@@ -45,6 +45,7 @@ class Scripted(TrainerChannel):
         self.waits += 1
 
     def posted(self) -> list[ev.Event]:
+        """Remove and return all events that the trainer posted."""
         events = []
         while True:
             try:
@@ -54,7 +55,7 @@ class Scripted(TrainerChannel):
 
 
 class Bench:
-    """A trainer on 10 rows, minibatches of 4, two epochs, with all it touches."""
+    """A trainer on 10 rows, with minibatches of 4 and two epochs, and all that it needs."""
 
     def __init__(self, model: Any, script: Script, rows: int = 10, **schedule: Any) -> None:
         self.channel = Scripted(script)
@@ -75,9 +76,11 @@ class Bench:
         )
 
     def run(self) -> list[ev.Event]:
+        """Train to the end of the script; return the events that the trainer posted."""
         assert self.trainer.run().reason == "done"
         return self.channel.posted()
 
 
 def steps(count: int, command: Directive = TRAIN) -> Script:
+    """Return a script of ``count`` lines with this directive and no items."""
     return [([], command)] * count

@@ -1,4 +1,4 @@
-"""Bugs between two threads, to be planted: each class forgets what its parent takes care of."""
+"""Deliberate synchronization bugs: each class omits a precaution of the class that it replaces."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from sparkstrom.runtime.training_loop import TrainerItem
 
 
 class NoLock:
-    """Whoever comes is let in."""
+    """A lock that excludes nobody."""
 
     def locked(self) -> bool:
         return False
@@ -19,7 +19,7 @@ class NoLock:
 
 
 class OrdersFirst(TrainerChannel):
-    """A command is there before the items that it goes with."""
+    """A channel that shows a directive to the trainer before the items that belong to it."""
 
     def publish(self, items: list[TrainerItem], command: Directive) -> None:
         with self._changed:
@@ -28,7 +28,7 @@ class OrdersFirst(TrainerChannel):
 
 
 class TakesTwice(TrainerChannel):
-    """Items are taken, then the command: another one may have come in between."""
+    """A channel that takes the items and then reads the directive without holding the lock."""
 
     def take(self) -> tuple[list[TrainerItem], Directive]:
         with self._changed:

@@ -1,4 +1,4 @@
-"""What these tests share: updates made by a real encoder, and a model that learns nothing real."""
+"""Fixtures of the runtime's tests: encoded commits, a trivial model, meshes and trainers."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ MakeCommit = Callable[..., Commit]
 
 
 class Pushing:
-    """Each step adds ``push`` to all parameters; the loss is its number, or what was set."""
+    """A model that adds ``push`` to all parameters per step; its loss is the step's number."""
 
     def __init__(self, n_params: int, push: float = TAU) -> None:
         self.n_params, self.push = n_params, push
         self.params: Flat = np.zeros(n_params, np.float32)
         self.seen: list[Batch] = []
-        self.losses: dict[int, float] = {}  # by step, from 1
+        self.losses: dict[int, float] = {}  # step (from 1) -> another loss
         self.state: State = {}
 
     def initial(self) -> Flat:
@@ -70,7 +70,7 @@ class Pushing:
 
 @pytest.fixture
 def make_commit() -> MakeCommit:
-    """A commit that moves these parameters (indices with a sign, from 1) by one tau."""
+    """A factory of commits that move parameters by ``tau``: 3 adds to the third, -3 subtracts."""
 
     def make(commit: int, *hits: int, n_params: int = 300, tau: float = TAU) -> Commit:
         learnt, theta = np.zeros(n_params, np.float32), np.zeros(n_params, np.float32)
@@ -95,7 +95,7 @@ def pushing() -> Callable[..., Pushing]:
 
 @pytest.fixture
 def on_grid() -> Callable[[int, int], Flat]:
-    """Random parameters f32[n] on the grid of these tests, by seed."""
+    """A function that draws random parameters f32[n] on the grid, from a seed."""
 
     def draw(n_params: int, seed: int = 0) -> Flat:
         quanta = np.random.default_rng(seed).integers(-1000, 1000, n_params)
@@ -106,6 +106,7 @@ def on_grid() -> Callable[[int, int], Flat]:
 
 @pytest.fixture
 def make_mesh() -> Iterator[Callable[..., Mesh]]:
+    """A factory of meshes, which are closed after the test."""
     made: list[Mesh] = []
 
     def make(*args: Any, **keywords: Any) -> Mesh:
@@ -124,7 +125,7 @@ def network() -> MemoryNetwork:
 
 @pytest.fixture
 def pair(network: MemoryNetwork) -> tuple[Office, Office]:
-    """The master and node 7, joined by edge 3."""
+    """The endpoints of the master and of node 7, connected by edge 3."""
     master, node = Office(network, MASTER, 10), Office(network, 7, 20)
     node.room.listen(node.address)
     join(master, node, edge=3)
@@ -133,7 +134,7 @@ def pair(network: MemoryNetwork) -> tuple[Office, Office]:
 
 @pytest.fixture
 def bench(pushing: Callable[..., Any]) -> Callable[..., Bench]:
-    """A bench; each step of its model adds ``push`` to every parameter."""
+    """A factory of benches whose model adds ``push`` to every parameter in each step."""
 
     def make(script: Script, push: float = TAU, **options: Any) -> Bench:
         return Bench(pushing(N, push), script, **options)

@@ -1,4 +1,4 @@
-"""Master, nodes and trainers as real threads over memory: whole fits without Spark or Aeron."""
+"""Fits without Spark or Aeron: master, nodes and trainers on threads, over memory transports."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ LONG = MasterLimits(lease_s=30.0)
 
 
 class Mortal(MemoryTransport):
-    """Its media driver dies with the n-th frame that comes in; that poll's frames are lost."""
+    """A transport whose driver dies at the n-th received frame; that poll's frames are lost."""
 
     frames_left = -1
 
@@ -59,7 +59,7 @@ class Mortal(MemoryTransport):
 
 
 class Opening:
-    """Opens transports in a network; the first may die. Keeps a former endpoint if asked for."""
+    """A function that opens transports, at the given endpoint if any; the first one may die."""
 
     def __init__(self, network: MemoryNetwork, dies_at_frame: int = -1) -> None:
         self._network, self._dies_at_frame = network, dies_at_frame
@@ -74,13 +74,13 @@ class Opening:
 
 
 def _schedule(partition: int) -> dict[str, Any]:
-    """Options of a trainer's schedule, by default."""
+    """Return the default options of the trainer of a partition."""
     place = {"partition": partition, "attempt": partition}
     return {"epochs": EPOCHS, "publish_every": 1, **place}
 
 
 class Mesh:
-    """A master and its workers, each on threads of its own."""
+    """A master and its workers, with a thread for each machine and trainer."""
 
     def __init__(self, limits: MasterLimits = LONG, partitions: int = WORKERS) -> None:
         self.network = MemoryNetwork()
@@ -98,6 +98,7 @@ class Mesh:
         self.node_limits: dict[str, Any] = {}
 
     def begin(self, **plan: Any) -> None:
+        """Start the master; ``plan`` replaces fields of its plan."""
         self.master = MasterThread(
             MasterPlan(
                 **{
@@ -129,6 +130,7 @@ class Mesh:
         said: Callable[[], ev.OutputPrinted | None] = no_output,
         **schedule: Any,
     ) -> None:
+        """Start a worker, whose node joins the master; ``schedule`` replaces trainer options."""
         chance = np.random.default_rng(partition)
         features = chance.normal(size=(rows, 5)).astype(np.float32)
         labels = chance.integers(0, 3, rows)
@@ -181,7 +183,7 @@ class Mesh:
         self.threads[-1].start()
 
     def _train(self, node: NodeThread, channel: TrainerChannel, trainer: Trainer) -> None:
-        """As a task does: what goes wrong is told to the master and stays here to be looked at."""
+        """Train as a Spark task does; report an exception to the master, and record it."""
         try:
             trainer.run()
         except Exception as error:
@@ -190,6 +192,7 @@ class Mesh:
         node.stop()
 
     def finish(self, seconds: float = 60.0) -> FitOutcome:
+        """Wait for the end of the fit; return its outcome, or raise the master's error."""
         assert self.master.finished.wait(seconds), self.master.progress
         if self.master.failure is not None:
             raise self.master.failure
@@ -207,6 +210,7 @@ class Mesh:
 
 
 def check_whole(mesh: Mesh, outcome: FitOutcome) -> None:
+    """Assert that all replicas are equal, all minibatches are trained and no worker failed."""
     assert len(set(outcome.hashes.values())) == 1
     assert outcome.hashes["driver"] == mesh.theta.digest()
     assert {replica.theta.digest() for replica in mesh.replicas} == {mesh.theta.digest()}
@@ -215,7 +219,7 @@ def check_whole(mesh: Mesh, outcome: FitOutcome) -> None:
 
 
 def wait_until(is_so: Callable[[], bool], seconds: float = 60.0) -> None:
-    """Look every now and then until it is so."""
+    """Poll until ``is_so`` returns True; fail after ``seconds``."""
     until_s, pause = time.monotonic() + seconds, threading.Event()
     while not is_so():
         assert time.monotonic() < until_s, "it never happened"

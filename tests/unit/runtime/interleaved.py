@@ -1,8 +1,8 @@
-"""Interleavings of two threads, enumerated: one works, the other acts at any point.
+"""Enumerate the interleavings of two threads in one thread.
 
-Nothing runs at the same time. While one side's method runs, a trace function is called before each
-of its instructions and does there what the other side would do, unless the other side would have to
-wait for a lock. So every place where it could come in is tried, in each run, in the same order.
+The threads do not run in parallel. While a method of the first thread runs, a trace function is
+called before each of its instructions, and does there what the second thread would do, unless that
+thread would have to wait for a lock. Every run tries all these points, in the same order.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 @contextmanager
 def at_every_instruction(files: tuple[str, ...], act: Callable[[], None]) -> Iterator[None]:
-    """Call ``act`` before each instruction of files whose path ends so."""
+    """Call ``act`` before each instruction of the files whose paths end with one of ``files``."""
 
     def trace(frame: FrameType, event: str, _: Any) -> Any:
         if not frame.f_code.co_filename.endswith(files):

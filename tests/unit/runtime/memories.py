@@ -1,6 +1,6 @@
-"""Which memory these tests work on: the host's, or a device's in a run under Numba's simulator.
+"""The memory that the tests work on: the host's, or a simulated device's under Numba's simulator.
 
-``laws/test_encoding_cuda.py`` starts such a run with the files that go through here.
+``laws/test_encoding_cuda.py`` runs the test files that import this module under the simulator.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ SIMULATED = os.environ.get("NUMBA_ENABLE_CUDASIM") == "1"
 
 
 def backend() -> Backend:
-    """Of this run."""
+    """Return the backend of this run: cuda under the simulator, else cpu."""
     return backends.backend("cuda" if SIMULATED else "cpu")
 
 
 def make_theta(n_params: int, k: int, layers: Layers | None = None) -> Theta:
-    """All 0, in the memory of this run."""
+    """Return parameters that are all 0, in the memory of this run."""
     return Theta(n_params, k, layers, backend())
 
 
 def seen(array: Any) -> Flat:
-    """The array itself where the host can work on it: a simulated device's is the host's, too."""
+    """Return the array as a host array; a simulated device array is one inside."""
     flat: Flat = array._ary if SIMULATED and hasattr(array, "_ary") else array
     return flat
 
 
 class OnMemory(DenseNetwork):
-    """A dense network that is bound to the memory of this run."""
+    """A dense network whose parameters lie in the memory of this run."""
 
     def bind(self, params: Any) -> None:
         super().bind(seen(params))

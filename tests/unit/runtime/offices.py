@@ -1,4 +1,4 @@
-"""Mailrooms in one process over memory, and a few messages to send through them."""
+"""Message endpoints in one process, over a transport in memory, and messages to send with them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LOBBY = 77
 
 
 class Recording(Seal):
-    """Notes the nonce of each frame it closes."""
+    """A cipher that records the nonce of each frame that it encrypts."""
 
     def __init__(self) -> None:
         super().__init__(KEY, JOB)
@@ -38,7 +38,7 @@ class Recording(Seal):
 
 
 class Office:
-    """One mailroom, its transport, and the address where it listens for its parent."""
+    """A message endpoint with its transport and the address where it listens for its parent."""
 
     def __init__(
         self,
@@ -61,21 +61,23 @@ class Office:
         self.address = self.at(stream)
 
     def at(self, stream: int) -> Address:
+        """Return the address of ``stream`` and the next one on this transport."""
         here = self.transport.endpoint
         return Address(here.host, here.port, stream, stream + 1)
 
     def answer(
         self, to: Office, message: Message, node: int | None = None, at: Address | None = None
     ) -> None:
-        """As a master: say this to that one directly, where it listens or elsewhere."""
+        """As the master, queue a direct message for ``to``, at its own address or at ``at``."""
         self.room.send_to_process(SendToProcess(at or to.address, to.token, message, node))
 
     def got(self) -> list[tuple[NodeId | None, Message]]:
+        """Return the received messages, each with its sender."""
         return list(self.room.receive(0.0))
 
 
 def join(parent: Office, node: Office, edge: int) -> Address:
-    """As Adopt and Welcome order it; return where the parent listens for this edge."""
+    """Open an edge at both ends; return the address where the parent receives on it."""
     up = parent.at(1000 + 4 * edge)
     parent.room.open_edge(node.room.me, edge, up, node.address)
     node.room.open_edge(parent.room.me, edge, node.address, up)
@@ -83,6 +85,7 @@ def join(parent: Office, node: Office, edge: int) -> Address:
 
 
 def update(seq: int = 1, payload: bytes = b"bits", origin: int = 7) -> Update:
+    """Return an update of node ``origin``."""
     return Update(
         origin=origin,
         seq=seq,
@@ -95,6 +98,7 @@ def update(seq: int = 1, payload: bytes = b"bits", origin: int = 7) -> Update:
 
 
 def joining(address: Address, **fields: object) -> Join:
+    """Return a join request from ``address``; ``fields`` replaces fields of it."""
     given = {
         "token": 1, "count": 0, "request": 1, "partition": 0, "attempt": 0, "rows": 1,
         "checksum": 1, "batches": 1, "pid": 1, "address": address, "host": "h", "executor": "e",
@@ -104,6 +108,7 @@ def joining(address: Address, **fields: object) -> Join:
 
 
 def welcome(node: int) -> Welcome:
+    """Return the master's answer that admits a process as ``node``."""
     return Welcome(
         token=1, count=0, request=1, node=node, parent=MASTER, edge=3, up=Address("h", 1, 1, 2),
         chunks=1, closed=[], epoch=0, batch=0, steps=0, grants=[],
@@ -111,7 +116,7 @@ def welcome(node: int) -> Welcome:
 
 
 def offer(office: Office, at: Address, *frame: bytes, control: bool = True) -> None:
-    """Put raw frames where this address listens."""
+    """Send raw frames to a stream of this address, past the office's own endpoint."""
     stream = at.control_stream if control else at.data_stream
     sender = office.transport.open_sender(Endpoint(at.host, at.port), stream, control=control)
     sender.offer(frame)

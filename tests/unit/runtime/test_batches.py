@@ -1,4 +1,4 @@
-"""Batches: every row once an epoch, the same minibatches for every attempt, whatever Spark does."""
+"""Batches: each row once per epoch, and the same minibatches in any attempt of the task."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ Rows = tuple[NDArray[np.float32], NDArray[Any]]
 
 
 def some_rows(count: int, seed: int = 0, distinct: int = 10**9) -> Rows:
+    """Return random rows: two features each, and a label; ``distinct`` limits the variety."""
     chance = np.random.default_rng(seed)
     numbers = chance.integers(0, distinct, count)
     features = np.stack([numbers, numbers % 7], axis=1).astype(np.float32)
@@ -23,11 +24,13 @@ def some_rows(count: int, seed: int = 0, distinct: int = 10**9) -> Rows:
 
 
 def batches(rows: Rows, **options: int) -> Batches:
+    """Return batches of these rows."""
     given = {"batch_rows": 4, "seed": 1, "partition": 2} | options
     return Batches(*rows, **given)
 
 
 def epoch_of(made: Batches, epoch: int) -> list[list[tuple[float, ...]]]:
+    """Return an epoch's minibatches as lists of rows (features and label)."""
     out = []
     for index in range(made.batches_per_epoch):
         features, labels, _ = made.get(epoch, index)
@@ -39,6 +42,7 @@ def epoch_of(made: Batches, epoch: int) -> list[list[tuple[float, ...]]]:
 def test_any_order_of_the_rows_gives_the_same_minibatches(
     count: int, seed: int, distinct: int
 ) -> None:
+    """Minibatches and checksum do not depend on the order in which rows arrive."""
     features, labels = some_rows(count, seed, distinct)
     order = np.random.default_rng(seed + 1).permutation(count)
     one, other = batches((features, labels)), batches((features[order], labels[order]))
@@ -79,15 +83,17 @@ def test_epochs_partitions_and_seeds_differ() -> None:
     made = batches(rows)
     forward = epoch_of(made, 0)
     epoch_of(made, 1)
-    assert epoch_of(made, 0) == forward  # also when an epoch is read again
+    assert epoch_of(made, 0) == forward  # also if another epoch was read in between
 
 
 def test_a_later_fit_goes_on_with_the_next_epochs() -> None:
+    """With ``first_epoch`` 5, epoch 0 has the minibatches of epoch 5."""
     rows = some_rows(40)
     assert epoch_of(batches(rows, first_epoch=5), 0) == epoch_of(batches(rows), 5)
 
 
 def changed(rows: Rows) -> dict[str, Rows]:
+    """Return variants of the rows, each with one change."""
     features, labels = rows
     other, relabelled = features.copy(), labels.copy()
     other[3, 1] += 1
@@ -108,6 +114,7 @@ def test_the_checksum_sees_a_change(what: str) -> None:
 
 
 def test_the_checksum_sees_labels_that_changed_places() -> None:
+    """The checksum changes if labels are permuted among the rows."""
     features, labels = some_rows(10)
     order = np.argsort(labels)
     assert (labels != labels[order]).any()
@@ -116,6 +123,7 @@ def test_the_checksum_sees_labels_that_changed_places() -> None:
 
 
 def test_the_checksum_fits_the_wire() -> None:
+    """The checksum is an integer below 2^63, as messages require."""
     assert all(0 <= batches(some_rows(n)).checksum < 2**63 for n in range(50))
 
 

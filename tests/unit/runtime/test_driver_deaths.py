@@ -1,4 +1,4 @@
-"""Media drivers that die at a chosen call, under real threads: nothing a machine wants is lost."""
+"""Media drivers that die at a chosen call, in fits on threads: no effect of a machine is lost."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from sparkstrom.runtime.node_thread import SUCCESSIVE_DEATHS_MAX, NodeThread
 from sparkstrom.transport.base import ReceivedFrame, SentBytes
 from tests.unit.runtime.fits import Mesh, check_whole, wait_until
 
-Death = tuple[str, int]  # a method, and which call of it the media driver does not survive
-SOON_S = 20.0  # long before anybody gives up by a deadline of its own
+Death = tuple[str, int]  # (method, number of its call at which the media driver dies)
+SOON_S = 20.0  # shorter than any deadline of the fit
 
 
 class Doomed(MemoryTransport):
-    """Its media driver dies at ``death`` and stays dead; closing is all that still works."""
+    """A transport whose media driver dies at ``death`` and stays dead; only closing still works."""
 
     death: Death | None = None
     driver = ""
@@ -63,7 +63,7 @@ class Doomed(MemoryTransport):
 
 
 class Opening:
-    """Opens transports; the first ones die as ``deaths`` says, those after them live."""
+    """A function that opens transports, of which the first ones die as in ``deaths``."""
 
     def __init__(self, network: MemoryNetwork, *deaths: Death) -> None:
         self._network, self._deaths = network, list(deaths)
@@ -79,6 +79,7 @@ class Opening:
 
 
 def knows_itself(node: NodeThread) -> bool:
+    """Return whether the node's endpoint has the id that its machine has."""
     return node._message_endpoint.me == node._machine.node > 0
 
 
@@ -101,6 +102,7 @@ def knows_itself(node: NodeThread) -> bool:
 def test_a_node_keeps_its_id_and_all_else_that_it_was_given(
     make_mesh: Callable[..., Mesh], deaths: list[Death]
 ) -> None:
+    """A fit succeeds, and a node keeps its id and byte counts, if its drivers die like this."""
     mesh = make_mesh()
     opening = Opening(mesh.network, *deaths)
     mesh.begin()
@@ -129,6 +131,7 @@ def test_a_node_keeps_its_id_and_all_else_that_it_was_given(
 def test_a_master_goes_on_from_whatever_it_wanted(
     make_mesh: Callable[..., Mesh], deaths: list[Death]
 ) -> None:
+    """A fit succeeds, at the master's same endpoint, if its media drivers die at these calls."""
     mesh = make_mesh(MasterLimits(lease_s=2.0))
     opening = Opening(mesh.network, *deaths)
     mesh.opening = opening  # type: ignore[assignment]
@@ -143,7 +146,7 @@ def test_a_master_goes_on_from_whatever_it_wanted(
 
 
 class Standing(DenseNetwork):
-    """Its first step lasts until ``goes_on`` is set."""
+    """A model whose first step waits for ``goes_on``."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -156,7 +159,7 @@ class Standing(DenseNetwork):
 
 
 def test_a_master_in_audit_has_its_own_digest(make_mesh: Callable[..., Mesh]) -> None:
-    """Closing the last worker that holds up the end fixes the final commit in the same step."""
+    """The driver dies when the master closes the last missing worker and fixes the final commit."""
     mesh = make_mesh(MasterLimits(lease_s=1.0))
     opening = Opening(mesh.network)
     mesh.opening = opening  # type: ignore[assignment]
@@ -167,7 +170,7 @@ def test_a_master_in_audit_has_its_own_digest(make_mesh: Callable[..., Mesh]) ->
     assert stands.begun.wait(SOON_S)
     opening.opened[0].death = ("close_receiver", 1)
     mesh.master.request_stop("enough")
-    mesh.nodes[1].stop()  # never heard of again; what it drains, nobody knows
+    mesh.nodes[1].stop()  # it sends nothing more, so that it is evicted before it has drained
     try:
         assert mesh.master.finished.wait(SOON_S), mesh.master.progress
         assert len(opening.opened) == 2
@@ -178,10 +181,12 @@ def test_a_master_in_audit_has_its_own_digest(make_mesh: Callable[..., Mesh]) ->
 
 
 def each_dies(network: MemoryNetwork) -> Opening:
+    """Return an opening whose drivers all die, one more than a recovery accepts."""
     return Opening(network, *[("open_receiver", 1)] * (SUCCESSIVE_DEATHS_MAX + 1))
 
 
 def test_where_no_driver_lives_a_task_fails_and_says_so(make_mesh: Callable[..., Mesh]) -> None:
+    """A task fails with a SetupError if too many media drivers of its executor die."""
     mesh = make_mesh()
     mesh.begin()
     opening = each_dies(mesh.network)
@@ -193,6 +198,7 @@ def test_where_no_driver_lives_a_task_fails_and_says_so(make_mesh: Callable[...,
 
 
 def test_where_no_driver_lives_a_fit_fails_and_says_so(make_mesh: Callable[..., Mesh]) -> None:
+    """A fit fails with a SetupError if too many media drivers of the driver program die."""
     mesh = make_mesh()
     mesh.opening = each_dies(mesh.network)  # type: ignore[assignment]
     mesh.begin()
@@ -204,6 +210,7 @@ def test_where_no_driver_lives_a_fit_fails_and_says_so(make_mesh: Callable[..., 
 def test_a_driver_that_dies_over_the_last_words_breaks_nothing(
     make_mesh: Callable[..., Mesh],
 ) -> None:
+    """The death of the media driver during a node's final flush is no error."""
     mesh = make_mesh()
     opening = Opening(mesh.network)
     mesh.begin()
@@ -226,6 +233,7 @@ def test_a_driver_that_dies_over_the_last_words_breaks_nothing(
 
 
 def test_last_words_wait_until_there_is_room(make_mesh: Callable[..., Mesh]) -> None:
+    """A node's final flush repeats until the transport has accepted all frames."""
     mesh = make_mesh()
     mesh.begin()
     for partition in range(2):

@@ -1,4 +1,4 @@
-"""What goes to several children is summed, encoded and cut once, until the next flush."""
+"""Messages for several children are summed, encoded and split once per duty cycle."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def commit(number: int, data: bytes = b"bits") -> Commit:
 
 @pytest.fixture
 def encoded(monkeypatch: pytest.MonkeyPatch) -> list[Message]:
-    """What has been encoded."""
+    """The messages that were encoded."""
     out: list[Message] = []
 
     def noting(message: Message) -> tuple[Kind, bytes]:
@@ -35,6 +35,7 @@ def encoded(monkeypatch: pytest.MonkeyPatch) -> list[Message]:
 def test_a_commit_for_three_children_is_encoded_once(
     network: MemoryNetwork, encoded: list[Message]
 ) -> None:
+    """A relay encodes a commit for its children once; a flush empties the cache."""
     relay = Office(network, 7, 20)
     children = [Office(network, node, 30 + 10 * node) for node in (8, 9, 10)]
     for edge, child in enumerate(children, 1):
@@ -47,10 +48,11 @@ def test_a_commit_for_three_children_is_encoded_once(
     relay.room.flush()
     assert [child.got() for child in children] == [[(7, one) for one in burst]] * 3
     relay.room.send(8, burst[0])
-    assert encoded == [*burst, burst[0]]  # it is forgotten with the flush
+    assert encoded == [*burst, burst[0]]  # the flush emptied the cache
 
 
 def test_what_goes_to_one_is_not_kept(network: MemoryNetwork, encoded: list[Message]) -> None:
+    """Messages that are not for several children are encoded each time."""
     node, ask = Office(network, 7, 20), CommitsRequest(1)
     join(Office(network, MASTER, 10), node, 3)
     node.room.send(MASTER, ask)
@@ -59,6 +61,7 @@ def test_what_goes_to_one_is_not_kept(network: MemoryNetwork, encoded: list[Mess
 
 
 def test_equal_ids_of_messages_that_are_gone_do_not_mix_them_up() -> None:
+    """The cache is not misled by a new message that has the id of a deleted one."""
     bodies = EncodingCache()
     for number in range(1, 50):
         one = commit(number)
@@ -67,17 +70,19 @@ def test_equal_ids_of_messages_that_are_gone_do_not_mix_them_up() -> None:
 
 
 def test_another_length_of_pieces_cuts_anew() -> None:
-    """After a media driver's death the next one may take shorter frames."""
+    """The cache distinguishes piece lengths: a new media driver may take shorter frames."""
     bodies, one = EncodingCache(), commit(1, bytes(500))
     for piece_bytes in (1000, 100):
         assert bodies.encode(one, piece_bytes)[1] == split_body(encode(one)[1], piece_bytes)
 
 
 def wanted(to: int, after: int = 0, commit: int = 2, count: int = 5) -> SendMerged:
+    """Return an order to send a sum of commits to the child ``to``."""
     return SendMerged(to, after, commit, [(9, commit)], count, ())
 
 
 def test_a_range_is_summed_once_until_it_is_forgotten() -> None:
+    """A range of commits is summed once for all children, until the cache is cleared."""
     asked: list[SendMerged] = []
 
     def merge(one: SendMerged) -> MergedRange:

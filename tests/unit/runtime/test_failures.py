@@ -1,4 +1,4 @@
-"""Failures: what the driver raises where a machine has aborted the fit."""
+"""Failures: the exceptions that the driver program raises after a worker has aborted the fit."""
 
 from __future__ import annotations
 
@@ -29,6 +29,7 @@ WHY = "row 3 of partition 1: column 'x' is null: fill or drop it"
 
 @pytest.mark.parametrize("copied", [False, True])
 def test_a_row_that_a_worker_refuses_is_a_usage_error_as_on_one_machine(copied: bool) -> None:
+    """An abort while reading rows becomes a RowsRefused, which pickles, with host and trace."""
     abort = ev.Abort(WHY, "trace", partition=1, host="here", phase=READING_ROWS)
     error = error_from_abort(abort)
     if copied:
@@ -41,6 +42,7 @@ def test_a_row_that_a_worker_refuses_is_a_usage_error_as_on_one_machine(copied: 
 
 
 def test_what_fails_later_is_the_training_s() -> None:
+    """An abort in a later phase than reading rows is no usage error."""
     error = error_from_abort(ev.Abort("NaN", "trace", partition=1, host="here", phase="training"))
     assert not isinstance(error, UsageError)
 
@@ -50,7 +52,7 @@ def test_what_fails_later_is_the_training_s() -> None:
 def test_a_text_that_utf_8_cannot_encode_reaches_the_master(
     kind: type[Exception], count: int
 ) -> None:
-    """A tokenizer may quote half of an emoji; however long, it is no reason to send nothing."""
+    """Lone surrogates in an error's text are escaped, however long the text is."""
     events: list[Any] = []
     session = SimpleNamespace(channel=SimpleNamespace(post=events.append))
     TrainingSession.report(cast(Any, session), kind("token " + "\ud83d\n" * count), "training")
@@ -62,7 +64,7 @@ def test_a_text_that_utf_8_cannot_encode_reaches_the_master(
 
 
 class Speechless(ValueError):
-    """An exception of the user's with a fault of its own."""
+    """An exception of the user's code whose ``__str__`` raises."""
 
     def __str__(self) -> str:
         raise KeyError("text")
@@ -70,6 +72,7 @@ class Speechless(ValueError):
 
 @pytest.mark.parametrize("error", [Speechless(), UsageError("")])
 def test_an_exception_without_text_reaches_the_master(error: Exception) -> None:
+    """An exception without text, or whose ``__str__`` raises, is reported with "no reason"."""
     events: list[Any] = []
     session = SimpleNamespace(channel=SimpleNamespace(post=events.append))
     TrainingSession.report(cast(Any, session), error, "training")
@@ -77,11 +80,11 @@ def test_an_exception_without_text_reaches_the_master(error: Exception) -> None:
 
 
 class Panic(BaseException):
-    """What libraries in Rust raise, for example."""
+    """An exception not derived from ``Exception``, as libraries in Rust raise."""
 
 
 def train_on_spark(fail: Callable[..., Any]) -> None:
-    """Raise what a training task reports to the controller."""
+    """Run a Spark task whose trainer fails; raise what the task reports to the controller."""
     reports = list[Any]()
     session: Any = SimpleNamespace(
         trainer=SimpleNamespace(run=fail),
@@ -107,6 +110,7 @@ def train_on_spark(fail: Callable[..., Any]) -> None:
 
 
 def train_one_round(fail: Callable[..., Any]) -> None:
+    """Run one worker's round that fails; raise the failure in its report."""
     report = RoundReport(0)
     with reporting(report):
         fail()
@@ -114,14 +118,17 @@ def train_one_round(fail: Callable[..., Any]) -> None:
 
 
 def run_in_a_process(fail: Callable[..., Any]) -> None:
+    """Run a failing task as a worker process does; raise the error of its result."""
     raise run_task(cast(Any, SimpleNamespace(run=fail))).as_error(0)
 
 
 def accumulate(fail: Callable[..., Any]) -> None:
+    """Run an accumulator of averaging that fails."""
     apply_accumulator(fail, np.zeros(2, np.float32), np.zeros((1, 2), np.float32), [1])
 
 
 def run_rounds(fail: Callable[..., Any]) -> None:
+    """Run a failing fit on the thread of local rounds; raise the thread's error."""
     thread = RoundsThread(fail, abort=int)
     thread._run()
     assert thread.error is not None
@@ -129,6 +136,7 @@ def run_rounds(fail: Callable[..., Any]) -> None:
 
 
 def run_processes(fail: Callable[..., Any]) -> None:
+    """Run a job whose worker processes fail to start; raise the job's error."""
     workers = SimpleNamespace(begin=fail, drop=lambda partitions: None)
     job = ProcessJob(cast(Any, None), cast(Any, None))
     job._workers = cast(Any, workers)
@@ -138,6 +146,7 @@ def run_processes(fail: Callable[..., Any]) -> None:
 
 
 def run_a_job_on_spark(fail: Callable[..., Any]) -> None:
+    """Run a Spark job that fails; raise its error as a TrainingError."""
     context = SimpleNamespace(setJobGroup=lambda *_, **__: None)
     job = SparkJob(context, "group", fail)
     job._run()
@@ -163,6 +172,8 @@ def run_a_job_on_spark(fail: Callable[..., Any]) -> None:
 def test_whatever_a_user_s_code_raises_ends_the_fit_and_is_named(
     train: Callable[[Callable[..., Any]], None], error: BaseException
 ) -> None:
+    """Every place that runs user code turns any exception into a TrainingError that names it."""
+
     def fail(*_: Any) -> Any:
         raise error
 

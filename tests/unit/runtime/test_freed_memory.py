@@ -1,7 +1,7 @@
-"""Freed memory stays with the process while it trains, and no longer.
+"""Freed memory stays with the process while it trains, and is returned at the end.
 
-In a process of its own: what it sets holds for a whole process, and other tests' memory would be
-counted.
+The test runs in another process, because the setting holds for a whole process and other tests'
+memory would be counted.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ print(within - resident())
 
 @pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallopt"), reason="needs the GNU C library")
 def test_steps_reuse_what_was_freed_and_the_end_gives_it_back() -> None:
-    """20 MB a step are 4,883 pages of 4 KiB, or 10 of 2 MiB: each is a fault where it was given."""
+    """20 MB per step are 4,883 pages of 4 KiB or 10 of 2 MiB; each new page is a page fault."""
     done = subprocess.run([sys.executable, "-c", WORK], capture_output=True, text=True, check=True)
     in_ten_steps, pages_back = map(int, done.stdout.split())
     assert in_ten_steps < 10

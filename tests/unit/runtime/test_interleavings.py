@@ -1,4 +1,4 @@
-"""What one thread sees of the other's half-done work, wherever it could look."""
+"""Interleavings: what a thread sees of another's unfinished work, at every instruction of it."""
 
 from __future__ import annotations
 
@@ -85,6 +85,7 @@ def takes_buffers(replica: Replica, make_commit: MakeCommit) -> None:
 
 
 def installs(replica: Replica, make_commit: MakeCommit) -> None:
+    """Install a snapshot of another replica, with a commit that it lacks."""
     other = make_theta(N, K)
     other.add(other.decode(make_commit(1, 7).payload))
     other.buffers, other.commit = b"theirs", 5
@@ -110,14 +111,17 @@ def replica(pushing: Callable[..., Any]) -> Replica:
 
 
 def contents_served(replica: Replica, make_commit: MakeCommit, work: Work) -> tuple[Any, int]:
-    """What a neighbour was given by commit, asking at every point; how often it had to wait."""
+    """Serve a snapshot before each instruction of ``work``.
+
+    Return (commit -> the different contents served for it, how often the lock was held).
+    """
     served: dict[int, set[tuple[bytes, ...]]] = {}
     waited = 0
 
     def serve() -> None:
         nonlocal waited
         if replica._lock.locked():
-            waited += 1  # the node's thread comes in when the lock is free again
+            waited += 1  # the node's thread would wait for the lock
             return
         chunks = [replica.chunk(index) for index in range(snapshot_chunk_count(N))]
         (commit,) = {chunk.commit for chunk in chunks}
@@ -133,7 +137,7 @@ def contents_served(replica: Replica, make_commit: MakeCommit, work: Work) -> tu
 def test_a_chunk_is_what_its_commit_says_wherever_it_comes_in(
     replica: Replica, make_commit: MakeCommit, work: Work
 ) -> None:
-    """A commit has one content: all of it, and nothing of another one."""
+    """Each commit is served with one content, whenever the snapshot is read during a change."""
     served, waited = contents_served(replica, make_commit, work)
     assert waited > 1
     assert {commit: len(contents) for commit, contents in served.items()} == dict.fromkeys(
@@ -145,6 +149,7 @@ def test_a_chunk_is_what_its_commit_says_wherever_it_comes_in(
 def test_without_the_lock_a_commit_with_two_contents_is_seen(
     replica: Replica, make_commit: MakeCommit, work: Work, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The test above detects a missing lock."""
     monkeypatch.setattr(replica, "_lock", NoLock())
     served, _ = contents_served(replica, make_commit, work)
     assert any(len(contents) > 1 for contents in served.values())
@@ -153,8 +158,8 @@ def test_without_the_lock_a_commit_with_two_contents_is_seen(
 def test_a_commit_that_comes_while_a_chunk_is_made_is_in_it_whole_or_not_at_all(
     replica: Replica, make_commit: MakeCommit
 ) -> None:
-    """The other way round: the trainer goes on between two instructions of the copy."""
-    publishes(replica, make_commit)  # what is taken out of a copy makes it longer
+    """The reverse: the trainer applies a commit between two instructions of the copy."""
+    publishes(replica, make_commit)  # subtracting an own update adds instructions to the copy
     contents = {0: replica.chunk(0).payload}
     at_line, lines = 0, 1
     while at_line <= lines:
@@ -178,22 +183,27 @@ def test_a_commit_that_comes_while_a_chunk_is_made_is_in_it_whole_or_not_at_all(
     assert lines > 5
 
 
-# -- the trainer takes while the node's thread publishes, and the other way round -------------
+# -- the trainer takes while the node's thread publishes, and the reverse ----------------------
 
 
 def made(kind: type[TrainerChannel] = TrainerChannel) -> TrainerChannel:
+    """Return a channel whose lock has ``locked``."""
     channel = kind(TrainerInbox(10_000, make_theta(N, K).new_sum), wake=lambda: None)
-    channel._changed = threading.Condition(threading.Lock())  # one that says whether it is held
+    channel._changed = threading.Condition(threading.Lock())  # has ``locked``
     return channel
 
 
 def is_held(channel: TrainerChannel) -> bool:
+    """Return whether a thread holds the channel's lock."""
     lock: Any = channel._changed._lock  # type: ignore[attr-defined]
     return bool(lock.locked())
 
 
 def look_while_it_publishes(channel: TrainerChannel, item: TrainerItem) -> int:
-    """Raise AssertionError where a command is seen without its item; return how many looks."""
+    """Read the channel before each instruction of ``publish``; return the number of reads.
+
+    Raise AssertionError if the directive is seen without its item.
+    """
     taken: list[TrainerItem] = []
     looks = 0
 
@@ -214,16 +224,21 @@ def look_while_it_publishes(channel: TrainerChannel, item: TrainerItem) -> int:
 
 
 def test_who_sees_a_command_has_the_items_that_came_with_it(make_commit: MakeCommit) -> None:
+    """The trainer never sees a directive before the items that were published with it."""
     assert look_while_it_publishes(made(), ApplyCommit(make_commit(1, 1))) > 4
 
 
 def test_a_command_that_comes_before_its_items_is_seen(make_commit: MakeCommit) -> None:
+    """The check detects a channel that sets the directive before it adds the items."""
     with pytest.raises(AssertionError):
         look_while_it_publishes(made(OrdersFirst), ApplyCommit(make_commit(1, 1)))
 
 
 def publish_while_it_takes(kind: type[TrainerChannel], item: TrainerItem) -> int:
-    """At every point in turn. Raise AssertionError where half of it comes; return how many."""
+    """Publish at each point of ``take`` in turn; return the number of points.
+
+    Raise AssertionError if ``take`` returns the item without its directive, or the reverse.
+    """
     at_point, points = 0, 1
     while at_point <= points:
         channel, points = made(kind), 0
@@ -250,19 +265,21 @@ def publish_while_it_takes(kind: type[TrainerChannel], item: TrainerItem) -> int
 def test_what_is_published_while_somebody_takes_comes_whole_and_once(
     make_commit: MakeCommit,
 ) -> None:
+    """An item and its directive, published during ``take``, are taken together and once."""
     assert publish_while_it_takes(TrainerChannel, ApplyCommit(make_commit(1, 1))) > 2
 
 
 def test_a_command_that_is_taken_apart_from_its_items_is_seen(make_commit: MakeCommit) -> None:
+    """The check detects a channel that takes items and directive separately."""
     with pytest.raises(AssertionError):
         publish_while_it_takes(TakesTwice, ApplyCommit(make_commit(1, 1)))
 
 
-# -- what a cycle of the node's thread makes known ---------------------------------------------
+# -- what a duty cycle of the node's thread publishes -------------------------------------------
 
 
 def torn_cycles(mesh: Mesh, monkeypatch: pytest.MonkeyPatch) -> list[Directive]:
-    """Play a fit; return the commands that were made known before items that came first."""
+    """Run a fit; return the directives that were published before items that preceded them."""
     waiting, torn = Counter[TrainerChannel](), list[Directive]()
     perform, publish = NodeThread._perform, TrainerChannel.publish
 
@@ -288,12 +305,14 @@ def torn_cycles(mesh: Mesh, monkeypatch: pytest.MonkeyPatch) -> list[Directive]:
 def test_a_cycle_makes_a_command_known_with_all_items_before_it(
     make_mesh: Callable[..., Mesh], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A duty cycle of the node publishes a directive together with all items before it."""
     assert torn_cycles(make_mesh(), monkeypatch) == []
 
 
 def test_a_cycle_that_tells_commands_at_once_is_seen(
     make_mesh: Callable[..., Mesh], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The check detects a node that publishes directives before the end of the cycle."""
     step = NodeThread._step
 
     def hasty(self: NodeThread, event: Event) -> None:

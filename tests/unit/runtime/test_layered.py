@@ -1,4 +1,4 @@
-"""Thresholds per layer in the replica: known from the job, also where updates are summed."""
+"""Thresholds per layer in the replica, for single updates and for sums."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ MakeCommit = Callable[..., Commit]
 
 
 def test_an_entry_adds_its_layers_multiple(make_commit: MakeCommit) -> None:
+    """An update's entry adds tau times the multiplier of the entry's layer."""
     plain, layered = make_theta(N, K), make_theta(N, K, LAYERS)
     for theta in (plain, layered):
         theta.add(theta.decode(make_commit(1, 3, 200).payload))
@@ -32,6 +33,7 @@ def test_an_entry_adds_its_layers_multiple(make_commit: MakeCommit) -> None:
 def test_a_sum_ends_before_multiples_of_tau_could_overflow_it(
     make_commit: MakeCommit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The inbox begins another sum before multiples of tau could overflow an entry."""
     theta = make_theta(N, K, LAYERS)
     update = make_commit(1, 200)
     largest = 5 * update.payload.tau_quanta

@@ -1,4 +1,4 @@
-"""Lent state: what of a worker another one, or a checkpoint, goes on with."""
+"""Worker state that another worker or a checkpoint continues with: optimizer and encoder."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ K = 20
 
 
 def replica(local: bool = False) -> Replica:
+    """Return a new replica."""
     model = DenseNetwork([4, 3, 2], updater=Adam(0.01), seed=1)
     theta = Theta(model.n_params, K)
     theta.load(round_to_grid(model.initial(), K))
@@ -34,6 +35,7 @@ def replica(local: bool = False) -> Replica:
 
 
 def trained(local: bool = False) -> Replica:
+    """Return a replica after three steps, each published."""
     made = replica(local)
     rows = np.eye(4, dtype=np.float32)
     for _ in range(3):
@@ -44,6 +46,7 @@ def trained(local: bool = False) -> Replica:
 
 @pytest.mark.parametrize("local", [True, False])
 def test_another_one_goes_on_with_updater_and_thresholds_and_no_residual(local: bool) -> None:
+    """A loaded worker state has the optimizer and the thresholds, but not the residual."""
     lender, taker = trained(local), replica(local)
     load_worker_state(taker, encode_worker_state(lender, 3))
     assert taker.encoder.tau == lender.encoder.tau
@@ -55,6 +58,7 @@ def test_another_one_goes_on_with_updater_and_thresholds_and_no_residual(local: 
 
 
 def test_who_joins_late_keeps_its_own_thresholds() -> None:
+    """``load_optimizer_state`` loads the optimizer's part alone."""
     lender, taker = trained(), replica()
     load_optimizer_state(taker, encode_worker_state(lender, 3))
     assert taker.encoder.state()["publications"] == 0
@@ -62,6 +66,7 @@ def test_who_joins_late_keeps_its_own_thresholds() -> None:
 
 
 def test_for_another_algorithm_the_updater_alone_is_left() -> None:
+    """``remove_encoder_state`` leaves the optimizer's part alone."""
     lender, taker = trained(), replica()
     content = remove_encoder_state(encode_worker_state(lender, 3))
     load_worker_state(taker, content)
@@ -70,11 +75,13 @@ def test_for_another_algorithm_the_updater_alone_is_left() -> None:
 
 
 def test_it_says_whose_it_is() -> None:
+    """An encoded worker state has its partition; without the encoder's part it has none."""
     content = encode_worker_state(trained(), 3)
     assert decode_partition(content) == 3
-    assert decode_partition(remove_encoder_state(content)) is None  # for workers alone
+    assert decode_partition(remove_encoder_state(content)) is None  # needed by workers only
 
 
 def test_bytes_that_are_none_are_refused() -> None:
+    """Invalid bytes raise WireError."""
     with pytest.raises(WireError):
         decode_optimizer_state(b"no state")

@@ -1,6 +1,6 @@
-"""The driver's parameters, copied by their own thread: whole, of one commit, or not at all.
+"""The master's thread: snapshots of its parameters while it runs, fails or has ended.
 
-And what the thread shows of the end.
+Also: what its progress and failure are at the end of a fit.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ K, N = 20, 300
 
 
 class Breaking(MemoryTransport):
-    """Breaks when it is told to."""
+    """A transport whose ``poll`` raises once ``broken`` is set."""
 
     broken = False
 
@@ -43,6 +43,7 @@ class Breaking(MemoryTransport):
 
 @pytest.fixture
 def make_master() -> Iterator[Callable[[Theta], tuple[MasterThread, Breaking]]]:
+    """A factory of started masters with a ``Breaking`` transport; they are ended after the test."""
     network, masters = MemoryNetwork(), list[MasterThread]()
     transport = Breaking(network, network.open().endpoint)
 
@@ -68,6 +69,7 @@ def make_master() -> Iterator[Callable[[Theta], tuple[MasterThread, Breaking]]]:
 def test_a_snapshot_is_a_copy_with_its_commit(
     make_master: Callable[[Theta], tuple[MasterThread, Breaking]],
 ) -> None:
+    """A snapshot has its commit and does not change when theta does."""
     theta = Theta(N, K)
     theta.load(np.full(N, 0.5, np.float32))
     theta.commit, theta.buffers = 7, b"statistics"
@@ -83,7 +85,7 @@ def test_what_was_delivered_is_in_the_snapshot_with_its_commit(
     make_master: Callable[[Theta], tuple[MasterThread, Breaking]],
     make_commit: Callable[..., Commit],
 ) -> None:
-    """Children are sent all commits after this number, and none that is in their copy."""
+    """A snapshot has all commits up to its number and no later one."""
     master, _ = make_master(Theta(N, K))
     master.end()
     for commit in (1, 2):
@@ -96,6 +98,7 @@ def test_what_was_delivered_is_in_the_snapshot_with_its_commit(
 def test_the_end_is_shown_and_no_failure_comes_after_it(
     make_master: Callable[[Theta], tuple[MasterThread, Breaking]],
 ) -> None:
+    """The progress shows that a fit is done, and an abort after that is no failure."""
     master, _ = make_master(Theta(N, K))
     master.end()
     master._machine.phases.phase = Phase.DONE
@@ -108,6 +111,7 @@ def test_the_end_is_shown_and_no_failure_comes_after_it(
 def test_counters_of_a_returned_process_replace_those_under_its_former_id(
     make_master: Callable[[Theta], tuple[MasterThread, Breaking]],
 ) -> None:
+    """Counters that name a former id replace the counters of that id."""
     master, _ = make_master(Theta(N, K))
     master.end()
     told = [WorkerCounters(TrainingCounters(partition, steps=partition)) for partition in range(3)]
@@ -120,6 +124,7 @@ def test_counters_of_a_returned_process_replace_those_under_its_former_id(
 def test_of_a_broken_thread_it_raises_why(
     make_master: Callable[[Theta], tuple[MasterThread, Breaking]],
 ) -> None:
+    """After the thread has failed, ``snapshot`` raises the thread's error."""
     master, transport = make_master(Theta(N, K))
     transport.broken = True
     master.finished.wait(30)
@@ -130,7 +135,7 @@ def test_of_a_broken_thread_it_raises_why(
 def test_of_a_fit_that_is_done_the_parameters_are_there_though_its_thread_has_broken(
     make_master: Callable[[Theta], tuple[MasterThread, Breaking]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As the last checkpoint needs them; nobody waits until a thread answers that has ended."""
+    """A snapshot, as for a last checkpoint, succeeds if the thread fails after a fit is done."""
     monkeypatch.setattr(master_thread, "SNAPSHOT_TIMEOUT_S", 1)
     theta = Theta(N, K)
     theta.load(np.full(N, 0.5, np.float32))
@@ -149,9 +154,9 @@ def test_of_a_fit_that_is_done_the_parameters_are_there_though_its_thread_has_br
 def test_one_that_was_never_started_closes_its_transport(
     make_master: Callable[[Theta], tuple[MasterThread, Breaking]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is open as soon as there is a master: else its media driver lives as long as the program.
+    """``end`` closes the transport also if the thread was never started or could not be.
 
-    So it is where no thread can be started.
+    The constructor opens it, and its media driver would live as long as the program.
     """
     monkeypatch.setattr(MasterThread, "start", lambda self: None)
     master, transport = make_master(Theta(N, K))
@@ -164,6 +169,7 @@ def test_one_that_was_never_started_closes_its_transport(
 def test_a_transport_that_cannot_be_closed_keeps_nobody_waiting(
     make_master: Callable[[Theta], tuple[MasterThread, Breaking]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """If closing the transport raises, ``end`` returns and a snapshot succeeds."""
     monkeypatch.setattr(master_thread, "SNAPSHOT_TIMEOUT_S", 1)
     master, transport = make_master(Theta(N, K))
 
@@ -178,6 +184,7 @@ def test_a_transport_that_cannot_be_closed_keeps_nobody_waiting(
 def test_a_request_that_waits_when_the_thread_ends_is_answered(
     make_master: Callable[[Theta], tuple[MasterThread, Breaking]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A snapshot request that is queued when the thread fails gets the thread's error."""
     master, transport = make_master(Theta(N, K))
     asked = Future[Snapshot]()
 
@@ -193,7 +200,7 @@ def test_a_request_that_waits_when_the_thread_ends_is_answered(
 def test_of_a_fit_that_was_given_up_the_parameters_are_there_after_its_thread_has_ended(
     make_master: Callable[[Theta], tuple[MasterThread, Breaking]],
 ) -> None:
-    """As Ctrl-C and a cancelled job end it: what was learnt is saved after that."""
+    """After Ctrl-C or a cancelled job, a snapshot succeeds, so that parameters can be saved."""
     theta = Theta(N, K)
     theta.load(np.full(N, 0.5, np.float32))
     theta.commit = 7

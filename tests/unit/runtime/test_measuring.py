@@ -1,4 +1,4 @@
-"""Held-out rows are measured under theta; what was learnt beyond it is there again after."""
+"""Measuring: held-out rows are evaluated with theta, and then ``local`` is restored."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ WEIGHTS = random.integers(0, 3, 60).astype(np.float32)
 
 @pytest.fixture(params=["local", "replica"])
 def replica(request: pytest.FixtureRequest) -> Replica:
+    """A replica after one step, whose residual makes ``local`` differ from theta."""
     model = OnMemory([4, 3, 2], updater=Sgd(0.5), seed=1)
     theta = make_theta(model.n_params, K)
     theta.load(np.round(model.initial() * 2**10) / 2**10)
@@ -33,6 +34,7 @@ def replica(request: pytest.FixtureRequest) -> Replica:
 
 
 def parts(weighted: bool) -> list[Batch]:
+    """Return all rows as two batches."""
     weights = WEIGHTS if weighted else None
     cuts = [slice(0, 32), slice(32, 60)]
     return [Batch(FEATURES[c], LABELS[c], None if weights is None else weights[c]) for c in cuts]
@@ -40,6 +42,7 @@ def parts(weighted: bool) -> list[Batch]:
 
 @pytest.mark.parametrize("weighted", [False, True])
 def test_theta_is_measured_and_local_stays(replica: Replica, weighted: bool) -> None:
+    """The loss is that of theta and not of ``local``, which has the same bits afterwards."""
     local = seen(replica._working).copy()
     found = replica.measure(parts(weighted), "loss")
     assert seen(replica._working).tobytes() == local.tobytes()
@@ -60,10 +63,12 @@ def test_accuracy_counts_the_weights_of_hits(replica: Replica) -> None:
 
 
 def test_nothing_held_out_weighs_nothing(replica: Replica) -> None:
+    """Without batches, the metric's sum and the weight are 0."""
     assert replica.measure([], "loss") == (0.0, 0.0)
 
 
 def test_local_is_there_again_after_an_error(replica: Replica) -> None:
+    """``local`` is restored if the evaluation raises."""
     local = seen(replica._working).copy()
     with pytest.raises(IndexError):
         replica.measure([Batch(FEATURES, LABELS + 7)], "loss")

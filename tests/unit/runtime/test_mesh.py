@@ -1,4 +1,4 @@
-"""Whole fits in PLAIN mode, everybody under the master, over memory: they end well, or say why."""
+"""Fits in PLAIN mode (all workers are the master's children), over memory transports."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from tests.unit.runtime.fits import EPOCHS, ROWS, WORKERS, Mesh, Opening, check_
 
 
 def test_a_fit_ends_with_equal_replicas(make_mesh: Callable[..., Mesh]) -> None:
+    """A fit trains all minibatches, ends with equal replicas and has complete counters."""
     mesh = make_mesh()
     before = mesh.theta.digest()
     mesh.begin()
@@ -40,6 +41,7 @@ def test_a_fit_ends_with_equal_replicas(make_mesh: Callable[..., Mesh]) -> None:
 def test_what_workers_say_until_they_drain_is_known_when_the_fit_is_done(
     make_mesh: Callable[..., Mesh],
 ) -> None:
+    """When the fit is done, the master has every line that workers printed, or has counted it."""
     mesh = make_mesh()
     mesh.begin()
     for partition in range(WORKERS):
@@ -55,7 +57,7 @@ def test_what_workers_say_until_they_drain_is_known_when_the_fit_is_done(
 
 
 class Printing(DenseNetwork):
-    """Says a line in every step."""
+    """A model that prints a line in every step."""
 
     def __init__(self, output: WorkerOutput) -> None:
         super().__init__([5, 8, 3])
@@ -70,6 +72,7 @@ class Printing(DenseNetwork):
 def test_a_worker_whose_media_driver_dies_goes_on(
     make_mesh: Callable[..., Mesh], dies_at_frame: int
 ) -> None:
+    """A worker continues over a second transport, on its former endpoint, if its driver dies."""
     mesh = make_mesh()
     opening = Opening(mesh.network, dies_at_frame)
     mesh.begin()
@@ -84,6 +87,7 @@ def test_a_worker_whose_media_driver_dies_goes_on(
 def test_a_master_whose_media_driver_dies_goes_on(
     make_mesh: Callable[..., Mesh], dies_at_frame: int
 ) -> None:
+    """The master continues over a second transport, on its former endpoint, if its driver dies."""
     mesh = make_mesh(MasterLimits(lease_s=2.0))
     mesh.opening = Opening(mesh.network, dies_at_frame)
     mesh.begin()
@@ -94,6 +98,7 @@ def test_a_master_whose_media_driver_dies_goes_on(
 
 
 def test_an_empty_partition_is_no_obstacle(make_mesh: Callable[..., Mesh]) -> None:
+    """A fit succeeds if one partition is empty."""
     mesh = make_mesh()
     mesh.begin()
     mesh.add_worker(0)
@@ -109,7 +114,7 @@ ALL_ROWS = float(np.nextafter(1, 0))
 def test_a_partition_of_held_out_rows_alone_is_measured_at_each_epochs_end(
     make_mesh: Callable[..., Mesh],
 ) -> None:
-    """A worker that trains on nothing has no epoch end of its own; it hears of the others'."""
+    """A worker without rows to train measures its held-out rows when other workers end an epoch."""
     mesh = make_mesh()
     mesh.begin()
     mesh.add_worker(0)
@@ -126,7 +131,7 @@ def test_a_partition_of_held_out_rows_alone_is_measured_at_each_epochs_end(
 
 
 def test_the_master_tells_which_partitions_only_measure(make_mesh: Callable[..., Mesh]) -> None:
-    """Whoever judges epochs waits for them, and not for those without any row."""
+    """``progress.evaluating`` has partitions whose rows are all held out, but not empty ones."""
     mesh = make_mesh(partitions=3)
     mesh.begin()
     mesh.add_worker(1, fraction=ALL_ROWS)
@@ -138,6 +143,7 @@ def test_the_master_tells_which_partitions_only_measure(make_mesh: Callable[...,
 
 
 def test_no_rows_at_all_are_refused(make_mesh: Callable[..., Mesh]) -> None:
+    """A fit fails with a UsageError if all partitions are empty."""
     mesh = make_mesh()
     mesh.begin()
     for partition in range(WORKERS):
@@ -147,7 +153,7 @@ def test_no_rows_at_all_are_refused(make_mesh: Callable[..., Mesh]) -> None:
 
 
 class Exploding(DenseNetwork):
-    """Raises in its third step."""
+    """A model that raises in its third step."""
 
     taken = 0
 
@@ -159,6 +165,7 @@ class Exploding(DenseNetwork):
 
 
 def test_what_a_trainer_raises_ends_the_fit(make_mesh: Callable[..., Mesh]) -> None:
+    """An exception in a trainer ends the fit with an error that names the partition."""
     mesh = make_mesh()
     mesh.begin()
     mesh.add_worker(0)
@@ -169,6 +176,7 @@ def test_what_a_trainer_raises_ends_the_fit(make_mesh: Callable[..., Mesh]) -> N
 
 
 def test_a_stop_ends_in_order(make_mesh: Callable[..., Mesh]) -> None:
+    """A stop requested before any worker joined ends the fit with its reason and equal replicas."""
     mesh = make_mesh()
     mesh.begin()
     mesh.master.request_stop("enough")
@@ -182,6 +190,7 @@ def test_a_stop_ends_in_order(make_mesh: Callable[..., Mesh]) -> None:
 def test_a_stranger_without_the_key_is_counted_and_changes_nothing(
     make_mesh: Callable[..., Mesh],
 ) -> None:
+    """Random frames on the join stream are rejected and counted, and the fit succeeds."""
     mesh = make_mesh()
     mesh.begin()
     stranger = mesh.network.open()

@@ -1,4 +1,4 @@
-"""Whole fits in MESH mode over memory: relays, late comers, buffers, sums, dead media drivers."""
+"""Fits in MESH mode over memory transports: relays, late workers, buffers, sums, dead drivers."""
 
 from __future__ import annotations
 
@@ -24,18 +24,19 @@ from tests.unit.runtime.fits import EPOCHS, MODEL, Mesh, Opening, check_whole, w
 
 WIDTHS = [5, 8, 3]
 MAKE = Callable[..., Mesh]
-SEVEN = 7  # two levels of two and four, and one below them
+SEVEN = 7  # levels of two, four and one
 
 
 def limits_of_two(**limits: Any) -> MasterLimits:
-    # Nobody who has finished leaves while others are late.
+    """Return limits for a tree with two children per node; ``limits`` replaces some."""
+    # Workers that have finished stay while others are late.
     return MasterLimits(
         **({"lease_s": 30.0, "release_s": 300.0, "fan_out": 2, "depth": 3} | limits)
     )
 
 
 def in_order(mesh: Mesh, *workers: dict[str, Any]) -> None:
-    """Each joins once the one before is a member, so that its place is known."""
+    """Start workers one after the other, so that their ids and places are known."""
     for partition, options in enumerate(workers):
         mesh.add_worker(partition, **options)
         wait_until(lambda: len(mesh.nodes) == mesh.master.progress.workers)
@@ -50,6 +51,7 @@ def begin_with_those_present(mesh: Mesh) -> None:
 
 
 def test_seven_workers_under_two_end_with_equal_replicas(make_mesh: MAKE) -> None:
+    """Seven workers in a tree of three levels end with equal replicas, and reject no frame."""
     mesh = make_mesh(limits_of_two(), SEVEN)
     mesh.begin()
     for partition in range(SEVEN):
@@ -64,7 +66,7 @@ def test_seven_workers_under_two_end_with_equal_replicas(make_mesh: MAKE) -> Non
 
 
 class Listing(MemoryTransport):
-    """Notes on which streams inside its media driver it listened."""
+    """A transport that records its local streams, which stay within its media driver."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -77,6 +79,7 @@ class Listing(MemoryTransport):
 
 
 def test_tasks_of_one_executor_stand_under_one_another_by_shared_memory(make_mesh: MAKE) -> None:
+    """Workers of one executor form a subtree whose edges use local streams."""
     mesh = make_mesh(limits_of_two(), 4)
     mesh.begin()
     shared = mesh.network.open()
@@ -95,7 +98,7 @@ def test_tasks_of_one_executor_stand_under_one_another_by_shared_memory(make_mes
 
 
 class Gated(DenseNetwork):
-    """Stands still in its fourth step until the gate is open; notes what was lent to it."""
+    """A model whose fourth step waits for the gate; it records the optimizer states it loads."""
 
     gate: threading.Event
 
@@ -116,7 +119,7 @@ class Gated(DenseNetwork):
 
 
 def test_who_joins_late_borrows_the_updaters_state(make_mesh: MAKE) -> None:
-    """The seventh comes when the others have taken steps; it stands under relays."""
+    """A seventh worker, which joins late below relays, loads another worker's optimizer state."""
     mesh = make_mesh(limits_of_two(start_s=300.0), SEVEN)
     mesh.begin()
     gate = threading.Event()
@@ -137,16 +140,18 @@ def test_who_joins_late_borrows_the_updaters_state(make_mesh: MAKE) -> None:
 
 
 def has_asked(node: NodeThread) -> bool:
+    """Return whether the node has begun to fetch an optimizer state."""
     return node._machine.transfers.fetch is not None
 
 
 def told_slowest(node: NodeThread) -> int:
+    """Return the fewest steps of any worker, as the master last reported to this node."""
     state = node._machine.fit.state
     return 0 if state is None else state.slowest
 
 
 class WithStatistics(DenseNetwork):
-    """Beside its parameters it has the mean of its features and a count, by nobody's gradient."""
+    """A model with buffers: the sum of its features' means, and a count of steps."""
 
     def __init__(self) -> None:
         super().__init__(WIDTHS)
@@ -171,6 +176,7 @@ class WithStatistics(DenseNetwork):
 
 
 def test_buffers_are_averaged_and_equal_everywhere(make_mesh: MAKE) -> None:
+    """The master averages the workers' buffers; all replicas end with the average."""
     mesh = make_mesh(limits_of_two(), SEVEN)
     mesh.begin(average=WithStatistics().average_buffers)
     models = [WithStatistics() for _ in range(SEVEN)]
@@ -186,6 +192,7 @@ def test_buffers_are_averaged_and_equal_everywhere(make_mesh: MAKE) -> None:
 
 
 def test_who_joins_late_takes_the_buffers_with_its_replica(make_mesh: MAKE) -> None:
+    """A late worker's model loads the master's buffers; models that began earlier load none."""
     mesh = make_mesh(limits_of_two(start_s=300.0), 3)
     mesh.begin(average=WithStatistics().average_buffers)
     models = [WithStatistics() for _ in range(3)]
@@ -202,6 +209,7 @@ def test_who_joins_late_takes_the_buffers_with_its_replica(make_mesh: MAKE) -> N
 
 @pytest.mark.parametrize("dies_at_frame", [5, 40, 120])
 def test_a_relay_whose_media_driver_dies_goes_on(make_mesh: MAKE, dies_at_frame: int) -> None:
+    """A fit succeeds if the media driver of a relay dies once."""
     mesh = make_mesh(limits_of_two(lease_s=4.0), SEVEN)
     opening = Opening(mesh.network, dies_at_frame)
     mesh.begin()
@@ -211,7 +219,7 @@ def test_a_relay_whose_media_driver_dies_goes_on(make_mesh: MAKE, dies_at_frame:
 
 
 class Deaf(MemoryTransport):
-    """Hears nothing while it is told not to: what comes waits, up to the queue's size."""
+    """A transport that receives nothing while ``is_deaf``; frames wait, up to the queue's size."""
 
     is_deaf = False
 
@@ -225,7 +233,7 @@ class Deaf(MemoryTransport):
 def test_who_heard_nothing_for_a_while_gets_one_sum(
     make_mesh: MAKE, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The third worker is under a relay; a sum contains the update that it sent meanwhile."""
+    """A worker under a relay that missed commits gets them as a sum, with its own update in it."""
     sums: list[ApplyMergedRange] = []
     apply_range = Replica.apply_range
 
@@ -251,12 +259,12 @@ def test_who_heard_nothing_for_a_while_gets_one_sum(
     assert master.placement.tree.depth(3) == 2
     *others, own = master.partitions
     wait_until(lambda: own.minibatches == 3)
-    # While deaf it gets no acknowledgements: it sends another update only if its link is empty now.
+    # Without acknowledgements it sends another update only if none is in flight now.
     wait_until(lambda: not mesh.nodes[2]._machine.link.window.under_way)
     deaf.is_deaf = True
     gate.set()
     wait_until(lambda: all(partition.trained for partition in others))
-    # A relay sends single commits until its window is full. What waits after that goes as one sum.
+    # A relay sends single commits until its window is full; later ones are sent as one sum.
     own_gate.set()
     wait_until(lambda: own.minibatches > 3)
     head = master.sequencer.head

@@ -1,4 +1,4 @@
-"""Who stood still for longer than a lease comes back under a new id, and is heard under it."""
+"""A worker that stood still for longer than its lease returns under a new id."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from sparkstrom.transport.base import ReceivedFrame
 from tests.unit.runtime.fits import Mesh, check_whole, wait_until
 
 LEASE_S = 1.0
-STILL_S = 30.0  # a thread that nobody lets go on goes on by itself
+STILL_S = 30.0  # the longest that a thread waits, should the test fail
 
 
 class Halting(MemoryTransport):
-    """Whoever polls stands still until ``gate`` is open."""
+    """A transport whose ``poll`` blocks while ``gate`` is closed."""
 
     def __init__(self, network: MemoryNetwork, endpoint: Endpoint, gate: threading.Event) -> None:
         super().__init__(network, endpoint)
@@ -30,7 +30,7 @@ class Halting(MemoryTransport):
 
 
 class Untrained(DenseNetwork):
-    """Has more to learn when its thread goes on: its second step waits for that."""
+    """A model whose second step waits for ``gate``, so that it has more to train afterwards."""
 
     def __init__(self, gate: threading.Event) -> None:
         super().__init__([5, 8, 3])
@@ -44,7 +44,7 @@ class Untrained(DenseNetwork):
 
 
 def test_who_comes_back_is_heard_under_its_new_id(make_mesh: Callable[..., Mesh]) -> None:
-    """Its endpoint takes and sends frames for the id that its machine has."""
+    """The returned worker's endpoint sends and receives under the new id, and finishes the fit."""
     mesh = make_mesh(MasterLimits(lease_s=LEASE_S))
     gate, goes_on = threading.Event(), threading.Event()
     gate.set()

@@ -1,4 +1,4 @@
-"""The mailroom over edges: who is heard, who is not, what waits, and that no nonce repeats."""
+"""Message endpoints over edges: accepted and rejected frames, order, queues, unique nonces."""
 
 from __future__ import annotations
 
@@ -34,6 +34,7 @@ from tests.unit.runtime.offices import (
 
 
 def test_messages_travel_both_ways_and_control_overtakes_data(pair: tuple[Office, Office]) -> None:
+    """Messages pass in both directions, and control messages arrive before data messages."""
     master, node = pair
     node.room.send(MASTER, update())
     node.room.send(MASTER, CommitsRequest(1))
@@ -49,7 +50,7 @@ def test_messages_travel_both_ways_and_control_overtakes_data(pair: tuple[Office
 def test_control_is_offered_first(
     pair: tuple[Office, Office], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where the transport takes little, a heartbeat does not wait for what fills the link."""
+    """Control frames are offered to the transport before data frames, which may fill the link."""
     _, node = pair
     flush, offered = Outbox.flush, list[Outbox]()
 
@@ -66,6 +67,7 @@ def test_control_is_offered_first(
 
 
 def test_long_messages_are_cut_and_joined(network: MemoryNetwork) -> None:
+    """Long messages are split into frames and reassembled; control has a piece size of its own."""
     master, node = Office(network, MASTER, 10), Office(network, 7, 20, chunk=1024)
     join(master, node, edge=3)
     long, trace = (
@@ -74,12 +76,13 @@ def test_long_messages_are_cut_and_joined(network: MemoryNetwork) -> None:
     )
     node.room.send(MASTER, long)
     node.room.send(MASTER, trace)
-    assert node.room.waiting == 5 + 2  # 1024 at a time; control has a fixed size of its own
+    assert node.room.waiting == 5 + 2  # data in pieces of 1024 bytes, control in larger ones
     node.room.flush()
     assert master.got() == [(7, trace), (7, long)]
 
 
 def test_the_transport_limits_a_frame_too(pair: tuple[Office, Office]) -> None:
+    """A message that exceeds the transport's longest frame is split."""
     _, node = pair
     most = node.transport.max_frame_bytes - OVERHEAD_BYTES
     body = len(encode(update(payload=b""))[1])
@@ -90,7 +93,7 @@ def test_the_transport_limits_a_frame_too(pair: tuple[Office, Office]) -> None:
 
 
 def test_pieces_fit_the_transport_of_the_day(pair: tuple[Office, Office]) -> None:
-    """After a media driver's death the logs of the next one may be smaller."""
+    """After the transport is replaced, pieces fit the frames of the new one, which are shorter."""
     master, node = pair
 
     class Narrow(MemoryTransport):
@@ -123,6 +126,7 @@ def test_pieces_fit_the_transport_of_the_day(pair: tuple[Office, Office]) -> Non
 def test_strangers_frames_are_counted_and_change_nothing(
     pair: tuple[Office, Office], frame: bytes, reason: Rejection
 ) -> None:
+    """Invalid frames are counted by reason, and later messages on the edge still arrive."""
     master, node = pair
     offer(node, master.at(1012), frame)
     node.room.send(MASTER, CommitsRequest(2))
@@ -133,7 +137,7 @@ def test_strangers_frames_are_counted_and_change_nothing(
 
 
 def test_who_has_no_edge_yet_hears_nobody_but_the_master(network: MemoryNetwork) -> None:
-    """Nobody in a frame's header is not the nobody that its streams are bound to."""
+    """A stream without an edge rejects all edge frames as early, even ones without a sender."""
     node = Office(network, None, 20)
     node.room.listen(node.address)
     strange = replace(HEAD, sender=None, receiver=None, edge=UNBOUND)
@@ -156,6 +160,7 @@ def test_a_repeated_frame_is_counted_and_dropped(pair: tuple[Office, Office]) ->
 
 
 def test_frames_on_a_stream_that_was_closed_are_nobodys(pair: tuple[Office, Office]) -> None:
+    """Frames that were sent on an edge are not received after it was closed."""
     master, node = pair
     node.room.send(MASTER, CommitsRequest(1))
     node.room.flush()
@@ -165,6 +170,7 @@ def test_frames_on_a_stream_that_was_closed_are_nobodys(pair: tuple[Office, Offi
 
 
 def test_a_node_has_one_parent_and_several_children(network: MemoryNetwork) -> None:
+    """A relay exchanges messages with its parent and each child, over an edge for each."""
     master, relay = Office(network, MASTER, 10), Office(network, 7, 20)
     below = [Office(network, 8, 30), Office(network, 9, 40)]
     join(master, relay, edge=3)
@@ -185,7 +191,7 @@ def test_a_node_has_one_parent_and_several_children(network: MemoryNetwork) -> N
 
 
 def test_neighbours_on_one_media_driver_speak_inside_it(network: MemoryNetwork) -> None:
-    """The child's own streams stay open for the master, who is elsewhere."""
+    """An edge in one media driver has local streams; UDP streams stay open for the master only."""
     relay = Office(network, 7, 20)
     child = Office(network, 8, 40, beside=relay.transport)
     master = Office(network, MASTER, 10)
@@ -203,12 +209,13 @@ def test_neighbours_on_one_media_driver_speak_inside_it(network: MemoryNetwork) 
         (7, CommitsRequest(1)),
     ]
     offer(master, up, Seal(KEY, JOB).close(HEAD, ASK))
-    assert relay.got() == []  # nobody outside reaches the edge
+    assert relay.got() == []  # no other host reaches the edge
     child.room.close_edge(7)
     assert {place.local for place, _ in child.transport._streams.values()} == {False}
 
 
 def test_another_parent_is_heard_at_the_same_place(pair: tuple[Office, Office]) -> None:
+    """A new parent may use the streams of the former one, whose frames are then rejected."""
     master, node = pair
     other = Office(node.transport._network, 5, 50)
     node.room.close_edge(MASTER)
@@ -222,6 +229,7 @@ def test_another_parent_is_heard_at_the_same_place(pair: tuple[Office, Office]) 
 
 
 def test_a_new_edge_replaces_the_old_one(pair: tuple[Office, Office]) -> None:
+    """A new edge to a neighbour closes the old edge's streams and drops its unsent messages."""
     master, node = pair
     node.room.send(MASTER, CommitsRequest(1))
     join(master, node, edge=4)
@@ -232,6 +240,7 @@ def test_a_new_edge_replaces_the_old_one(pair: tuple[Office, Office]) -> None:
 
 
 def test_who_listens_elsewhere_is_not_heard_of_where_it_was(pair: tuple[Office, Office]) -> None:
+    """Listening at another address closes the streams of the former address."""
     master, node = pair
     before = node.address
     node.room.listen(node.at(60))
@@ -246,7 +255,7 @@ def test_who_listens_elsewhere_is_not_heard_of_where_it_was(pair: tuple[Office, 
 
 
 def test_no_message_is_dropped_however_much_waits(pair: tuple[Office, Office]) -> None:
-    """How much that is, is bounded by who hands it over."""
+    """Queues of data have no limit here: the protocol limits how much it hands over."""
     master, node = pair
     for seq in range(1, 10_001):
         node.room.send(MASTER, update(seq))
@@ -259,11 +268,12 @@ def test_no_message_is_dropped_however_much_waits(pair: tuple[Office, Office]) -
 
 
 def report(stamp: int) -> Heartbeat:
+    """Return a heartbeat with this stamp."""
     return Heartbeat(received=0, bytes_received=0, catching=False, stamp=stamp, statuses=[])
 
 
 def test_of_reports_that_wait_only_the_newest_goes(pair: tuple[Office, Office]) -> None:
-    """Counters rise all the same, or the other end would take it for a replay."""
+    """Of waiting heartbeats only the newest is sent; its counter rises, so it is no replay."""
     master, node = pair
     node.room.send(MASTER, CommitsRequest(1))
     for stamp in range(1, 50):
@@ -280,6 +290,7 @@ def test_of_reports_that_wait_only_the_newest_goes(pair: tuple[Office, Office]) 
 
 
 def test_back_pressure_keeps_frames_in_order(pair: tuple[Office, Office]) -> None:
+    """Messages arrive in order if the transport accepts only a part at a time."""
     master, node = pair
     for seq in range(1, 41):
         node.room.send(MASTER, update(seq, payload=bytes(60_000)))
@@ -291,6 +302,7 @@ def test_back_pressure_keeps_frames_in_order(pair: tuple[Office, Office]) -> Non
 
 
 def test_without_an_edge_a_message_is_lost(network: MemoryNetwork) -> None:
+    """A message to a node without an edge is dropped and not counted."""
     node = Office(network, 7, 20)
     node.room.send(MASTER, CommitsRequest(1))
     assert (node.room.waiting, node.room.traffic.wire_bytes) == (0, 0)
@@ -300,7 +312,7 @@ def test_without_an_edge_a_message_is_lost(network: MemoryNetwork) -> None:
 def test_an_update_counts_once_and_everything_on_the_wire_each_time(
     pair: tuple[Office, Office], payload: bytes
 ) -> None:
-    """After a return under another id, what is not committed goes again with another number."""
+    """``update_bytes`` has an own update once, ``wire_bytes`` each time, also under another id."""
     _, node = pair
     node.room.count_update(update(payload=payload).payload)
     sent = (update(2, payload), update(2, payload), update(1, payload, origin=9))
@@ -311,6 +323,7 @@ def test_an_update_counts_once_and_everything_on_the_wire_each_time(
 
 
 def test_over_another_transport_counters_and_traffic_go_on(pair: tuple[Office, Office]) -> None:
+    """After the transport is replaced, new frames are accepted, and counters continue."""
     master, node = pair
     node.room.send(MASTER, update())
     node.room.flush()
@@ -330,7 +343,7 @@ def test_over_another_transport_counters_and_traffic_go_on(pair: tuple[Office, O
 
 
 def everything_that_is_sealed(master: Office, node: Office) -> None:
-    """Data, control, repeats, answers, what is told, another edge, another transport."""
+    """Encrypt data, control, replies, direct messages; then use another edge and transport."""
     long = Commit(commit=1, origin=7, seq=1, payload=Payload(1, 2, 1, bytes(200_000)))
     for _ in range(3):
         node.room.send(MASTER, update())
@@ -348,6 +361,7 @@ def everything_that_is_sealed(master: Office, node: Office) -> None:
 
 
 def test_no_nonce_is_used_twice(pair: tuple[Office, Office]) -> None:
+    """No two encrypted frames have the same nonce, whichever way they are sent."""
     master, node = pair
     everything_that_is_sealed(master, node)
     nonces = master.seal.nonces + node.seal.nonces

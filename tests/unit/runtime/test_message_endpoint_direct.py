@@ -1,4 +1,4 @@
-"""What a node and the master tell each other directly, whoever stands between them."""
+"""Message endpoints: direct messages between nodes and the master, outside of edges."""
 
 from __future__ import annotations
 
@@ -39,6 +39,7 @@ from tests.unit.runtime.offices import (
 
 
 def lobby_of(network: MemoryNetwork) -> tuple[Office, Office]:
+    """Return a master with a join stream, and a node without an id that may write to it."""
     master, node = Office(network, MASTER, 10), Office(network, None, 20)
     master.room.listen_for_joins(LOBBY)
     node.room.set_master(master.transport.endpoint, LOBBY)
@@ -46,6 +47,7 @@ def lobby_of(network: MemoryNetwork) -> tuple[Office, Office]:
 
 
 def test_only_what_is_told_directly_is_taken_among_direct_messages(network: MemoryNetwork) -> None:
+    """The join stream rejects frames with an edge's header, and other kinds of messages."""
     master, node = lobby_of(network)
     node.room.send_direct(joining(node.address))
     node.room.flush()
@@ -59,7 +61,7 @@ def test_only_what_is_told_directly_is_taken_among_direct_messages(network: Memo
 
 
 def test_several_tell_long_messages_at_once(network: MemoryNetwork) -> None:
-    """Pieces of one message may come between those of another one's."""
+    """Frames of two processes' long messages may alternate on the join stream."""
     master, node = lobby_of(network)
     other = Office(network, None, 30)
     other.room.set_master(master.transport.endpoint, LOBBY)
@@ -78,6 +80,7 @@ def test_several_tell_long_messages_at_once(network: MemoryNetwork) -> None:
 def test_the_join_stream_keeps_a_bounded_number_of_beginnings(
     network: MemoryNetwork, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The join stream keeps partial messages of at most ``INCOMPLETE_SENDERS_MAX`` processes."""
     monkeypatch.setattr(message_endpoint, "INCOMPLETE_SENDERS_MAX", 3)
     master, node = lobby_of(network)
     for n in range(1, 10):
@@ -95,6 +98,7 @@ def test_the_join_stream_keeps_a_bounded_number_of_beginnings(
 
 
 def test_meeting_again_drops_what_was_not_sent(network: MemoryNetwork) -> None:
+    """Setting the master again drops the direct messages that wait to be sent."""
     master, node = lobby_of(network)
     node.room.send_direct(joining(node.address))
     node.room.set_master(master.transport.endpoint, LOBBY)
@@ -104,6 +108,7 @@ def test_meeting_again_drops_what_was_not_sent(network: MemoryNetwork) -> None:
 
 
 def test_after_the_sender_has_ended_the_next_message_opens_another(network: MemoryNetwork) -> None:
+    """After a node's sender to the master was closed, its next message opens another sender."""
     master, node = lobby_of(network)
     node.room.send_direct(ProbeReply(6))
     assert node.room._to_master is not None
@@ -115,6 +120,7 @@ def test_after_the_sender_has_ended_the_next_message_opens_another(network: Memo
 
 
 def test_an_answer_reaches_who_has_no_edge(network: MemoryNetwork) -> None:
+    """A node without an id or an edge receives the master's direct messages."""
     master, node = Office(network, MASTER, 10), Office(network, None, 20)
     node.room.listen(node.address)
     refused = JoinRefusal(token=1, count=0, reason="no", fatal=True)
@@ -127,7 +133,7 @@ def test_an_answer_reaches_who_has_no_edge(network: MemoryNetwork) -> None:
 def test_a_peer_that_repeats_its_request_is_unresponsive_and_a_dead_one_is_not(
     network: MemoryNetwork,
 ) -> None:
-    """Nothing listens at either address: a firewall drops the replies, or the process is gone."""
+    """Neither address receives: a firewall drops one peer's replies, the other process is gone."""
     master, behind_firewall = lobby_of(network)
     dead = Office(network, None, 30)
     dead.room.set_master(master.transport.endpoint, LOBBY)
@@ -144,7 +150,7 @@ def test_a_peer_that_repeats_its_request_is_unresponsive_and_a_dead_one_is_not(
 
 
 def test_a_welcome_finds_a_node_that_has_no_id_yet(network: MemoryNetwork) -> None:
-    """What follows over the edge in the same poll is for the id that it brings."""
+    """A node receives its id, and in the same poll a message over its new edge for this id."""
     master, node = Office(network, MASTER, 10), Office(network, None, 20)
     node.room.listen(node.address)
     up = master.at(1012)
@@ -162,7 +168,7 @@ def test_a_welcome_finds_a_node_that_has_no_id_yet(network: MemoryNetwork) -> No
 
 
 def test_the_masters_own_words_come_beside_the_edge(pair: tuple[Office, Office]) -> None:
-    """Over the edge and beside it counters rise, each in an order of their own."""
+    """Direct messages and those of an edge have separate counters, so either may arrive first."""
     master, node = pair
     long = Adopt(node=8, edge=5, local=Address("h" * 500, 1, 1, 2), peer=node.address)
     for n in range(3):
@@ -170,7 +176,7 @@ def test_the_masters_own_words_come_beside_the_edge(pair: tuple[Office, Office])
         master.room.send(7, CommitsRequest(n))
     master.answer(node, long)
     box = master.room._outgoing[7].control
-    box.flush()  # the edge is quicker
+    box.flush()  # the edge's messages arrive first
     master.room.flush()
     came = [message for _, message in node.got()]
     assert came == [*map(CommitsRequest, range(3)), *map(Probe, range(3)), long]
@@ -180,7 +186,7 @@ def test_the_masters_own_words_come_beside_the_edge(pair: tuple[Office, Office])
 def test_the_masters_own_words_come_once_wherever_it_listens(
     pair: tuple[Office, Office],
 ) -> None:
-    """Who recorded them cannot play them again when the streams are fresh."""
+    """A recorded direct message is rejected when it is replayed on new streams of the node."""
     master, node = pair
     master.answer(node, Probe(7))
     (frame,) = master.room._replies._waiting[node.address]
@@ -196,7 +202,7 @@ def test_the_masters_own_words_come_once_wherever_it_listens(
 def test_of_a_whole_mesh_that_joins_at_once_everybody_is_answered(
     network: MemoryNetwork, many: int
 ) -> None:
-    """Few senders are open at a time, and none is closed with something to say."""
+    """All nodes receive their replies, through few open senders that are closed only when empty."""
     master = Office(network, MASTER, 10)
     nodes = [Office(network, None, 20) for _ in range(many)]
     for node in nodes:
@@ -211,6 +217,7 @@ def test_of_a_whole_mesh_that_joins_at_once_everybody_is_answered(
 
 
 def test_who_does_not_listen_keeps_nobody_waiting_for_long(network: MemoryNetwork) -> None:
+    """Unreachable addresses delay others' replies by at most ``CONNECT_FLUSHES_MAX`` flushes."""
     master, node = Office(network, MASTER, 10), Office(network, None, 20)
     node.room.listen(node.address)
     for stream in range(100, 100 + OPEN_SENDERS_MAX):
@@ -225,6 +232,7 @@ def test_who_does_not_listen_keeps_nobody_waiting_for_long(network: MemoryNetwor
 
 
 def test_what_waits_for_one_place_is_bounded(network: MemoryNetwork) -> None:
+    """At most ``QUEUED_REPLY_FRAMES_MAX`` frames wait for an address; others are not counted."""
     master, node = Office(network, MASTER, 10), Office(network, None, 20)
     master.answer(node, Probe(0))
     one = master.room.traffic.wire_bytes

@@ -1,4 +1,4 @@
-"""The mailroom: a message that is not whole yet."""
+"""Message endpoints: messages of which only some frames have arrived."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from tests.unit.runtime.offices import Office, join, offer, update
 
 
 def test_part_of_a_data_message_is_told_as_it_comes(network: MemoryNetwork) -> None:
+    """``arriving`` returns the bytes of a partly received data message if they have grown."""
     master, node = Office(network, MASTER, 10, chunk=1024), Office(network, 7, 20, chunk=1024)
     join(master, node, edge=3)
     whole = update(payload=bytes(10_000))
@@ -25,7 +26,7 @@ def test_part_of_a_data_message_is_told_as_it_comes(network: MemoryNetwork) -> N
 
 
 def test_nothing_is_under_way_of_a_message_that_lost_a_piece(network: MemoryNetwork) -> None:
-    """It will never be whole, so that its stream has to show anew that it lives."""
+    """A message that lost a frame can never be complete, so none of its bytes are arriving."""
     master, node = Office(network, MASTER, 10, chunk=1024), Office(network, 7, 20, chunk=1024)
     join(master, node, edge=3)
     first, _, third, *_ = pieces_of(node, update(payload=bytes(10_000)))
@@ -36,7 +37,7 @@ def test_nothing_is_under_way_of_a_message_that_lost_a_piece(network: MemoryNetw
 
 
 def test_part_of_a_control_message_is_not_told(network: MemoryNetwork) -> None:
-    """It never counts for what a link carries."""
+    """``arriving`` ignores partly received control messages."""
     master, node = Office(network, MASTER, 10), Office(network, 7, 20)
     join(master, node, edge=3)
     pieces = pieces_of(node, TrainingFailure(node=7, reason="r", trace="t" * 16_000))
@@ -46,7 +47,7 @@ def test_part_of_a_control_message_is_not_told(network: MemoryNetwork) -> None:
 
 
 def pieces_of(node: Office, message: Message) -> list[bytes]:
-    """The sealed frames of a message to the master, in order; they do not go out by themselves."""
+    """Return the encrypted frames of a message to the master, in order, without sending them."""
     frames = node.room._seal_message(message, receiver=MASTER, edge=3)
     assert len(frames) > 1
     return frames

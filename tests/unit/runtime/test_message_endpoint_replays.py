@@ -1,7 +1,7 @@
-"""What was recorded on the way and is played again, without the key: it is not heard.
+"""Replays: recorded frames that are sent again are rejected.
 
-What the master says directly is for one process, and under one id where that counts; what it is
-told directly has a session and a count of its own.
+The master's direct messages are encrypted for one process and, where it matters, for one node id.
+Direct messages to the master have a token and a counter of their process.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ FORGED = 2_000
 
 
 def said(master: Office, to: Office, message: Message, node: int | None = None) -> list[bytes]:
-    """What goes over the wire when the master says this."""
+    """Return the frames that the master would send for this direct message."""
     master.answer(to, message, node)
     return list(master.room._replies._waiting.pop(to.address))
 
 
 def told(node: Office, message: TrainingFailure | ProbeReply) -> list[bytes]:
-    """What goes over the wire when a node tells this."""
+    """Return the frames that a node would send for this direct message to the master."""
     node.room.send_direct(message)
     box = node.room._to_master
     assert box is not None
@@ -61,18 +61,21 @@ def told(node: Office, message: TrainingFailure | ProbeReply) -> list[bytes]:
 
 @pytest.fixture
 def master(network: MemoryNetwork) -> Office:
+    """A master with a join stream."""
     office = Office(network, MASTER, 10)
     office.room.listen_for_joins(LOBBY)
     return office
 
 
 def listening(network: MemoryNetwork, me: int, stream: int) -> Office:
+    """Return a node with this id that listens for its parent and the master."""
     office = Office(network, me, stream)
     office.room.listen(office.address)
     return office
 
 
 def join_stream(master: Office) -> Address:
+    """Return the master's join stream as an address."""
     return Address("127.0.0.1", master.address.port, LOBBY, LOBBY)
 
 
@@ -82,7 +85,7 @@ def join_stream(master: Office) -> Address:
 def test_what_was_heard_on_one_stream_of_an_edge_is_not_heard_on_the_other(
     network: MemoryNetwork, master: Office
 ) -> None:
-    """Each has counters of its own, to which the other's frames would be new."""
+    """A control frame is rejected on the data stream, and vice versa; each has its own counter."""
     node = Office(network, 7, 20)
     up = join(master, node, edge=3)
     offer(node, up, Seal(KEY, JOB).close(HEAD, ASK))
@@ -101,6 +104,7 @@ def test_what_was_heard_on_one_stream_of_an_edge_is_not_heard_on_the_other(
 def test_what_was_heard_on_an_edge_is_not_heard_when_it_is_opened_again(
     network: MemoryNetwork, master: Office, how: str
 ) -> None:
+    """Recorded frames of an edge stay rejected after the edge is opened again, in any way."""
     node = Office(network, 7, 20)
     up = join(master, node, edge=3)
     recorded = [Seal(KEY, JOB).close(replace(HEAD, counter=count), ASK) for count in (4, 5)]
@@ -128,6 +132,7 @@ def test_what_was_heard_on_an_edge_is_not_heard_when_it_is_opened_again(
 def test_what_is_said_to_one_node_is_not_heard_by_another(
     network: MemoryNetwork, master: Office
 ) -> None:
+    """A direct message for one process cannot be decrypted by another."""
     seven, eight = listening(network, 7, 20), listening(network, 8, 30)
     frames = said(master, seven, RELEASE, 7)
     offer(master, eight.address, *frames)
@@ -143,6 +148,7 @@ def test_what_is_said_to_one_node_is_not_heard_by_another(
 def test_nor_what_is_said_to_one_that_has_no_id_yet(
     network: MemoryNetwork, master: Office, message: Message
 ) -> None:
+    """A direct message for a process without an id cannot be decrypted by another."""
     one, other = listening(network, None, 20), listening(network, None, 30)
     frames = said(master, one, message)
     offer(master, other.address, *frames)
@@ -155,7 +161,7 @@ def test_nor_what_is_said_to_one_that_has_no_id_yet(
 def test_what_was_meant_for_an_id_does_not_reach_the_next_one(
     network: MemoryNetwork, master: Office
 ) -> None:
-    """The process was evicted meanwhile, and is back: nobody has asked node 9 to leave."""
+    """A returned process, now node 9, rejects a request to leave that was sent to it as node 7."""
     node = listening(network, 7, 20)
     frames = said(master, node, RELEASE, 7)
     node.room.me = 9
@@ -165,6 +171,7 @@ def test_what_was_meant_for_an_id_does_not_reach_the_next_one(
 
 
 def test_it_is_heard_once_on_whatever_stream(network: MemoryNetwork, master: Office) -> None:
+    """A direct message is accepted once, also if it is replayed on other streams or transports."""
     node = listening(network, 7, 20)
     frames = said(master, node, RELEASE, 7)
     offer(master, node.address, *frames, *frames)
@@ -181,7 +188,7 @@ def test_it_is_heard_once_on_whatever_stream(network: MemoryNetwork, master: Off
 
 
 def test_what_was_told_is_not_heard_again(network: MemoryNetwork, master: Office) -> None:
-    """A recording would keep the lease of a node that is dead."""
+    """Replayed probe replies, which would extend a dead node's lease, are rejected."""
     node = Office(network, None, 20)
     node.room.set_master(master.transport.endpoint, LOBBY)
     first, second = told(node, ProbeReply(7)), told(node, ProbeReply(7))
@@ -193,6 +200,7 @@ def test_what_was_told_is_not_heard_again(network: MemoryNetwork, master: Office
 def test_nor_after_the_drivers_media_driver_has_died(
     network: MemoryNetwork, master: Office
 ) -> None:
+    """Replays are rejected after the driver program's transport was replaced."""
     node = Office(network, None, 20)
     node.room.set_master(master.transport.endpoint, LOBBY)
     frames = told(node, ProbeReply(7))
@@ -207,7 +215,7 @@ def test_nor_after_the_drivers_media_driver_has_died(
 
 
 def test_a_session_goes_on_over_other_connections(network: MemoryNetwork, master: Office) -> None:
-    """What the first one had not sent is gone, and what comes late of it is too late."""
+    """After ``set_master``, counters continue; late frames of the former sender are rejected."""
     node = Office(network, None, 20)
     node.room.set_master(master.transport.endpoint, LOBBY)
     late = told(node, LONG)
@@ -225,7 +233,7 @@ def test_a_session_goes_on_over_other_connections(network: MemoryNetwork, master
 
 
 def test_sessions_do_not_disturb_each_other(network: MemoryNetwork, master: Office) -> None:
-    """A process that came later begins to count anew; pieces of two messages may alternate."""
+    """Each process has its own counter, and frames of two processes' messages may alternate."""
     nodes = [Office(network, None, 20 + 10 * n) for n in range(3)]
     for node in nodes:
         node.room.set_master(master.transport.endpoint, LOBBY)
@@ -240,7 +248,7 @@ def test_sessions_do_not_disturb_each_other(network: MemoryNetwork, master: Offi
 def test_only_who_has_the_key_takes_room_among_direct_messages(
     network: MemoryNetwork, master: Office
 ) -> None:
-    """One number for each process, however much it tells."""
+    """The master stores one counter per process that has the key, and none for forged frames."""
     nodes = [Office(network, None, 20 + 10 * n) for n in range(3)]
     for node in nodes * 5:
         node.room.set_master(master.transport.endpoint, LOBBY)
@@ -256,7 +264,7 @@ def test_only_who_has_the_key_takes_room_among_direct_messages(
 
 
 def forged(chance: random.Random) -> bytes:
-    """Whatever a stranger can make: other jobs, other versions, other lengths, other pieces."""
+    """Return a frame as a stranger could make it: with any job, version, length or header."""
     header = Header(
         kind=chance.randrange(256),
         sender=chance.choice((None, MASTER, 7, chance.getrandbits(32))),
@@ -278,7 +286,7 @@ def forged(chance: random.Random) -> bytes:
 def test_what_strangers_send_is_counted_by_a_few_reasons(
     network: MemoryNetwork, master: Office
 ) -> None:
-    """However much they vary it, it takes no memory."""
+    """Forged frames are counted by reason and take no memory, however they vary."""
     node, chance = listening(network, 7, 20), random.Random(2)
     for office, at in ((master, join_stream(master)), (node, node.address)):
         for _ in range(FORGED):

@@ -1,4 +1,4 @@
-"""A lender's copy: made when it is asked for, whole while it is asked for, gone after."""
+"""Optimizer state server: when copies are made, how long they are kept, and their chunks."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def model(pushing: Callable[..., Any]) -> Any:
 
 
 class Stopped:
-    """A clock that is put forward by hand."""
+    """A clock that the test advances."""
 
     now_s = 100.0
 
@@ -32,6 +32,7 @@ class Stopped:
 
 
 def lender_at(clock: Clock | None = None) -> OptimizerStateServer:
+    """Return a server with chunks of 1000 bytes."""
     return OptimizerStateServer(clock or Stopped(), chunk_bytes=1000)
 
 
@@ -40,22 +41,25 @@ def state_of(model: Any) -> Callable[[], bytes]:
 
 
 def ask(copy: int = 0, index: int = 0) -> OptimizerRequest:
+    """Return a request of node 8; copy 0 requests the first chunk of any copy."""
     return OptimizerRequest(8, copy, index)
 
 
 def test_nobody_copies_what_nobody_asked_for(model: Any) -> None:
+    """Without a request, the trainer makes no copy."""
     lender = lender_at()
     model.updater_state = None  # would raise
     lender.at_boundary(state_of(model))
 
 
 def test_chunks_are_the_state_as_it_was_at_the_boundary(model: Any) -> None:
+    """Chunks contain the state at the batch boundary, even if training changes it afterwards."""
     lender = lender_at()
     assert lender.chunk(ask()) is None
     lender.at_boundary(state_of(model))
     first = lender.chunk(ask())
     assert first is not None
-    model.state["mean"] += 1  # it trains on
+    model.state["mean"] += 1  # training continues
     chunks = [lender.chunk(ask(first.copy, index)) for index in range(first.count)]
     assert [chunk.index for chunk in chunks if chunk] == list(range(first.count))
     content = b"".join(chunk.payload for chunk in chunks if chunk)
@@ -68,7 +72,7 @@ def test_chunks_are_the_state_as_it_was_at_the_boundary(model: Any) -> None:
 def lending_a_copy(
     model: Any, clock: Clock | None = None
 ) -> tuple[OptimizerStateServer, OptimizerChunk]:
-    """A lender that was asked, and the first chunk of its copy."""
+    """Return a server that has made a copy, and the copy's first chunk."""
     lender = lender_at(clock)
     lender.chunk(ask())
     lender.at_boundary(state_of(model))
@@ -79,12 +83,14 @@ def lending_a_copy(
 
 @pytest.mark.parametrize(("other", "index"), [(1, 2), (0, 1_000_000)])
 def test_who_asks_for_another_copy_begins_anew(model: Any, other: int, index: int) -> None:
+    """A request for another copy, or a chunk that does not exist, gets the copy's first chunk."""
     lender, first = lending_a_copy(model)
     assert first.count > 2
     assert lender.chunk(ask(first.copy + other, index)) == first
 
 
 def test_two_lenders_at_equal_steps_number_their_copies_apart(model: Any) -> None:
+    """Copies of two workers differ in their numbers even after equally many steps."""
     _, one = lending_a_copy(model)
     model.state["mean"] = model.state["mean"] + 1  # the same step count, in another worker
     _, other = lending_a_copy(model)
@@ -93,6 +99,7 @@ def test_two_lenders_at_equal_steps_number_their_copies_apart(model: Any) -> Non
 
 
 def test_a_copy_lives_while_it_is_asked_for(model: Any) -> None:
+    """A copy is kept while requests arrive; when they stop, it is dropped, and later replaced."""
     clock = Stopped()
     lender, first = lending_a_copy(model, clock)
     for _ in range(3):
@@ -110,14 +117,14 @@ def test_a_copy_lives_while_it_is_asked_for(model: Any) -> None:
 
 
 def test_who_begins_to_ask_gets_a_new_copy_where_nobody_else_takes_this_one(model: Any) -> None:
-    """Or checkpoints that follow one another closely would all have the first one's state."""
+    """A new request, as of a later checkpoint, replaces an old copy that no other node fetches."""
     clock = Stopped()
     lender, first = lending_a_copy(model, clock)
-    assert lender.chunk(ask()) == first  # asked again at once, because the answer was lost
+    assert lender.chunk(ask()) == first  # repeated at once: the answer was lost
     other = OptimizerRequest(9, first.copy, 1)
     assert lender.chunk(other) is not None
     clock.now_s += optimizer_lending.COPY_FRESH_S + 0.1
-    assert lender.chunk(ask()) == first  # another one is in the middle of it
+    assert lender.chunk(ask()) == first  # another node is fetching it
     clock.now_s += optimizer_lending.COPY_LIFETIME_S
     model.state["steps"] = 9
     assert lender.chunk(ask()) is None
@@ -128,7 +135,7 @@ def test_who_begins_to_ask_gets_a_new_copy_where_nobody_else_takes_this_one(mode
 
 
 def test_who_asks_again_before_having_had_any_gets_what_was_made_for_it(model: Any) -> None:
-    """Questions come again after two seconds: a copy must not be thrown away at each of them."""
+    """A copy that no node has fetched yet answers repeated requests, even if it is old."""
     clock = Stopped()
     lender = lender_at(clock)
     assert lender.chunk(ask()) is None
@@ -138,6 +145,7 @@ def test_who_asks_again_before_having_had_any_gets_what_was_made_for_it(model: A
 
 
 def test_who_asks_before_there_is_a_copy_is_answered_once_there_is(model: Any) -> None:
+    """A request that arrives before the copy exists is answered once, after the copy was made."""
     lender = lender_at()
     lender.add_request(3, ask())
     assert list(lender.ready_chunks()) == []

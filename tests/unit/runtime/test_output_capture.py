@@ -1,4 +1,4 @@
-"""What a user's code says in a worker: copied for the driver, bounded, and where it always went."""
+"""Output capture: user code's output is copied for the driver, limited, and still written."""
 
 from __future__ import annotations
 
@@ -22,6 +22,8 @@ from sparkstrom.runtime.output_capture import TeeStream, WorkerOutput, capture_o
 
 
 class Clock:
+    """A clock that a test sets."""
+
     now_s = 5.0
 
     def monotonic_s(self) -> float:
@@ -42,18 +44,20 @@ def output(clock: Clock) -> WorkerOutput:
 
 @pytest.fixture
 def capturing(output: WorkerOutput, monkeypatch: pytest.MonkeyPatch) -> Iterator[WorkerOutput]:
-    monkeypatch.setattr(warnings, "showwarning", lambda *_: None)  # not into pytest's report
+    """An output that captures during the test; warnings are kept out of pytest's report."""
+    monkeypatch.setattr(warnings, "showwarning", lambda *_: None)
     with capture_output(output):
         yield output
 
 
 def lines(output: WorkerOutput) -> list[str]:
+    """Remove and return the texts of the captured lines."""
     said = output.take()
     return [text for _, text in said.lines] if said is not None else []
 
 
 def test_a_finalizer_may_print_while_a_line_is_added() -> None:
-    """Garbage is collected anywhere: here, while the clock is read."""
+    """``add`` may be called within ``add``: a finalizer that prints can run at any time."""
 
     class Collecting(Clock):
         def monotonic_s(self) -> float:
@@ -73,6 +77,7 @@ def test_a_finalizer_may_print_while_a_line_is_added() -> None:
 def test_a_print_is_copied_and_goes_where_it_went(
     output: WorkerOutput, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """Printed lines are captured, and reach standard output unchanged."""
     before = sys.stdout
     with capture_output(output):
         print("loss", 0.25)
@@ -88,6 +93,7 @@ def test_a_print_is_copied_and_goes_where_it_went(
 def test_a_line_is_written_at_once_so_that_those_of_two_workers_stay_apart(
     output: WorkerOutput,
 ) -> None:
+    """A line is written in one call, so that workers' lines do not mix; a flush writes parts."""
     written: list[str] = []
     stream = io.StringIO()
     stream.write = written.append  # type: ignore[method-assign, assignment]
@@ -102,12 +108,14 @@ def test_a_line_is_written_at_once_so_that_those_of_two_workers_stay_apart(
 
 
 def test_what_is_drawn_over_is_not_shown(output: WorkerOutput) -> None:
+    """Text before a carriage return, as of a progress bar, is not captured."""
     stream = TeeStream(io.StringIO(), output.add)
     stream.writelines(["\r 10 %", "\r 20 %", "\rdone\n"])
     assert lines(output) == ["done"]
 
 
 def test_a_line_that_never_ends_fills_no_memory(output: WorkerOutput) -> None:
+    """The stored part of an unfinished line is limited, and so is a captured line."""
     stream = TeeStream(io.StringIO(), output.add)
     for _ in range(1000):
         stream.write("x" * 1000)
@@ -118,6 +126,7 @@ def test_a_line_that_never_ends_fills_no_memory(output: WorkerOutput) -> None:
 
 
 def test_a_warning_is_told_with_its_place(capturing: WorkerOutput) -> None:
+    """A warning is captured with its category, file and line number."""
     warnings.simplefilter("default")
     warnings.warn("mind the gap", RuntimeWarning, stacklevel=1)
     (line,) = lines(capturing)
@@ -128,6 +137,7 @@ def test_a_warning_is_told_with_its_place(capturing: WorkerOutput) -> None:
 def test_a_warning_of_an_earlier_task_is_told_again(
     clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Each capture records a repeated warning once, also if an earlier capture had it."""
     monkeypatch.setattr(warnings, "showwarning", lambda *_: None)
     for _ in range(2):
         output = WorkerOutput(clock)
@@ -139,6 +149,7 @@ def test_a_warning_of_an_earlier_task_is_told_again(
 
 
 def test_records_from_warning_on_are_told_whoever_handles_them(capturing: WorkerOutput) -> None:
+    """Log records from WARNING on are captured, even of loggers that do not propagate."""
     quiet = logging.getLogger("quiet.module")
     quiet.propagate = False
     quiet.addHandler(logging.NullHandler())
@@ -155,13 +166,14 @@ def test_records_from_warning_on_are_told_whoever_handles_them(capturing: Worker
 
 
 def test_a_record_whose_arguments_do_not_fit_is_told_without_them(capturing: WorkerOutput) -> None:
+    """A log record whose arguments do not match its format is captured as the bare format."""
     logging.getLogger("careless").makeRecord("careless", 30, "", 1, "%d rows", ("no",), None)
     assert lines(capturing) == ["WARNING careless: %d rows"]
     assert logging.makeLogRecord({"msg": "from elsewhere"}).msg == "from elsewhere"
 
 
 def test_records_are_in_the_executors_log_as_they_were_without_us() -> None:
-    """Nobody has set up logging there: Python's last resort writes to stderr, of ours as well."""
+    """Log warnings without a handler reach stderr; ours do so only during capture."""
     program = """
 import logging, sparkstrom
 from sparkstrom.base.clock import SystemClock
@@ -176,6 +188,7 @@ logging.getLogger("sparkstrom.spark").warning("and not on the driver")
 
 
 def test_a_print_in_every_step_is_counted_and_not_told(output: WorkerOutput, clock: Clock) -> None:
+    """Lines beyond a burst, a rate and a total are only counted."""
     for step in range(10_000):
         output.add(f"step {step}")
     said = output.take()
@@ -197,6 +210,7 @@ def test_a_print_in_every_step_is_counted_and_not_told(output: WorkerOutput, clo
 
 
 def test_threads_may_print_at_once(output: WorkerOutput) -> None:
+    """Each line of concurrent threads is captured or counted."""
     threads = [
         threading.Thread(target=lambda: [output.add("x") for _ in range(1000)]) for _ in range(4)
     ]
@@ -210,6 +224,7 @@ def test_threads_may_print_at_once(output: WorkerOutput) -> None:
 
 
 def test_the_longest_message_goes_over_the_wire(output: WorkerOutput) -> None:
+    """A message with the most and longest lines stays below 16 KiB and decodes to itself."""
     for _ in range(output_capture.LINES_BURST):
         output.add("木" * 1000)
     said = output.take()
@@ -224,11 +239,13 @@ def test_the_longest_message_goes_over_the_wire(output: WorkerOutput) -> None:
 
 
 def says(*texts: str, host: str = "host7", skipped: int = 0) -> WorkerLog:
+    """Return a log message of partition 2 with these lines."""
     lines = [("training", text) for text in texts]
     return WorkerLog(host=host, partition=2, lines=lines, skipped=skipped)
 
 
 def test_the_driver_trusts_no_worker_with_its_terminal() -> None:
+    """Control characters in a worker's lines and host name are escaped, and lines are cut."""
     heard = WorkerLogBuffer()
     heard.add(says("\x1b]0;mine\x07" + "x" * 500, host="h\x1b[2J"), 0.0)
     (line,) = heard.lines
@@ -238,6 +255,7 @@ def test_the_driver_trusts_no_worker_with_its_terminal() -> None:
 
 
 def test_a_thousand_workers_do_not_flood_the_driver() -> None:
+    """The driver keeps a limited number of lines and counts the others."""
     heard = WorkerLogBuffer()
     for _ in range(1000):
         heard.add(says("hello", skipped=3), 0.0)
@@ -255,6 +273,7 @@ def test_a_thousand_workers_do_not_flood_the_driver() -> None:
 def test_a_print_reaches_the_driver_where_standard_output_cannot_be_written(
     stream: str | None, output: WorkerOutput, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Lines are captured even if standard output is missing or closed."""
     closed = io.StringIO()
     closed.close()
     monkeypatch.setattr(sys, "stdout", closed if stream else None)

@@ -1,4 +1,4 @@
-"""When the limit on summed workers rises and falls."""
+"""The limit on summed workers: which rounds raise it, which lower it, and whole fits."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ TEN = 10  # workers: above eight, which are never limited
 
 
 class Rounds:
-    """A control, and a replica that rounds of updates change.
+    """An overshoot control, with parameters that rounds of updates change.
 
-    A round moves all parameters in the direction of its sign, or at random if that is None.
+    A round moves all parameters by the same amount, with the round's sign; if the sign is None, the
+    signs are random.
     """
 
     def __init__(self, workers: int = 16, most: int | None = None) -> None:
@@ -32,7 +33,7 @@ class Rounds:
         self.control = OvershootControl(self._theta, workers, most)
 
     def limits(self, signs: Sequence[int | None], workers: int = 16) -> list[int | None]:
-        """Return the limit after each round, while so many workers train."""
+        """Apply a round for each sign while ``workers`` train; return the limit after each."""
         limits = []
         for sign in signs:
             size = self._values.size
@@ -43,7 +44,7 @@ class Rounds:
         return limits
 
     def commit(self, move: Flat, workers: int = 16) -> None:
-        """Apply one update while so many workers train."""
+        """Apply one update while ``workers`` train; check that a changed limit is returned."""
         self._values += np.float32(2.0**-10) * move
         self._theta.load(self._values)
         before = self.control.limit
@@ -53,6 +54,7 @@ class Rounds:
 
 
 def test_rounds_in_one_direction_sum_eight_of_sixteen_workers_and_four_of_thirty_two() -> None:
+    """In aligned rounds the limit grows to 8 of 16 workers, and stays at 4 of 32."""
     rounds = Rounds()
     assert rounds.limits([1] * ROUNDS) == [4, 4, 5, 6] + [8] * (ROUNDS - 4)
     assert (rounds.control.summed_workers, rounds.control.is_reduced) == (8, False)
@@ -66,6 +68,7 @@ def test_rounds_of_noise_soon_sum_all_workers() -> None:
 
 
 def test_rounds_that_become_noise_sum_more_slowly() -> None:
+    """Noise after aligned rounds raises the limit slowly, up to all workers."""
     limits = Rounds().limits([1, 1, 1, *[None] * 50])
     assert limits[:5] == [4, 4, 5, 5, 5]
     assert limits[-1] == 16
@@ -73,18 +76,21 @@ def test_rounds_that_become_noise_sum_more_slowly() -> None:
 
 
 def test_a_round_that_undoes_the_one_before_ends_the_growth() -> None:
+    """After the first round that undoes another, the limit falls, and never grows again."""
     rounds = Rounds()
     assert rounds.limits([1, 1, -1, *[None] * ROUNDS]) == [4, 4] + [2] * (ROUNDS + 1)
     assert (rounds.control.summed_workers, rounds.control.is_reduced) == (2, True)
 
 
 def test_the_mean_is_for_rounds_that_undo_each_other_with_two_workers_weight() -> None:
+    """The limit falls to 1 if rounds undo each other even at a limit of 2."""
     rounds = Rounds()
     assert rounds.limits([1, -1, 1, *[None] * ROUNDS]) == [4, 2] + [1] * (ROUNDS + 1)
     assert rounds.control.summed_workers == 1
 
 
 def test_a_round_that_undoes_a_part_leaves_a_part() -> None:
+    """A round that partly undoes the one before it reduces the limit less."""
     rounds = Rounds()
     back = np.ones(40_000, np.float32)
     back[:15_000] = -1  # the cosine of both rounds is -0.25
@@ -95,6 +101,7 @@ def test_a_round_that_undoes_a_part_leaves_a_part() -> None:
 
 
 def test_two_workers_weight_is_kept_after_a_round_that_undoes_a_part() -> None:
+    """A limit of 2 is not reduced by a round that only partly undoes the one before it."""
     rounds = Rounds()
     assert rounds.limits([1, -1]) == [4, 2]
     back = np.ones(40_000, np.float32)
@@ -105,6 +112,7 @@ def test_two_workers_weight_is_kept_after_a_round_that_undoes_a_part() -> None:
 
 
 def test_aligned_rounds_of_nine_of_thirty_two_workers_keep_the_limit_of_thirty_two() -> None:
+    """The highest limit depends on the fit's 32 workers, not on the nine that train."""
     rounds = Rounds(32)
     assert rounds.limits([1] * ROUNDS, workers=9) == [4] * ROUNDS
 
@@ -116,6 +124,7 @@ def test_the_updates_of_up_to_eight_workers_are_always_summed() -> None:
 
 
 def test_while_eight_of_more_workers_train_they_are_summed_and_not_compared() -> None:
+    """While at most eight workers train, nothing is limited, and their rounds are not compared."""
     rounds = Rounds()
     assert rounds.limits([1, -1] * 3, workers=8) == [16] * 6
     assert rounds.control.summed_workers is None
@@ -127,6 +136,7 @@ def test_while_eight_of_more_workers_train_they_are_summed_and_not_compared() ->
 
 
 def test_a_reduced_limit_stays_while_few_workers_train() -> None:
+    """A reduced limit stays while at most eight workers train, and afterwards."""
     rounds = Rounds()
     assert rounds.limits([1, 1, -1]) == [4, 4, 2]
     assert rounds.limits([1, -1, 1], workers=8) == [2] * 3
@@ -134,6 +144,7 @@ def test_a_reduced_limit_stays_while_few_workers_train() -> None:
 
 
 def test_the_last_updates_which_no_worker_continues_change_nothing() -> None:
+    """Updates that arrive when no worker trains any more do not change the limit."""
     rounds = Rounds()
     rounds.limits([1, 1, 1])
     for sign in (-1, 1, -1):
@@ -142,6 +153,7 @@ def test_the_last_updates_which_no_worker_continues_change_nothing() -> None:
 
 
 def test_rounds_without_a_direction_change_nothing() -> None:
+    """Rounds whose change is 0 or not finite do not change the limit."""
     rounds = Rounds()
     assert rounds.limits([1, 0, 0, 0]) == [4] * 4
     with np.errstate(invalid="ignore"):
@@ -152,6 +164,7 @@ def test_rounds_without_a_direction_change_nothing() -> None:
 
 
 def test_a_limit_of_the_options_is_there_from_the_start_and_only_falls() -> None:
+    """A limit given in the options applies from the start; it is never raised, but reduced."""
     rounds = Rounds(most=8)
     assert rounds.control.limit == 8
     assert rounds.limits([None] * 6) == [8] * 6
@@ -160,17 +173,19 @@ def test_a_limit_of_the_options_is_there_from_the_start_and_only_falls() -> None
 
 
 def test_a_lost_worker_does_not_stop_the_growth() -> None:
+    """The limit grows to all 16 workers although one of them is lost."""
     assert Rounds().limits([None] * 6, workers=15)[-1] == 16
 
 
 def test_what_is_turned_off_keeps_the_limit_from_the_start() -> None:
+    """A disabled control keeps the initial limit."""
     control = OvershootControl(Theta(4, 10), 16, 12, is_enabled=False)
     assert [control.after_commit(9) for _ in range(100)] == [None] * 100
     assert control.limit == control.summed_workers == 12
 
 
 class Alternating(DenseNetwork):
-    """Each step undoes the one before; the workers take their steps at the same time."""
+    """A model whose steps undo each other, at the same time in all workers."""
 
     def __init__(self, together: threading.Barrier) -> None:
         super().__init__([5, 8, 3])
@@ -178,10 +193,10 @@ class Alternating(DenseNetwork):
 
     def bind(self, params: Flat) -> None:
         super().bind(params)
-        self._value = params[:1]  # one, so that each update contains it
+        self._value = params[:1]  # a single parameter, so that each update contains it
 
     def step(self, batch: Batch) -> float:
-        self._together.wait(60)  # no worker has another's update of this round
+        self._together.wait(60)  # before a worker gets another's update of this round
         self._move = -self._move
         self._value += self._move
         return abs(float(self._value[0]))
@@ -191,7 +206,7 @@ class Alternating(DenseNetwork):
 def test_a_controller_tells_all_workers_of_a_fit(
     make_mesh: Callable[..., Mesh], is_limited: bool
 ) -> None:
-    """A whole fit of ten workers, on threads."""
+    """In a fit of ten workers, the controller limits their weight and warns once, if enabled."""
     mesh = make_mesh(partitions=TEN)
     mesh.node_limits["max_lead"] = 1  # in step, as by default
     mesh.begin(limits_overshoot=is_limited)
@@ -210,6 +225,7 @@ def test_a_controller_tells_all_workers_of_a_fit(
 
 
 def test_no_change_and_no_number_have_no_direction() -> None:
+    """The cosine with a zero vector, or of a vector with NaN, is None."""
     zero, one = np.zeros(3, np.float32), np.ones(3, np.float32)
     assert cosine(zero, one) is None
     assert cosine(one * np.float32(np.nan), one) is None
@@ -217,7 +233,7 @@ def test_no_change_and_no_number_have_no_direction() -> None:
 
 
 def test_opposite_changes_have_no_cosine_below_minus_one() -> None:
-    """Rounding would give -1.0000001, and the power of a negative number is complex."""
+    """Rounding would give -1.0000001; a power of 1 plus that would be a complex number."""
     chance = np.random.default_rng(0)
     changes = [chance.normal(size=2).astype(np.float32) for _ in range(100)]
     found = [cosine(change, np.float32(-1.1) * change) for change in changes]

@@ -1,4 +1,4 @@
-"""What a worker's model is told before each step: how many train, and how far the fit is."""
+"""Global steps: the number of workers and of the fit's minibatches that a model gets per step."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.unit.runtime.benches import Bench, N, Script
 
 
 class Listening(DenseNetwork):
-    """Remembers what it is told."""
+    """A model that records the arguments of ``keep_pace``."""
 
     def __init__(self) -> None:
         super().__init__([2, N // 3])
@@ -25,7 +25,7 @@ class Listening(DenseNetwork):
 
 
 class Measuring(Listening):
-    """Remembers how long the fit is, too."""
+    """A model that also records the fit's length."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -38,6 +38,7 @@ class Measuring(Listening):
 def train(
     workers: int = 1, minibatches: int = 0, expected: int = 0, summed: int | None = None
 ) -> Directive:
+    """Return a directive to train, with a report of the master about the whole fit."""
     return Directive(
         Command.TRAIN,
         workers=workers,
@@ -48,6 +49,7 @@ def train(
 
 
 def told(*commands: Directive, before: int = 0) -> list[tuple[int, int, int]]:
+    """Return what a model gets if it takes one step per directive."""
     model = Listening()
     pacemaker = GlobalStepEstimator(model, before)
     for steps, command in enumerate(commands):
@@ -56,23 +58,27 @@ def told(*commands: Directive, before: int = 0) -> list[tuple[int, int, int]]:
 
 
 def test_between_two_words_of_the_master_all_are_as_fast_as_this_worker() -> None:
+    """Between two reports, each worker counts one minibatch per step of this worker."""
     assert told(train(4), train(4), train(4, 6), train(4, 6)) == [
         (4, 0, 0), (4, 4, 0), (4, 6, 6), (4, 10, 6),
     ]  # fmt: skip
 
 
 def test_a_limit_on_the_workers_told_leaves_the_estimate_as_it_is() -> None:
+    """A limit on summed workers caps the number of workers, but not the estimate."""
     assert told(*(train(workers, summed=8) for workers in (12, 12, 4))) == [
         (8, 0, 0), (8, 12, 0), (4, 24, 0),
     ]  # fmt: skip
 
 
 def test_the_estimate_never_goes_back() -> None:
+    """The estimate does not fall if a report is lower."""
     words = [train(4), train(4), train(4), train(4, 5), train(4, 5), train(4, 12)]
     assert [about for _, about, _ in told(*words)] == [0, 4, 8, 8, 9, 12]
 
 
 def test_when_some_have_finished_the_fit_goes_on_more_slowly() -> None:
+    """The estimate grows by the number of workers that still train."""
     words = [*[train(4)] * 3, *[train(1)] * 3]
     assert [about for _, about, _ in told(*words)] == [0, 4, 8, 12, 13, 14]
 
@@ -85,15 +91,18 @@ def test_a_worker_alone_counts_its_own_steps_however_late_the_reports_are(resume
 
 
 def test_a_worker_alone_learns_from_reports_what_others_have_trained() -> None:
+    """A worker that trains alone takes over a report that exceeds its own estimate."""
     words = [train(1), train(1, 1), train(1, 9), train(1, 10), train(1, 10)]
     assert [about for _, about, _ in told(*words)] == [0, 1, 9, 10, 11]
 
 
 def test_earlier_fits_are_counted_in() -> None:
+    """The minibatches of earlier fits are added."""
     assert told(train(2), train(2, 3), before=100) == [(2, 100, 100), (2, 103, 103)]
 
 
 def a_fit(script: Script, **schedule: Any) -> list[tuple[int, int, int]]:
+    """Return what a model gets from a trainer that plays this script."""
     model = Listening()
     Bench(model, script, **schedule).run()
     return model.told
@@ -105,6 +114,7 @@ def test_the_trainer_tells_its_model_before_each_step() -> None:
 
 
 def test_where_workers_count_their_own_steps_nothing_is_told() -> None:
+    """Without ``minibatches_before``, the model counts its own steps and gets no estimates."""
     assert a_fit([([], train(4))]) == []
 
 
@@ -114,7 +124,7 @@ def test_where_workers_count_their_own_steps_nothing_is_told() -> None:
 def test_the_trainer_tells_its_model_how_long_the_fit_is(
     before: int | None, expected: int, minibatches: int
 ) -> None:
-    """By the master's word, by its own minibatches without one, or where its own steps count."""
+    """The length is the master's count, else 4 workers x own minibatches, or own ones alone."""
     model = Measuring()
     script: Script = [([], train(4, 0, expected)), ([], train(4, 3, 99))]
     Bench(model, script, minibatches_before=before, start=(5, 30)).run()

@@ -1,4 +1,4 @@
-"""Prefetching: bounded, in order, ended by whoever stops, and errors arrive."""
+"""Prefetching: order, number of items in advance, threads, exceptions, and stopping early."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ LIMIT_S = 10.0
 
 
 class Counted:
-    """Counts what was drawn, and in which threads."""
+    """An iterable that counts the drawn items, and records the threads that drew them."""
 
     def __init__(self, items: int) -> None:
         self.items, self.drawn = items, 0
         self.threads: set[str] = set()
-        self.far = threading.Event()  # as far as it goes before anybody takes one
+        self.far = threading.Event()  # four items are drawn
 
     def __iter__(self) -> Iterator[int]:
         for i in range(self.items):
@@ -36,10 +36,11 @@ def test_the_same_items_in_the_same_order(ahead: int) -> None:
 
 
 def test_so_many_are_drawn_ahead_and_no_more() -> None:
+    """Prefetching 2 items draws 4 of them while one is used; closing ends the thread."""
     counted = Counted(100)
     drawing = prefetch(counted, 2)
     assert next(drawing) == 0
-    assert counted.far.wait(10)  # one is out, two wait, one is in hand
+    assert counted.far.wait(10)  # one is taken, two are queued, one waits for room in the queue
     assert counted.drawn == 4
     assert counted.threads == {"sparkstrom-prefetching"}
     drawing.close()
@@ -48,6 +49,7 @@ def test_so_many_are_drawn_ahead_and_no_more() -> None:
 
 
 def test_nothing_is_drawn_ahead_without_a_buffer() -> None:
+    """With a count of 0, items are drawn when they are taken, in the caller's thread."""
     counted = Counted(100)
     drawing = prefetch(counted, 0)
     assert next(drawing) == 0
@@ -58,6 +60,8 @@ def test_nothing_is_drawn_ahead_without_a_buffer() -> None:
 
 @pytest.mark.parametrize("ahead", [0, 2])
 def test_what_the_iterator_raises_comes_in_its_place(ahead: int) -> None:
+    """An exception of the iterator is raised after the items that precede it."""
+
     def broken() -> Iterator[int]:
         yield 1
         raise OSError("the disk is gone")
@@ -69,7 +73,7 @@ def test_what_the_iterator_raises_comes_in_its_place(ahead: int) -> None:
 
 
 class Blocking:
-    """Gives one item, and then none before it is let go."""
+    """An iterable that yields one item, then blocks until ``let_go`` is set."""
 
     def __init__(self) -> None:
         self.waits, self.let_go = threading.Event(), threading.Event()
@@ -83,7 +87,7 @@ class Blocking:
 
 @pytest.fixture
 def blocking() -> Iterator[Blocking]:
-    """Nothing is left of it after the test."""
+    """A blocking iterable; after the test it is unblocked, and its thread ends."""
     made = Blocking()
     yield made
     made.let_go.set()
@@ -94,6 +98,7 @@ def blocking() -> Iterator[Blocking]:
 
 
 def test_whoever_stops_does_not_wait_for_the_iterator(blocking: Blocking) -> None:
+    """Closing the generator does not wait for an iterator that blocks."""
     drawing = prefetch(blocking, 2)
     assert next(drawing) == 0
     assert blocking.waits.wait(LIMIT_S)
@@ -103,6 +108,8 @@ def test_whoever_stops_does_not_wait_for_the_iterator(blocking: Blocking) -> Non
 
 
 def test_a_look_that_raises_ends_it_while_the_iterator_is_waited_for(blocking: Blocking) -> None:
+    """An exception of ``check_cancelled`` ends the iteration while the iterator blocks."""
+
     def look() -> None:
         if blocking.waits.is_set():
             raise OSError("nobody wants it")
@@ -114,6 +121,7 @@ def test_a_look_that_raises_ends_it_while_the_iterator_is_waited_for(blocking: B
 
 
 def test_without_a_thread_each_item_is_looked_at() -> None:
+    """Without a thread, ``check_cancelled`` is called once per item."""
     looks: list[int] = []
     assert list(prefetch(range(5), 0, lambda: looks.append(1))) == list(range(5))
     assert len(looks) == 5

@@ -1,4 +1,4 @@
-"""Recovery: work goes on over another media driver, but not over one after the other for ever."""
+"""Recovery: the transport is replaced when its media driver dies, unless deaths are frequent."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sparkstrom.runtime.node_thread import HEALTHY_DRIVER_S, SUCCESSIVE_DEATHS_M
 
 
 class Hand:
-    """A clock that is turned by hand."""
+    """A clock that the test sets."""
 
     def __init__(self) -> None:
         self.now_s = 0.0
@@ -21,7 +21,7 @@ class Hand:
 
 
 class Drivers:
-    """The next so many calls find a dead driver; ``calls`` says which were made."""
+    """A recovery whose next ``deaths`` calls of work or replacement raise DriverLost."""
 
     def __init__(self) -> None:
         self.clock, self.deaths, self.calls = Hand(), 0, list[str]()
@@ -37,21 +37,25 @@ class Drivers:
         return call
 
     def work(self, deaths: int = 0) -> list[str]:
+        """Do work while the next ``deaths`` drivers die; return the calls that were made."""
         self.deaths, self.calls = deaths, []
         self.recovery.guard(self._call("work"))
         return self.calls
 
 
 def test_work_that_goes_well_replaces_nothing() -> None:
+    """Work during which the driver lives replaces no transport."""
     assert Drivers().work() == ["work"]
 
 
 @pytest.mark.parametrize("deaths", [1, 2, SUCCESSIVE_DEATHS_MAX])
 def test_the_transport_is_replaced_until_a_driver_lives(deaths: int) -> None:
+    """The transport is replaced until its driver does not die; the work is not repeated."""
     assert Drivers().work(deaths) == ["work", *["replace"] * deaths]
 
 
 def test_where_none_lives_an_error_says_so_and_what_to_look_at() -> None:
+    """After too many deaths in a row, the error has their number, the last cause and a hint."""
     with pytest.raises(
         SetupError, match=rf"died {SUCCESSIVE_DEATHS_MAX + 1} times in a row.*no luck.*shm"
     ):
@@ -59,6 +63,7 @@ def test_where_none_lives_an_error_says_so_and_what_to_look_at() -> None:
 
 
 def test_drivers_that_live_a_little_are_counted_too() -> None:
+    """Deaths after at most ``HEALTHY_DRIVER_S`` of service count as successive."""
     drivers = Drivers()
     for _ in range(SUCCESSIVE_DEATHS_MAX):
         drivers.work(1)
@@ -68,6 +73,7 @@ def test_drivers_that_live_a_little_are_counted_too() -> None:
 
 
 def test_one_that_served_for_long_begins_the_count_anew() -> None:
+    """A death after more than ``HEALTHY_DRIVER_S`` of service resets the count."""
     drivers = Drivers()
     for _ in range(3 * SUCCESSIVE_DEATHS_MAX):
         drivers.work(1)
@@ -75,7 +81,7 @@ def test_one_that_served_for_long_begins_the_count_anew() -> None:
 
 
 def test_starting_one_takes_its_time_and_is_no_service() -> None:
-    """Aeron waits 10 s for a driver that does not answer, and the next attempt as long."""
+    """Time spent on starting a driver is not service: Aeron waits 10 s for a dead one."""
     drivers = Drivers()
     drivers.deaths = SUCCESSIVE_DEATHS_MAX + 1
 

@@ -1,4 +1,4 @@
-"""One worker's memory in both ways to train: what a step, an update, a snapshot do to it."""
+"""Replica: what steps, updates, snapshots and buffers change, with either ``train_on``."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from sparkstrom.runtime.training_loop import MergedCommits
 from tests.unit.runtime.memories import SIMULATED, backend, make_theta, seen
 
 K, N, TAU = 10, 300, 0.125
-COMMITS = 20 if SIMULATED else 200  # while a neighbour copies
+COMMITS = 20 if SIMULATED else 200  # commits while a neighbour copies chunks
 BATCH = Batch(np.zeros((1, 1), np.float32), np.zeros(1, np.int64))
 
 WAYS = pytest.mark.parametrize("train_on", ["local", "replica"])
@@ -34,7 +34,7 @@ MakeCommit = Callable[..., Commit]
 
 @pytest.fixture
 def make(pushing: Callable[..., Any]) -> Callable[..., Replica]:
-    """A replica whose model adds ``push`` to every parameter in each step."""
+    """A factory of replicas whose model adds ``push`` to every parameter per step."""
 
     def build(train_on: str, push: float = TAU / 2) -> Replica:
         encoder = Encoder(N, K, FixedThreshold(TAU), train_on=train_on, backend=backend())
@@ -44,11 +44,12 @@ def make(pushing: Callable[..., Any]) -> Callable[..., Replica]:
 
 
 def whole(theta: Theta) -> tuple[Chunk, ...]:
+    """Return all chunks of a snapshot."""
     return tuple(theta.chunk(index) for index in range(snapshot_chunk_count(N)))
 
 
 def copied(replica: Replica) -> tuple[int, Theta]:
-    """What a neighbour that takes a snapshot of this replica holds, and as of which commit."""
+    """Return a snapshot of this replica: its commit, and the parameters installed from it."""
     copy = make_theta(N, K)
     chunks = [replica.chunk(index) for index in range(snapshot_chunk_count(N))]
     copy.install(chunks, (), (), chunks[0].commit)
@@ -63,6 +64,7 @@ def all_at(value: float) -> Flat:
 def test_what_is_learnt_stays_residual_until_it_reaches_tau(
     make: Callable[..., Replica], train_on: str
 ) -> None:
+    """Changes below tau stay in the residual; at tau they are published and added to theta."""
     replica = make(train_on)
     assert replica.step(BATCH) == 1.0
     assert replica.publish() is None
@@ -78,6 +80,7 @@ def test_what_is_learnt_stays_residual_until_it_reaches_tau(
 
 
 def test_a_local_model_goes_on_from_its_own_steps(make: Callable[..., Replica]) -> None:
+    """With ``train_on="local"``, a step starts from the parameters of the step before it."""
     replica = make("local")
     replica.step(BATCH)
     replica.step(BATCH)
@@ -86,6 +89,7 @@ def test_a_local_model_goes_on_from_its_own_steps(make: Callable[..., Replica]) 
 
 
 def test_the_replica_rule_takes_every_gradient_at_theta(make: Callable[..., Replica]) -> None:
+    """With ``train_on="replica"``, each step starts from theta."""
     replica = make("replica")
     for _ in range(2):
         replica.step(BATCH)
@@ -97,6 +101,7 @@ def test_the_replica_rule_takes_every_gradient_at_theta(make: Callable[..., Repl
 
 @WAYS
 def test_holding_back_loses_nothing(make: Callable[..., Replica], train_on: str) -> None:
+    """Four accumulated steps lead to the same theta as four published ones."""
     often, seldom = make(train_on), make(train_on)
     for _ in range(4):
         often.step(BATCH)
@@ -115,6 +120,7 @@ def test_holding_back_loses_nothing(make: Callable[..., Replica], train_on: str)
 def test_updates_of_others_move_theta_and_leave_the_residual(
     make: Callable[..., Replica], make_commit: MakeCommit, train_on: str
 ) -> None:
+    """Other workers' updates change theta, and ``local`` with it, but not the residual."""
     replica = make(train_on)
     replica.step(BATCH)
     replica.publish()
@@ -133,6 +139,7 @@ def test_updates_of_others_move_theta_and_leave_the_residual(
 def test_another_theta_leaves_the_residual(
     make: Callable[..., Replica], make_commit: MakeCommit, train_on: str
 ) -> None:
+    """Installing a snapshot replaces theta and keeps the residual."""
     server = make_theta(N, K)
     server.load(all_at(2))
     server.commit = 8
@@ -147,6 +154,7 @@ def test_another_theta_leaves_the_residual(
 
 @WAYS
 def test_residuals_add(make: Callable[..., Replica], train_on: str) -> None:
+    """An added residual adds to the present one."""
     replica = make(train_on)
     replica.step(BATCH)
     replica.publish()
@@ -160,6 +168,7 @@ def test_residuals_add(make: Callable[..., Replica], train_on: str) -> None:
 def test_a_loss_that_is_no_number_ends_training(
     make: Callable[..., Replica], train_on: str, loss: float
 ) -> None:
+    """A loss that is NaN or infinite raises TrainingError."""
     replica = make(train_on)
     replica.model.losses = {2: loss}  # type: ignore[attr-defined]
     replica.step(BATCH)
@@ -171,6 +180,7 @@ def test_a_loss_that_is_no_number_ends_training(
 def test_a_parameter_that_is_no_number_ends_training_before_theta_moves(
     make: Callable[..., Replica], train_on: str
 ) -> None:
+    """An infinite parameter raises TrainingError when it is published; theta is unchanged."""
     replica = make(train_on, push=float("inf"))
     replica.step(BATCH)
     with pytest.raises(TrainingError, match=r"parameter 0 became inf"):
@@ -178,11 +188,11 @@ def test_a_parameter_that_is_no_number_ends_training_before_theta_moves(
     np.testing.assert_array_equal(replica.theta.to_host(), all_at(0))
 
 
-# -- what it holds for its neighbours ----------------------------------------------------------
+# -- snapshots for neighbours ------------------------------------------------------------------
 
 
 def published(replica: Replica) -> Payload:
-    """One step, and its update."""
+    """Take one step and return its update."""
     replica.step(BATCH)
     encoded = replica.publish()
     assert encoded is not None
@@ -190,10 +200,12 @@ def published(replica: Replica) -> Payload:
 
 
 def committed_of(payload: Payload, commit: int) -> Commit:
+    """Return a commit of this worker's payload."""
     return Commit(commit=commit, origin=7, seq=1, payload=payload)
 
 
 def update_of(payload: Payload, seq: int = 1) -> Update:
+    """Return this worker's update with this payload."""
     return Update(origin=7, seq=seq, seen=0, epoch=0, batch=1, steps=1, payload=payload)
 
 
@@ -201,6 +213,7 @@ def update_of(payload: Payload, seq: int = 1) -> Update:
 def test_a_copy_has_own_updates_once_they_are_committed(
     make: Callable[..., Replica], make_commit: MakeCommit, train_on: str
 ) -> None:
+    """A snapshot omits own updates until they are committed."""
     replica, server = make(train_on, push=TAU), make_theta(N, K)
     mine = [published(replica) for _ in range(2)]
     replica.apply(replica.theta.decode(make_commit(1, 3).payload), 1)
@@ -220,6 +233,7 @@ def test_a_copy_has_own_updates_once_they_are_committed(
 def test_a_sum_with_own_updates_in_it_adds_only_the_others(
     make: Callable[..., Replica], make_commit: MakeCommit, train_on: str, kind: str
 ) -> None:
+    """A sum that contains own updates adds only the others' and marks its own as committed."""
     replica, server = make(train_on, push=TAU), make_theta(N, K)
     mine = [published(replica) for _ in range(3)]
     log = (make_commit(1, 5, -9), committed_of(mine[0], 2), committed_of(mine[1], 3))
@@ -244,6 +258,7 @@ def test_a_sum_with_own_updates_in_it_adds_only_the_others(
 def test_after_a_snapshot_own_updates_are_those_that_it_lacks(
     make: Callable[..., Replica],
 ) -> None:
+    """After a snapshot is installed, only updates that it lacks count as uncommitted."""
     replica, server = make("local", push=TAU), make_theta(N, K)
     mine = [published(replica) for _ in range(2)]
     server.add(server.decode(mine[0]))
@@ -261,7 +276,7 @@ def test_after_a_snapshot_own_updates_are_those_that_it_lacks(
 def test_a_neighbour_copies_while_the_trainer_works(
     make: Callable[..., Replica], make_commit: MakeCommit
 ) -> None:
-    """Each chunk is the sum of all commits up to the one that it names, whenever it is read."""
+    """A chunk read at any time by another thread has exactly the commits up to its number."""
     replica = make("local", push=TAU)
     read: list[Chunk] = []
     ended = threading.Event()
@@ -289,7 +304,7 @@ def test_a_neighbour_copies_while_the_trainer_works(
 
 
 class Buffered:
-    """What a model with buffers has beside the rest."""
+    """The methods of a model with buffers."""
 
     buffers = b"mine"
 
@@ -305,13 +320,14 @@ class Buffered:
 
 @pytest.fixture
 def buffered(make: Callable[..., Replica]) -> Replica:
-    """A replica whose model has buffers; each step pushes by tau."""
+    """A replica whose model has buffers and adds tau per step."""
     replica = make("local", push=TAU)
     model = type("Model", (Buffered, type(replica.model)), {})(N, TAU)
     return Replica(model, replica.theta, replica.encoder, local=True)
 
 
 def test_reported_buffers_are_an_own_update_that_adds_nothing(buffered: Replica) -> None:
+    """Reported buffers are an own update without parameters; the average replaces theta's only."""
     assert buffered.report_buffers() == b"mine"
     encoded = published(buffered)
     buffered.take_buffers(b"average", 1)
@@ -326,6 +342,7 @@ def test_reported_buffers_are_an_own_update_that_adds_nothing(buffered: Replica)
 
 
 def test_a_model_without_buffers_reports_none(make: Callable[..., Replica]) -> None:
+    """A model without buffers reports none, and no own update is recorded for them."""
     replica = make("local", push=TAU)
     assert replica.report_buffers() == b""
     published(replica)
@@ -334,6 +351,7 @@ def test_a_model_without_buffers_reports_none(make: Callable[..., Replica]) -> N
 
 
 def test_only_the_first_snapshot_sets_the_models_buffers(buffered: Replica) -> None:
+    """The first snapshot sets the model's buffers; later ones set only those of theta."""
     server = make_theta(N, K)
     server.buffers = b"average"
     buffered.install(InstallSnapshot(whole(server), (), (), 1))
@@ -351,6 +369,7 @@ def test_only_the_first_snapshot_sets_the_models_buffers(buffered: Replica) -> N
 
 
 def test_who_begins_with_a_replica_takes_the_buffers_that_came_with_it(buffered: Replica) -> None:
+    """A worker that begins with the initial replica loads its buffers, and no later ones."""
     buffered.theta.buffers = b"initial"
     buffered.begin()
     assert buffered.model.buffers_bytes() == b"initial"  # type: ignore[attr-defined]

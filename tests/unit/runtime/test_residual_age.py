@@ -1,4 +1,4 @@
-"""How long learning waits in a residual, from a replica whose mass is known."""
+"""Residual age: when the residual is measured, and how long learned changes wait in it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.unit.runtime.benches import TAU, Bench, N, steps
 
 
 class Measured:
-    """A replica that says how often it was looked at; one look takes ``cost_s``."""
+    """A replica and clock that count measurements; each takes ``cost_s`` seconds."""
 
     mass, looks, now_s, cost_s = 2.0, 0, 100.0, 0.0
 
@@ -31,6 +31,7 @@ def measured() -> Measured:
 
 
 def test_it_looks_seldom(measured: Measured) -> None:
+    """The residual is measured after 1, 2, 4 ... steps, and every second."""
     unsent, replica = ResidualAge(measured), cast(Replica, measured)
     for step in range(1, 1025):
         unsent.measure_if_due(replica, step)
@@ -42,6 +43,7 @@ def test_it_looks_seldom(measured: Measured) -> None:
 
 
 def test_a_look_that_takes_long_is_made_less_often(measured: Measured) -> None:
+    """Slow measurements take at most ``MEASURING_SHARE_MAX`` of the time."""
     measured.cost_s = 0.1
     unsent, replica = ResidualAge(measured), cast(Replica, measured)
     unsent.measure_if_due(replica, 1024)
@@ -54,6 +56,7 @@ def test_a_look_that_takes_long_is_made_less_often(measured: Measured) -> None:
 
 
 def test_mass_is_taken_to_change_evenly(measured: Measured) -> None:
+    """Between two measurements, the mass is assumed to change linearly."""
     unsent, replica = ResidualAge(measured), cast(Replica, measured)
     unsent.measure(replica, 4)  # from 0 to 2
     unsent.measure(replica, 10)
@@ -64,7 +67,7 @@ def test_mass_is_taken_to_change_evenly(measured: Measured) -> None:
 
 
 def test_a_trainer_tells_what_waited_and_what_left(bench: Any) -> None:
-    """Half a tau more in each step, so that every other one sends all; looked at: 1, 2, 4, 6."""
+    """With half a tau per step, every second step sends all; measured after 1, 2, 4 and 6 steps."""
     made: Bench = bench(steps(6), push=TAU / 2)
     made.run()
     made.trainer._report_counters(now=True)

@@ -1,4 +1,4 @@
-"""The store: the same rows in the same order whatever came when, in memory or on disk."""
+"""Row store: the same rows in the same order, however they arrive, in memory or on disk."""
 
 from __future__ import annotations
 
@@ -28,11 +28,13 @@ TINY_BYTES = 4_000
 
 
 def some_rows(count: int, width: int = 3) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+    """Return this many random rows: features and labels."""
     chance = np.random.default_rng(count)
     return chance.normal(size=(count, width)).astype(np.float32), chance.integers(0, 5, count)
 
 
 def ordered(parts: list[Any], tmp_path: Path, memory_bytes: int, **options: Any) -> OrderedRows:
+    """Return the rows of these parts, stored with ``memory_bytes`` of memory."""
     store = RowStore(memory_bytes, tmp_path, **options)
     for features, labels in parts:
         form = format_from_batch(Batch(features, labels))
@@ -41,6 +43,7 @@ def ordered(parts: list[Any], tmp_path: Path, memory_bytes: int, **options: Any)
 
 
 def all_of(rows: OrderedRows) -> bytes:
+    """Return the bytes of all rows, including held-out ones."""
     return rows.read([(0, rows.rows + rows.held_out)]).tobytes()
 
 
@@ -58,6 +61,7 @@ def scratch(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_disk_and_memory_and_any_order_give_the_same_rows(
     cuts: list[int], seed: int, fraction: float, scratch: Path
 ) -> None:
+    """Rows in any order and in any parts, spilled to disk, are stored as in memory."""
     features, labels = some_rows(400)
     order = np.random.default_rng(seed).permutation(400)
     edges = sorted({0, *cuts, 400})
@@ -78,7 +82,7 @@ def test_disk_and_memory_and_any_order_give_the_same_rows(
 
 
 def test_epochs_are_the_same_from_disk(tmp_path: Path) -> None:
-    """Over several windows: pages at random, rows at random inside a window, each row once."""
+    """Rows on disk, over several windows, give the same minibatches as rows in memory."""
     features, labels = some_rows(3_000, width=1000)
     assert features.nbytes > 2 * WINDOW_BYTES
     on_disk = ordered([(features, labels)], tmp_path, 1 << 20)
@@ -97,11 +101,12 @@ def test_epochs_are_the_same_from_disk(tmp_path: Path) -> None:
         assert sorted(seen) == sorted(features[:, 0].tolist())
     later = disk.get(1, 20).features
     disk.get(0, 0)
-    np.testing.assert_array_equal(disk.get(1, 20).features, later)  # as a replacement would ask
+    np.testing.assert_array_equal(disk.get(1, 20).features, later)  # as a new worker would
     disk.close()
 
 
 def test_an_epoch_reads_pages_not_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An epoch reads each spilled byte once, in reads of about a page."""
     features, labels = some_rows(3_000, width=1000)
     rows = ordered([(features, labels)], tmp_path, 1 << 20)
     batches = Batches.from_store(rows, batch_rows=64, seed=1, partition=2)
@@ -116,6 +121,7 @@ def test_an_epoch_reads_pages_not_rows(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_held_out_rows_come_in_one_order_and_never_in_training(tmp_path: Path) -> None:
+    """Held-out rows are not trained on, and are read in the same order each time."""
     features, labels = some_rows(500)
     batches = Batches(features, labels, batch_rows=32, seed=1, partition=0, fraction=0.2)
     held = [tuple(row) for batch in batches.held_out for row in batch.features.tolist()]
@@ -133,6 +139,7 @@ def test_held_out_rows_come_in_one_order_and_never_in_training(tmp_path: Path) -
 
 
 def test_a_file_of_rows_has_no_name(tmp_path: Path) -> None:
+    """A spilled file has no directory entry."""
     rows = ordered([some_rows(400)], tmp_path, TINY_BYTES)
     assert rows.spilled_bytes > 0
     assert list(tmp_path.iterdir()) == []
@@ -140,6 +147,7 @@ def test_a_file_of_rows_has_no_name(tmp_path: Path) -> None:
 
 
 def test_equal_rows_are_many_rows(tmp_path: Path) -> None:
+    """Equal rows are stored separately."""
     part = (np.ones((100, 3), np.float32), np.zeros(100, np.int64))
     rows = ordered([part] * 5, tmp_path, TINY_BYTES)
     assert rows.rows == 500
@@ -152,17 +160,21 @@ def test_no_rows_are_no_rows(tmp_path: Path) -> None:
 
 
 def test_rows_of_another_kind_are_refused(tmp_path: Path) -> None:
+    """Rows of another width in a later part are a UsageError that names both types."""
     features, labels = some_rows(10)
     with pytest.raises(UsageError, match=r"array 0 is float32\[2\] in one part .* float32\[3\]"):
         ordered([(features, labels), (features[:, :2], labels)], tmp_path, 1 << 30)
 
 
 def test_scratch_that_takes_no_file_is_named(tmp_path: Path) -> None:
+    """The error names the scratch directory if no file can be created there."""
     with pytest.raises(SetupError, match=r"nowhere.*spark\.local\.dir"):
         ordered([some_rows(400)], tmp_path / "nowhere", TINY_BYTES)
 
 
 def test_full_scratch_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full disk is reported with advice about ``spark.local.dir``."""
+
     def full(*_: Any) -> int:
         raise OSError(storing.errno.ENOSPC, "No space left on device")
 
@@ -172,7 +184,7 @@ def test_full_scratch_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_writes_may_be_partial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The kernel may take, or give, fewer bytes than asked for."""
+    """Writes and reads that return early, as the kernel may do, are continued."""
     real_write, real_read = storing.os.pwritev, storing.os.preadv
     part = some_rows(400)
     plain = ordered([part], tmp_path, 1 << 30)
@@ -187,11 +199,12 @@ def test_writes_may_be_partial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 def sparse_form(room: int) -> RowFormat:
+    """Return the format of a sparse feature column, with ``room`` for entries, and a label."""
     return RowFormat((Leaf("x", (1000,), "<f4", "<f4", room), Leaf("y", (), "<i8", "<i8")))
 
 
 def test_a_sparse_row_has_one_key_with_any_room(tmp_path: Path) -> None:
-    """Blocks with more and with less room meet in one store, in memory and on disk."""
+    """Sparse rows with different room for entries fit one store; room does not change keys."""
     few = pack_sparse_entries(np.array([0, 1]), np.array([5, 999]), np.array([1.0, 2.0]), 3)
     assert few.shape == (3, 1)
     assert entries_to_dense(few, 1000).sum(1).tolist() == [1.0, 2.0, 0.0]
@@ -214,6 +227,7 @@ def test_a_sparse_row_has_one_key_with_any_room(tmp_path: Path) -> None:
 
 
 def test_keys_are_of_content_alone() -> None:
+    """A row's key does not depend on its place; different rows have different keys."""
     features, labels = some_rows(50)
     form = format_from_batch(Batch(features, labels))
     records = form.pack([features, labels])

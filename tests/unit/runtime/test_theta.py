@@ -1,4 +1,4 @@
-"""Theta: a snapshot of chunks from different moments is the same bits as all commits in order."""
+"""Theta: snapshots of chunks from different commits, merged commits, overflows, the hash."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def own(commit: Commit) -> Update:
-    """The same hits as an update of this node's own."""
+    """Return an update of this node with the payload of ``commit``."""
     return Update(
         origin=7,
         seq=1,
@@ -43,7 +43,7 @@ def own(commit: Commit) -> Update:
 
 
 def buffers(commit: int) -> Commit:
-    """Statistics that differ from commit to commit."""
+    """Return a commit of buffers, which differ from commit to commit."""
     return Commit(
         commit=commit,
         origin=9,
@@ -72,7 +72,7 @@ def test_chunks_of_different_commits_equal_direct_application(
     data: st.DataObject,
     commits: int,
 ) -> None:
-    """Each chunk is read when it likes; ``held`` brings it to head, ``own`` comes on top."""
+    """Chunks read at any commits, plus the commits they lack and own updates, equal theta."""
     server = make_theta(N, K)
     server.load(on_grid(N, 2))
     read_at = [data.draw(st.integers(0, commits)) for _ in range(4)]
@@ -90,7 +90,7 @@ def test_chunks_of_different_commits_equal_direct_application(
         chunks += [server.chunk(index) for index in range(4) if read_at[index] == commit]
     mine = make_commit(1, 1, -N)
     receiver = make_theta(N, K)
-    receiver.load(on_grid(N, 3))  # whatever it had before is gone
+    receiver.load(on_grid(N, 3))  # is overwritten
     held = [c for c in log if c.commit > min(read_at)]
     chunks.sort(key=lambda chunk: chunk.index)
     receiver.install(chunks, held, [own(mine), own(buffers(1))], commits)
@@ -104,7 +104,7 @@ def test_chunks_of_different_commits_equal_direct_application(
 def test_held_sums_equal_direct_application(
     make_commit: MakeCommit, on_grid: Callable[[int, int], Flat], data: st.DataObject
 ) -> None:
-    """Commits 1 to 8, some of them as sums; a chunk has all of a sum or nothing."""
+    """Commits 1 to 8 are held singly or as sums; a chunk contains all of a sum or nothing."""
     ends = sorted(data.draw(st.sets(st.integers(1, 7), max_size=4)) | {8})
     read_at = [data.draw(st.sampled_from([0, *ends])) for _ in range(4)]
     server = make_theta(N, K)
@@ -130,6 +130,7 @@ def test_held_sums_equal_direct_application(
 
 
 def test_without_held_or_own_it_is_the_snapshot(on_grid: Callable[[int, int], Flat]) -> None:
+    """Without held commits and own updates, the installed parameters are the snapshot."""
     server, receiver = make_theta(N, K), make_theta(N, K)
     server.load(on_grid(N, 4))
     server.commit = 17
@@ -145,12 +146,14 @@ def test_without_held_or_own_it_is_the_snapshot(on_grid: Callable[[int, int], Fl
     ids=["too short", "off the grid"],
 )
 def test_a_chunk_that_cannot_be_is_refused(payload: bytes) -> None:
+    """A chunk that is too short, or has values off the grid, raises WireError."""
     good = [make_theta(N, K).chunk(index) for index in (1, 2, 3)]
     with pytest.raises(WireError):
         make_theta(N, K).install([Chunk(index=0, commit=0, payload=payload), *good], [], [], 0)
 
 
 def test_local_moves_with_theta(make_commit: MakeCommit) -> None:
+    """Updates and sums are added to both theta and ``local``."""
     theta = make_theta(N, K)
     local = seen(theta.create_local())
     local += np.float32(0.25)
@@ -161,6 +164,7 @@ def test_local_moves_with_theta(make_commit: MakeCommit) -> None:
 
 
 def test_leaving_the_exact_range_is_counted_with_the_first_index(make_commit: MakeCommit) -> None:
+    """Parameters that leave the exact range are counted; the index of the first one is kept."""
     theta = make_theta(N, K)
     values = theta.to_host()
     values[[4, 9]] = EXACT_QUANTA * theta.q
@@ -175,6 +179,7 @@ def test_leaving_the_exact_range_is_counted_with_the_first_index(make_commit: Ma
 def test_a_copy_is_without_what_has_no_commit_yet(
     make_commit: MakeCommit, on_grid: Callable[[int, int], Flat]
 ) -> None:
+    """Chunks are computed without own uncommitted updates, which theta itself keeps."""
     theta, before = make_theta(N, K), on_grid(N, 5)
     theta.load(before)
     mine = [
@@ -184,7 +189,7 @@ def test_a_copy_is_without_what_has_no_commit_yet(
         theta.add(hits)
     parts = [decode_theta(theta.chunk(index, mine)) for index in range(3)]
     np.testing.assert_array_equal(np.concatenate(parts), before)
-    assert (theta.to_host() != before).sum() == 4  # what it holds itself stays as it is
+    assert (theta.to_host() != before).sum() == 4  # theta itself is unchanged
 
 
 def decode_theta(chunk: Chunk) -> Flat:
@@ -192,6 +197,7 @@ def decode_theta(chunk: Chunk) -> Flat:
 
 
 def test_a_sum_less_the_own_updates_is_what_others_did(make_commit: MakeCommit) -> None:
+    """A merged range minus this node's own update adds only the other nodes' commits."""
     theta, others = make_theta(N, K), make_theta(N, K)
     commits = [make_commit(i, *hits) for i, hits in enumerate([(1, 2), (2, -3), (3, 300)], 1)]
     first = theta.merge(SendMerged(1, 0, 2, [(9, 2)], 4, tuple(commits[:2])))
@@ -212,6 +218,7 @@ def test_buffers_are_part_of_the_digest() -> None:
 
 
 def test_the_digest_is_that_of_the_bytes() -> None:
+    """The digest is the SHA-256 of the parameters' bytes."""
     theta = make_theta(2, K)
     zero = "af5570f5a1810b7af78caf4bc70a660f0df51e42baf91d4de5b2328de0e83dfc"  # of 8 zero bytes
     assert theta.digest() == zero
@@ -220,6 +227,7 @@ def test_the_digest_is_that_of_the_bytes() -> None:
 
 
 def test_a_sum_that_wrapped_around_is_told() -> None:
+    """An entry of a sum that wrapped around in int32 is counted as an overflow."""
     theta = make_theta(64, K)
     total = UpdateSum(64)
     total.add((np.array([3], np.int32), np.array([2**31 - 1], np.int32)))

@@ -1,4 +1,4 @@
-"""The trainer against a channel that plays its node: every order, from start to end or failure."""
+"""The trainer with a scripted channel in place of its node: each directive, and each item."""
 
 from __future__ import annotations
 
@@ -23,10 +23,12 @@ from tests.unit.runtime.memories import make_theta
 
 
 def whole(theta: Theta) -> tuple[Chunk, ...]:
+    """Return all chunks of a snapshot."""
     return tuple(theta.chunk(index) for index in range(snapshot_chunk_count(N)))
 
 
 def positions(events: list[ev.Event]) -> list[tuple[int, int, int]]:
+    """Return the (epoch, batch, steps) that these events report."""
     return [
         (event.epoch, event.batch, event.steps)
         for event in events
@@ -40,6 +42,7 @@ WHOLE = [(0, 1, 1), (0, 2, 2), (1, 0, 3), (1, 1, 4), (1, 2, 5), (2, 0, 6)]
 def test_two_epochs_are_six_minibatches_and_then_it_is_finished(
     bench: Callable[..., Bench],
 ) -> None:
+    """Two epochs of three minibatches are trained and published; then the trainer waits."""
     made = bench(steps(9))
     events = made.run()
     assert positions(events) == WHOLE
@@ -54,6 +57,7 @@ def test_two_epochs_are_six_minibatches_and_then_it_is_finished(
 
 
 def test_steps_that_send_nothing_are_told_as_progress(bench: Callable[..., Bench]) -> None:
+    """A step after which nothing reached tau is reported as progress."""
     events = bench(steps(6), push=TAU / 2).run()
     told = [type(event) for event in events if positions([event])]
     assert told == [ev.StepCompleted, ev.UpdatePublished] * 3
@@ -63,10 +67,11 @@ def test_steps_that_send_nothing_are_told_as_progress(bench: Callable[..., Bench
 def test_it_publishes_every_so_often_and_at_the_end(
     bench: Callable[..., Bench], publish_every: int
 ) -> None:
+    """Updates are published every ``publish_every`` steps and after the last step."""
     events = bench(steps(6), publish_every=publish_every).run()
     published = [event.steps for event in events if isinstance(event, ev.UpdatePublished)]
     assert published == sorted({*range(publish_every, 7, publish_every), 6})
-    # What is held back is not claimed: who replaces this worker takes those steps again.
+    # Reported positions exclude unpublished steps: a replacement worker would repeat them.
     sent = [(0, 0), *[WHOLE[step - 1][:2] for step in published]]
     newest = [sent[sum(step <= now for step in published)] for now in range(1, 7)]
     assert [position[:2] for position in positions(events)] == newest
@@ -75,6 +80,7 @@ def test_it_publishes_every_so_often_and_at_the_end(
 def test_the_encoder_knows_a_workers_last_update(
     bench: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """``Replica.publish`` gets ``is_last=True`` for the worker's last update."""
     made, asked = bench(steps(6), publish_every=2), []
     publish = made.replica.publish
     monkeypatch.setattr(made.replica, "publish", lambda **given: asked.append(given) or publish())
@@ -83,6 +89,7 @@ def test_the_encoder_knows_a_workers_last_update(
 
 
 def test_no_rows_are_nothing_to_train(bench: Callable[..., Bench]) -> None:
+    """A worker without rows reports that it has finished, and takes no step."""
     install = ev.InstallSnapshot(whole(make_theta(N, K)), (), (), 0)
     made = bench([([install], Directive(Command.PAUSE, number=1)), *steps(2)], rows=0)
     assert ev.ActivityChanged(Activity.FINISHED) in made.run()
@@ -92,6 +99,7 @@ def test_no_rows_are_nothing_to_train(bench: Callable[..., Bench]) -> None:
 def test_who_begins_with_a_replica_takes_its_grants_and_is_ready(
     bench: Callable[..., Bench],
 ) -> None:
+    """A worker with the initial replica adds granted residuals and reports that it is installed."""
     admitted = ev.IdAssigned(5, epoch=0, batch=0, steps=0, grants=("a",), returned=False)
     wait = Directive(Command.WAIT)
     made = bench([([admitted], wait), ([ev.UseInitialReplica()], wait), *steps(1)])
@@ -105,6 +113,7 @@ def test_who_begins_with_a_replica_takes_its_grants_and_is_ready(
 
 
 def test_it_goes_no_further_than_it_may(bench: Callable[..., Bench]) -> None:
+    """The trainer waits after ``steps_max`` steps until a directive allows more."""
     events = bench([*steps(4, Directive(Command.TRAIN, steps_max=2)), *steps(1)]).run()
     assert positions(events) == WHOLE[:3]
     said = [event for event in events if isinstance(event, ev.ActivityChanged)]
@@ -116,12 +125,14 @@ def test_it_goes_no_further_than_it_may(bench: Callable[..., Bench]) -> None:
 
 
 def test_where_it_begins_is_the_masters_to_say(bench: Callable[..., Bench]) -> None:
+    """The trainer starts at the position and step count that came with its id."""
     admitted = ev.IdAssigned(5, epoch=1, batch=1, steps=40, grants=(), returned=False)
     events = bench([([admitted], TRAIN), *steps(3)]).run()
     assert positions(events) == [(1, 2, 41), (2, 0, 42)]
 
 
 def test_who_comes_back_goes_on_where_it_was(bench: Callable[..., Bench]) -> None:
+    """A worker that gets a new id after a return keeps its position and gets no residuals."""
     back = ev.IdAssigned(6, epoch=0, batch=0, steps=0, grants=("x",), returned=True)
     made = bench([*steps(2), ([back], TRAIN)])
     assert positions(made.run()) == WHOLE[:3]
@@ -131,6 +142,7 @@ def test_who_comes_back_goes_on_where_it_was(bench: Callable[..., Bench]) -> Non
 def test_a_pause_is_answered_once_and_a_replica_taken_with_its_grants(
     bench: Callable[..., Bench],
 ) -> None:
+    """A pause is answered once; the first installed snapshot adds the granted residuals."""
     server = make_theta(N, K)
     server.load(np.full(N, 2.0, np.float32))
     admitted = ev.IdAssigned(5, epoch=0, batch=0, steps=0, grants=("a", "b"), returned=False)
@@ -139,7 +151,7 @@ def test_a_pause_is_answered_once_and_a_replica_taken_with_its_grants(
     again = (
         [ev.InstallSnapshot(whole(server), (), (), 3)],
         Directive(Command.WAIT),
-    )  # and nothing is granted
+    )  # adds no residuals again
     script: Script = [([admitted], pause), ([], pause), ([install], Directive(Command.WAIT)), again]
     made = bench([*script, *steps(1)])
     events = made.run()
@@ -154,6 +166,7 @@ def test_a_pause_is_answered_once_and_a_replica_taken_with_its_grants(
 
 
 def test_a_second_pause_is_answered_too(bench: Callable[..., Bench]) -> None:
+    """A pause with another number is answered again."""
     script: Script = [([], Directive(Command.PAUSE, number=number)) for number in (1, 1, 2)]
     assert bench(script).run() == [ev.TrainerPaused(1), ev.TrainerPaused(2)]
 
@@ -170,6 +183,7 @@ def test_updates_of_others_are_applied_between_steps(
 
 
 def test_what_it_says_it_has_applied_it_has(bench: Any, make_commit: Any) -> None:
+    """When a commit is reported as applied, its update is already in theta."""
     made = bench([([ev.ApplyCommit(make_commit(n, n)) for n in (1, 2)], Directive(Command.WAIT))])
     post, had = made.channel.post, {}
     theta = made.replica.theta
@@ -179,6 +193,7 @@ def test_what_it_says_it_has_applied_it_has(bench: Any, make_commit: Any) -> Non
 
 
 def test_the_end_drain_audit_and_what_is_kept(bench: Callable[..., Bench]) -> None:
+    """A drain and an audit are each answered once, the audit with the hash and saved residual."""
     made = bench(
         [
             *steps(6),
@@ -200,6 +215,7 @@ def test_the_end_drain_audit_and_what_is_kept(bench: Callable[..., Bench]) -> No
 def test_waiting_after_the_end_does_not_replace_the_last_figures(
     bench: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Counters with the residual's norm are not replaced by later ones while the trainer waits."""
     monkeypatch.setattr(
         "sparkstrom.runtime.trainer_thread.COUNTERS_INTERVAL_S", 0.0
     )  # a report is always due
@@ -215,6 +231,7 @@ def test_waiting_after_the_end_does_not_replace_the_last_figures(
 
 
 def test_draining_stops_training(bench: Callable[..., Bench]) -> None:
+    """A directive to drain ends training before all minibatches are trained."""
     events = bench([*steps(2), *steps(3, Directive(Command.DRAIN))]).run()
     assert positions(events) == WHOLE[:2]
     assert events[-1] == ev.ActivityChanged(Activity.WAITING)
@@ -223,6 +240,7 @@ def test_draining_stops_training(bench: Callable[..., Bench]) -> None:
 def test_a_released_worker_keeps_its_residual_and_says_so_once(
     bench: Callable[..., Bench],
 ) -> None:
+    """A release is answered once, with the file of the saved residual."""
     events = bench([*steps(6), *steps(2, Directive(Command.RELEASE, "a slot is needed"))]).run()
     assert events.count(ev.TrainerReleased(KEPT)) == 1
 
@@ -230,6 +248,7 @@ def test_a_released_worker_keeps_its_residual_and_says_so_once(
 def test_who_has_to_go_before_it_has_a_replica_keeps_what_it_was_granted(
     bench: Callable[..., Bench],
 ) -> None:
+    """A worker released before it has a replica adds and saves its granted residuals."""
     admitted = ev.IdAssigned(5, epoch=2, batch=0, steps=6, grants=("a",), returned=False)
     release = Directive(Command.RELEASE, "a slot is needed")
     made = bench([([admitted], Directive(Command.PAUSE, number=1)), *steps(2, release)])
@@ -238,6 +257,7 @@ def test_who_has_to_go_before_it_has_a_replica_keeps_what_it_was_granted(
 
 
 def test_a_failed_node_fails_the_task(bench: Callable[..., Bench]) -> None:
+    """A directive to fail raises PeerError with its reason."""
     made = bench([*steps(1), ([], Directive(Command.FAIL, "nothing heard for 30 s"))])
     with pytest.raises(PeerError, match="nothing heard for 30 s"):
         made.trainer.run()
@@ -246,6 +266,7 @@ def test_a_failed_node_fails_the_task(bench: Callable[..., Bench]) -> None:
 def test_a_loss_that_is_no_number_fails_before_anything_is_published(
     bench: Callable[..., Bench],
 ) -> None:
+    """A loss of NaN fails the task before the step is published."""
     made = bench(steps(3))
     made.model.losses = {2: float("nan")}
     with pytest.raises(TrainingError, match="the loss is nan"):
@@ -257,6 +278,7 @@ def test_a_loss_that_is_no_number_fails_before_anything_is_published(
 def test_the_residuals_figures_are_among_the_counters_where_wanted(
     bench: Callable[..., Bench], shown: bool
 ) -> None:
+    """The counters include statistics of the residual if ``show_residual`` is set."""
     made = bench(
         [*steps(6), ([], Directive(Command.AUDIT, commit=6))], push=0.75 * TAU, show_residual=shown
     )
@@ -264,12 +286,13 @@ def test_the_residuals_figures_are_among_the_counters_where_wanted(
     stats = made.channel.stats
     assert (stats.residual is not None) is shown
     if shown:
-        assert stats.residual.max == stats.residual.mean == 0.5 * TAU  # six pushes less four hits
+        assert stats.residual.max == stats.residual.mean == 0.5 * TAU  # 6 x 0.75 tau - 4 x tau
         assert (stats.residual.tau, stats.residual.at_least_tau) == (TAU, 0)
     assert len(to_wire(WorkerCounters(stats))) < 60  # the wire takes 64, and the node adds some
 
 
 def test_each_epoch_is_written_down(bench: Callable[..., Bench]) -> None:
+    """The trainer records loss and examples of each epoch, with partition and attempt."""
     made = bench([*steps(6), ([], Directive(Command.AUDIT, commit=6))], partition=3, attempt=17)
     made.run()
     report = made.trainer.epochs.report()
@@ -287,15 +310,17 @@ def test_each_epoch_is_written_down(bench: Callable[..., Bench]) -> None:
 
 
 def test_own_updates_move_the_commit_and_nothing_else(bench: Callable[..., Bench]) -> None:
+    """The commit of an own update raises the commit number and leaves theta unchanged."""
     made = bench([*steps(2), ([ev.OwnCommitted(5)], TRAIN), ([ev.OwnCommitted(6)], TRAIN)])
     events = made.run()
     assert [event.seen for event in events if isinstance(event, ev.UpdatePublished)] == [0, 0, 5, 6]
     applied = [event.commit for event in events if isinstance(event, ev.CommitApplied)]
-    assert applied == [5, 6]  # from now on a neighbour may copy so much
+    assert applied == [5, 6]  # a neighbour may copy snapshots with these commits
     assert made.replica.theta.to_host()[0] == 4 * TAU
 
 
 def test_after_a_replica_it_says_what_it_holds(bench: Callable[..., Bench]) -> None:
+    """After installing a snapshot, the trainer reports the snapshot's commit as applied."""
     server = make_theta(N, K)
     server.commit = 3
     made = bench([([ev.InstallSnapshot(whole(server), (), (), 3)], Directive(Command.WAIT))])
@@ -304,7 +329,7 @@ def test_after_a_replica_it_says_what_it_holds(bench: Callable[..., Bench]) -> N
 
 
 class Statistics:
-    """Beside the rest of a model: the number of its steps as one byte."""
+    """The methods of a model whose buffers are its number of steps, as one byte."""
 
     seen: list[Any]
     loaded: bytes | None = None
@@ -320,6 +345,7 @@ class Statistics:
 
 
 def test_buffers_are_published_before_an_epochs_last_position(pushing: Callable[..., Any]) -> None:
+    """At an epoch's end, buffers are published before the update that completes the epoch."""
     model = type("Model", (Statistics, type(pushing(N))), {})(N, TAU)
     made = Bench(model, steps(6))
     events = made.run()
@@ -341,7 +367,7 @@ def test_buffers_are_published_before_an_epochs_last_position(pushing: Callable[
 
 
 def test_an_epochs_buffers_do_not_keep_its_last_update_back(pushing: Callable[..., Any]) -> None:
-    """They are under way a moment before it is asked whether a publication may go."""
+    """Buffers in flight do not delay the epoch's last update, which was due before them."""
     model = type("Model", (Statistics, type(pushing(N))), {})(N, TAU)
     made = Bench(model, steps(4), publish_every=None)
     post, under_way = made.channel.post, Directive(Command.TRAIN, publishes=False)
@@ -357,6 +383,7 @@ def test_an_epochs_buffers_do_not_keep_its_last_update_back(pushing: Callable[..
 
 
 def test_the_average_is_taken_and_the_models_own_go_on(pushing: Callable[..., Any]) -> None:
+    """A commit of averaged buffers replaces theta's buffers, not the model's."""
     model = type("Model", (Statistics, type(pushing(N))), {})(N, TAU)
     average = Commit(commit=4, origin=9, seq=1, payload=Payload(BUFFERS, 0, 0, b"average"))
     made = Bench(model, [([ev.ApplyCommit(average)], TRAIN)])
@@ -369,6 +396,7 @@ def test_the_average_is_taken_and_the_models_own_go_on(pushing: Callable[..., An
 def test_a_borrowed_state_is_taken_and_a_fresh_one_counted(
     bench: Callable[..., Bench], lent: bool
 ) -> None:
+    """A received optimizer state is loaded; if none was received, ``fresh_updaters`` is 1."""
     state = {"mean": np.arange(3, dtype=np.float32), "steps": 7}
     content = encode_state({f"updater/{name}": value for name, value in state.items()})
     made = bench([([ev.InstallOptimizer(content if lent else None)], TRAIN), *steps(5)])
@@ -381,6 +409,7 @@ def test_a_borrowed_state_is_taken_and_a_fresh_one_counted(
 
 
 def test_a_copy_of_its_state_is_made_between_two_steps(bench: Callable[..., Bench]) -> None:
+    """A requested copy of optimizer and encoder state is made at a batch boundary."""
     made = bench([*steps(2), ([], Directive(Command.WAIT))])
     made.model.state = {"steps": 3}
     ask = OptimizerRequest(8, None, 0)
@@ -398,6 +427,7 @@ def test_a_copy_of_its_state_is_made_between_two_steps(bench: Callable[..., Benc
 def test_an_updates_weight_follows_how_many_train(
     bench: Callable[..., Bench], aggregation: str, weight: float
 ) -> None:
+    """With four workers, an update's weight is 1, 1/4 or 1/2, depending on the aggregation."""
     made = bench(steps(1, Directive(Command.TRAIN, workers=4)))
     made.replica.encoder.aggregation = aggregation
     made.run()

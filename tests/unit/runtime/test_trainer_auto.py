@@ -1,4 +1,4 @@
-"""The trainer where the link sets the pace of its publications."""
+"""The trainer with ``publish_every=None``: it publishes as fast as updates are committed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ BUSY = Directive(Command.TRAIN, publishes=False)
 
 
 def test_it_publishes_when_it_may_and_at_the_end(bench: Callable[..., Bench]) -> None:
-    """What it learned meanwhile waits in the residual, and goes with the next one."""
+    """If a step may not publish, its change stays in the residual for the next update."""
     script = [([], command) for command in (TRAIN, BUSY, BUSY, TRAIN, BUSY, BUSY)]
     made = bench(script, publish_every=None)
     events = made.run()
@@ -28,7 +28,7 @@ def test_it_publishes_when_it_may_and_at_the_end(bench: Callable[..., Bench]) ->
 
 
 def test_whether_it_may_publish_is_asked_after_the_step(bench: Callable[..., Bench]) -> None:
-    """What was under way when the step began may have been committed meanwhile."""
+    """The directive after the step decides, as updates in flight may be committed during a step."""
     made = bench([([], BUSY)], publish_every=None)
     step = made.replica.step
 
@@ -43,6 +43,7 @@ def test_whether_it_may_publish_is_asked_after_the_step(bench: Callable[..., Ben
 def test_every_so_many_steps_does_not_ask_whether_it_may(
     bench: Callable[..., Bench],
 ) -> None:
+    """With a fixed ``publish_every``, the trainer publishes although the directive forbids it."""
     events = bench(steps(6, BUSY), publish_every=2).run()
     assert [e.steps for e in events if isinstance(e, ev.UpdatePublished)] == [2, 4, 6]
 
@@ -63,6 +64,7 @@ def test_every_so_many_steps_does_not_ask_whether_it_may(
 def test_an_update_has_so_many_steps_that_encoding_takes_a_fifth_of_their_time(
     bench: Callable[..., Bench], encode_s: float, workers: int, most: int, expected: int
 ) -> None:
+    """After the early publications, updates have so many steps that encoding takes a fifth."""
     made = bench([], publish_every=None, minibatches_per_update_max=most)
     made.trainer._encode_s.add(encode_s)
     made.trainer._step_s.add(1.0)
@@ -75,7 +77,7 @@ def test_an_update_has_so_many_steps_that_encoding_takes_a_fifth_of_their_time(
 def test_short_steps_are_published_together(
     bench: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With two workers, two minibatches are one step of each, so each step is published."""
+    """Updates have 2 minibatches in total; with two workers that is one step of each."""
     monkeypatch.setattr(trainer_thread, "EARLY_PUBLICATIONS", 2)
     monkeypatch.setattr(trainer_thread, "ENCODING_SHARE_MAX", 0.0)
 
@@ -90,7 +92,7 @@ def test_short_steps_are_published_together(
 def test_an_update_that_is_due_is_published_while_the_fit_drains(
     bench: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where the node does not order to train on, an update waits for no further steps."""
+    """An update with fewer steps than wanted is published if the directive changed to DRAIN."""
     monkeypatch.setattr(trainer_thread, "EARLY_PUBLICATIONS", 0)
     monkeypatch.setattr(trainer_thread, "ENCODING_SHARE_MAX", 0.0)
     made = bench(steps(1), publish_every=None, minibatches_per_update_max=2)
@@ -105,6 +107,7 @@ def test_an_update_that_is_due_is_published_while_the_fit_drains(
 
 
 def test_a_recent_mean_forgets_a_first_step_that_compiled() -> None:
+    """The mean of 300 short steps after a long first one is close to the short ones."""
     mean = trainer_thread.RecentMean()
     for seconds in (3.0, *[0.001] * 300):
         mean.add(seconds)

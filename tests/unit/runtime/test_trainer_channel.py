@@ -1,4 +1,4 @@
-"""The channel: each side sees what the other did, and a broken thread is the trainer's to raise."""
+"""Trainer channel: items, directives and events between the threads, wakes, and errors."""
 
 from __future__ import annotations
 
@@ -36,24 +36,27 @@ def inbox() -> TrainerInbox:
 
 
 def start_waiting(channel: TrainerChannel, known: Directive) -> threading.Thread:
+    """Start a thread that waits up to 60 s on the channel."""
     waiter = threading.Thread(target=channel.wait, args=(60, known), daemon=True)
     waiter.start()
     return waiter
 
 
 def returns(waiter: threading.Thread) -> bool:
-    """Long before it would for itself."""
+    """Return whether the thread ends within 20 s, long before its wait times out."""
     waiter.join(20)
     return not waiter.is_alive()
 
 
 def test_it_begins_with_waiting(channel: TrainerChannel) -> None:
+    """At first there are no items, and the directive is to wait for joining."""
     assert channel.take() == ([], Directive(Command.WAIT, "joining"))
 
 
 def test_items_come_once_and_the_command_stays(
     channel: TrainerChannel, make_commit: Callable[..., Commit]
 ) -> None:
+    """Items are taken once; the directive can be read again."""
     item = ApplyCommit(make_commit(1, 1))
     channel.publish([item], TRAIN)
     assert channel.take() == ([item], TRAIN)
@@ -73,12 +76,13 @@ def test_events_come_out_in_order(channel: TrainerChannel) -> None:
 def test_what_others_wait_for_wakes_the_thread_and_what_only_it_wants_to_know_does_not(
     inbox: TrainerInbox,
 ) -> None:
+    """Events wake the node's thread, except applied commits and changes of stepping and waiting."""
     wakes: list[Event] = []
     channel = TrainerChannel(inbox, wake=lambda: wakes.append(events[-1]))
     events: list[Event] = []
     for event in (
         CommitApplied(3),
-        ActivityChanged(Activity.WAITING),  # it trains from now on
+        ActivityChanged(Activity.WAITING),  # the first activity that is not catching up
         ActivityChanged(Activity.STEPPING),
         ActivityChanged(Activity.WAITING),
         StepCompleted(0, 1, 1),
@@ -92,6 +96,7 @@ def test_what_others_wait_for_wakes_the_thread_and_what_only_it_wants_to_know_do
 def test_what_broke_the_thread_is_raised_and_the_command_stays_readable(
     channel: TrainerChannel,
 ) -> None:
+    """An error of the node's thread ends a wait and is raised by ``take``."""
     channel.publish([], TRAIN)
     channel.fail(ZeroDivisionError("there"))
     assert returns(start_waiting(channel, TRAIN))
@@ -104,6 +109,7 @@ def test_what_broke_the_thread_is_raised_and_the_command_stays_readable(
 def test_who_waits_is_woken(
     channel: TrainerChannel, make_commit: Callable[..., Commit], how: str
 ) -> None:
+    """An item, another directive or an error ends a wait that has begun."""
     waiter = start_waiting(channel, channel.command)
     changes: dict[str, Callable[[], None]] = {
         "item": lambda: channel.publish([ApplyCommit(make_commit(1, 1))], channel.command),
@@ -117,12 +123,14 @@ def test_who_waits_is_woken(
 def test_with_something_there_nobody_waits(
     channel: TrainerChannel, make_commit: Callable[..., Commit]
 ) -> None:
+    """``wait`` returns at once if an item is there, even if the directive is known."""
     channel.publish([ApplyCommit(make_commit(1, 1))], TRAIN)
     assert returns(start_waiting(channel, TRAIN))
     assert len(channel.take()[0]) == 1
 
 
 def test_a_command_that_came_after_taking_is_not_slept_over(channel: TrainerChannel) -> None:
+    """``wait`` returns at once if the directive has changed since ``take``."""
     _, known = channel.take()
     channel.publish([], TRAIN)
     assert returns(start_waiting(channel, known))

@@ -1,4 +1,4 @@
-"""The inbox: order is kept, bytes are bounded, and a merged sum is the same bits as the singles."""
+"""Trainer inbox: order, the limit on bytes, and sums equal to the single updates bit by bit."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ MakeCommit = Callable[..., Commit]
 
 
 def apply(theta: Theta, items: list[TrainerItem]) -> list[int]:
-    """Apply to theta; return the commits after each item."""
+    """Apply updates and sums to theta; return the commit after each."""
     commits = []
     for item in items:
         if isinstance(item, ApplyCommit):
@@ -55,6 +55,7 @@ def test_items_come_out_in_order_and_once(make_commit: MakeCommit) -> None:
 
 
 def test_beyond_its_bytes_it_holds_one_sum(make_commit: MakeCommit) -> None:
+    """Updates beyond the byte limit are merged into one sum."""
     first = ApplyCommit(make_commit(1, 1, 2))
     inbox = TrainerInbox(len(first.update.payload), make_theta(N, K).new_sum)
     inbox.put(first)
@@ -68,6 +69,7 @@ def test_beyond_its_bytes_it_holds_one_sum(make_commit: MakeCommit) -> None:
 
 
 def test_after_taking_there_is_room_again(make_commit: MakeCommit) -> None:
+    """``take`` makes room for further single updates."""
     update = ApplyCommit(make_commit(1, 1))
     inbox = TrainerInbox(len(update.update.payload), make_theta(N, K).new_sum)
     for _ in range(3):
@@ -76,7 +78,7 @@ def test_after_taking_there_is_room_again(make_commit: MakeCommit) -> None:
 
 
 def test_a_replica_in_between_ends_the_sum(make_commit: MakeCommit) -> None:
-    """What comes after an Install is not in it."""
+    """Updates after a snapshot are not added to the sum before it."""
     inbox = TrainerInbox(0, make_theta(N, K).new_sum)
     inbox.put(ApplyCommit(make_commit(1, 1)))
     inbox.put(INSTALL)
@@ -86,6 +88,7 @@ def test_a_replica_in_between_ends_the_sum(make_commit: MakeCommit) -> None:
 
 
 def test_own_commits_cut_no_sum_into_pieces(make_commit: MakeCommit) -> None:
+    """Own commits are counted in the sum, which continues after them."""
     inbox = TrainerInbox(0, make_theta(N, K).new_sum)
     for commit in range(1, 10, 3):
         inbox.put(ApplyCommit(make_commit(commit, 1)))
@@ -97,6 +100,7 @@ def test_own_commits_cut_no_sum_into_pieces(make_commit: MakeCommit) -> None:
 
 
 def test_own_commits_with_nothing_to_merge_stand_alone(make_commit: MakeCommit) -> None:
+    """Own commits are separate items while nothing is merged."""
     inbox = TrainerInbox(10_000, make_theta(N, K).new_sum)
     items = [OwnCommitted(1), ApplyCommit(make_commit(2, 1)), OwnCommitted(3)]
     for item in items:
@@ -105,7 +109,7 @@ def test_own_commits_with_nothing_to_merge_stand_alone(make_commit: MakeCommit) 
 
 
 def test_buffers_are_in_no_sum(make_commit: MakeCommit) -> None:
-    """They replace, and what was own of them passes after them."""
+    """Averaged buffers end a sum, and an own commit after them is a separate item."""
     inbox = TrainerInbox(0, make_theta(N, K).new_sum)
     average = ApplyCommit(
         Commit(commit=2, origin=9, seq=1, payload=Payload(BUFFERS, 0, 0, b"a" * 99))
@@ -122,6 +126,7 @@ def test_buffers_are_in_no_sum(make_commit: MakeCommit) -> None:
 def test_a_sum_that_could_overflow_is_followed_by_another(
     make_commit: MakeCommit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The inbox begins another sum before an entry could overflow."""
     monkeypatch.setattr(module, "MERGED_QUANTA_SAFE_MAX", 300)
     inbox = TrainerInbox(0, make_theta(N, K).new_sum)
     for commit in range(1, 6):
@@ -146,6 +151,7 @@ def test_merged_is_equal_to_the_singles_bit_by_bit(
     bytes_max: int,
     takes: set[int],
 ) -> None:
+    """Sums give the same bits as single updates, with any byte limit and any calls of ``take``."""
     singly, merged = make_theta(N, K), make_theta(N, K)
     for theta in (singly, merged):
         theta.load(on_grid(N, 1))

@@ -1,3 +1,5 @@
+"""Bind addresses: masks, explicit addresses, fallbacks, and the errors that list addresses."""
+
 from __future__ import annotations
 
 import pytest
@@ -21,8 +23,8 @@ HOST = [
     ("mask", "address"),
     [
         ("10.0.0.0/8", "10.0.2.4"),
-        ("10.0.2.4/16", "10.0.2.4"),  # DL4J makes 10.0.2.0/24 of this
-        ("192.168.1.128/25", "192.168.1.200"),  # and 192.168.1.0/24 of this
+        ("10.0.2.4/16", "10.0.2.4"),  # DL4J would use 10.0.2.0/24
+        ("192.168.1.128/25", "192.168.1.200"),  # DL4J would use 192.168.1.0/24
         ("192.168.1.200", "192.168.1.200"),
         ("fd00::/8", "fd00::2"),
         ("127.0.0.0/8", "127.0.0.1"),
@@ -40,6 +42,7 @@ def test_of_several_addresses_of_one_interface_the_first_is_chosen() -> None:
 
 @pytest.mark.parametrize("mask", ["0.0.0.0/0", "0.0.0.0/1"])
 def test_a_mask_of_several_interfaces_names_them(mask: str) -> None:
+    """A mask with addresses of several interfaces is an error that lists these addresses."""
     with pytest.raises(NetworkError, match=rf"{mask} matches several interfaces of ") as caught:
         choose_address(mask, None, HOST, fallback="127.0.0.1")
     assert "127.0.0.1 (lo), 10.0.2.4 (eth0)" in str(caught.value)
@@ -49,6 +52,7 @@ def test_a_mask_of_several_interfaces_names_them(mask: str) -> None:
 
 @pytest.mark.parametrize("mask", ["10.1.0.0/16", "192.168.1.0/25", "fe80::/10"])
 def test_a_mask_without_a_match_names_all_there_are(mask: str) -> None:
+    """A mask without a match is an error that lists all addresses of the host."""
     with pytest.raises(SetupError, match=mask) as caught:
         choose_address(mask, None, HOST, fallback="127.0.0.1")
     for listed in HOST:
@@ -57,21 +61,25 @@ def test_a_mask_without_a_match_names_all_there_are(mask: str) -> None:
 
 @pytest.mark.parametrize("mask", ["192.256.1.1/24", "10.0.0.0/33", "eth0", ""])
 def test_what_is_no_mask_is_refused(mask: str) -> None:
+    """An invalid mask is a UsageError with an example."""
     with pytest.raises(UsageError, match=r"10\.0\.0\.0/16"):
         choose_address(mask, None, HOST)
 
 
 def test_an_explicit_address_goes_before_the_mask_and_that_before_the_fallback() -> None:
+    """An explicit address has priority over the mask, and the mask over the fallback."""
     assert choose_address("10.0.0.0/8", "192.168.1.200", HOST, "127.0.0.1") == "192.168.1.200"
     assert choose_address("10.0.0.0/8", None, HOST, "127.0.0.1") == "10.0.2.4"
     assert choose_address(None, None, HOST, "127.0.0.1") == "127.0.0.1"
 
 
 def test_any_loopback_address_is_ours() -> None:
+    """Any address in 127.0.0.0/8 is accepted, though only 127.0.0.1 is listed."""
     assert choose_address(None, "127.0.0.7", HOST) == "127.0.0.7"
 
 
 def test_an_address_is_spelt_in_its_short_form() -> None:
+    """An IPv6 address is returned in its short form."""
     assert choose_address(None, "FD00:0::2", HOST) == "fd00::2"
 
 
@@ -82,16 +90,19 @@ def test_an_address_of_another_host_is_refused(explicit: str | None, fallback: s
 
 
 def test_a_name_is_no_address() -> None:
+    """A host name instead of an address is a UsageError."""
     with pytest.raises(UsageError, match="'localhost' is not an IP address"):
         choose_address(None, "localhost", HOST)
 
 
 def test_nothing_to_go_by_lists_the_choices() -> None:
+    """Without any input, the error lists the addresses to choose from."""
     with pytest.raises(SetupError, match=r"choose one of 127\.0\.0\.1"):
         choose_address(None, None, HOST)
 
 
 def test_this_host_has_loopback_and_nothing_link_local() -> None:
+    """The addresses of this host include loopback and exclude link-local ones."""
     listed = list_interface_addresses()
     assert InterfaceAddress("lo", "127.0.0.1") in listed
     assert not [has for has in listed if has.address.startswith("fe80")]

@@ -1,3 +1,5 @@
+"""Channel settings: the parameters of Aeron's channel URIs, datagram sizes, session ids."""
+
 from __future__ import annotations
 
 import pytest
@@ -19,12 +21,14 @@ SIZES = choose_buffer_sizes(2, (1 << 20, 1 << 17), (1 << 22, 1 << 22))
 
 
 def parameters(uri: str, media: str = "udp") -> dict[str, str]:
+    """Return the parameters in a channel URI."""
     kind, _, rest = uri.partition("?")
     assert kind == f"aeron:{media}"
     return dict(part.split("=", 1) for part in rest.split("|"))
 
 
 def test_a_publication_says_everything_that_matters() -> None:
+    """A publication's URI contains its endpoint, session, log size and other settings."""
     uri = publication_uri(THERE, HERE, SIZES, control=False, session=-5)
     assert parameters(uri) == {
         "endpoint": "10.0.0.2:5000",
@@ -37,12 +41,14 @@ def test_a_publication_says_everything_that_matters() -> None:
 
 
 def test_a_control_stream_has_the_smaller_log() -> None:
+    """A control stream has the shorter term length."""
     uri = publication_uri(THERE, HERE, SIZES, control=True, session=1)
     assert parameters(uri)["term-length"] == "131072"
 
 
 @pytest.mark.parametrize(("control", "term"), [(False, "1048576"), (True, "131072")])
 def test_a_local_publication_names_no_socket_and_has_the_same_log(control: bool, term: str) -> None:
+    """A local publication uses IPC, with the endpoint as alias and the same term length."""
     uri = local_publication_uri(THERE, SIZES, control=control, session=-5)
     assert parameters(uri, "ipc") == {
         "alias": "10.0.0.2:5000",
@@ -54,10 +60,12 @@ def test_a_local_publication_names_no_socket_and_has_the_same_log(control: bool,
 
 
 def test_a_slow_local_receiver_is_waited_for() -> None:
+    """Local subscriptions are tethered: a slow receiver is not cut off."""
     assert parameters(LOCAL_SUBSCRIPTION_URI, "ipc") == {"tether": "true"}
 
 
 def test_a_receiver_that_lost_touch_does_not_come_back() -> None:
+    """A UDP subscription does not rejoin a stream that it has lost."""
     assert parameters(subscription_uri(HERE))["rejoin"] == "false"
 
 
@@ -66,6 +74,7 @@ def test_ipv6_is_bracketed() -> None:
 
 
 def test_datagrams_are_long_only_where_they_stay_on_the_host() -> None:
+    """Datagrams have 8192 bytes within a host and 1408 bytes otherwise."""
     assert choose_mtu(THERE, HERE) == 1408
     assert choose_mtu(Endpoint(HERE.host, 1), HERE) == 8192
     assert choose_mtu(Endpoint("127.0.0.1", 1), HERE) == 8192
@@ -81,6 +90,6 @@ def test_sessions_are_i32_and_differ() -> None:
     ("there", "stays"), [("10.0.0.1", True), ("10.0.0.2", False), ("127.0.0.1", False)]
 )
 def test_between_processes_of_one_host_nothing_leaves_an_interface(there: str, stays: bool) -> None:
-    """Where all use loopback, that is the interface."""
+    """Traffic to the own address stays on the host; traffic over loopback uses an interface."""
     here = Endpoint("127.0.0.1" if there == "127.0.0.1" else "10.0.0.1", 1)
     assert stays_on_host(Endpoint(there, 2), here) is stays

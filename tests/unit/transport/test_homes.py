@@ -1,4 +1,4 @@
-"""Locks and directories of media drivers; locks of two descriptors conflict like two processes'."""
+"""Media drivers' locks and directories; two descriptors take the place of two processes."""
 
 from __future__ import annotations
 
@@ -30,6 +30,7 @@ from sparkstrom.transport.aeron.media_driver import DriverOptions
 
 @contextmanager
 def held(path: Path, *, shared: bool = False) -> Iterator[None]:
+    """Hold the lock at ``path`` during the block, as another process would."""
     descriptor = open_lock(path)
     assert try_lock(descriptor, shared=shared)
     yield
@@ -38,6 +39,7 @@ def held(path: Path, *, shared: bool = False) -> Iterator[None]:
 
 @pytest.fixture
 def roots(tmp_path: Path) -> tuple[Path, Path]:
+    """Two directories for homes: shared memory and scratch."""
     memory, scratch = tmp_path / "memory", tmp_path / "scratch"
     memory.mkdir()
     scratch.mkdir()
@@ -50,6 +52,7 @@ def home(roots: tuple[Path, Path]) -> DriverHome:
 
 
 def test_clients_share_and_exclude_the_driver_that_looks(tmp_path: Path) -> None:
+    """Clients share a lock, and the driver finds it locked while any of them holds it."""
     path = tmp_path / CLIENTS_LOCK
     with held(path, shared=True), held(path, shared=True):
         assert is_locked(path)
@@ -60,12 +63,14 @@ def test_clients_share_and_exclude_the_driver_that_looks(tmp_path: Path) -> None
 def test_a_driver_that_stalls_while_it_looks_for_clients_is_not_waited_for(
     home: DriverHome, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A driver that holds the clients' lock for too long is treated as lost."""
     monkeypatch.setattr(media_driver, "DRIVER_TIMEOUT_MS", 10)
     with held(tmp_path / CLIENTS_LOCK), pytest.raises(DriverLost, match="has stalled"):
         media_driver._join_driver(home, tmp_path, DriverOptions())
 
 
 def test_the_start_lock_is_for_one(home: DriverHome) -> None:
+    """Only one process at a time holds the start lock."""
     with hold_start_lock(home.path, 0) as first, hold_start_lock(home.path, 0.05) as second:
         assert first
         assert not second
@@ -74,6 +79,7 @@ def test_the_start_lock_is_for_one(home: DriverHome) -> None:
 
 
 def test_a_start_lock_that_was_removed_and_made_again_is_not_held(home: DriverHome) -> None:
+    """A held start lock whose file was removed does not block a new one."""
     with hold_start_lock(home.path, 0) as old:
         assert old
         (home.path / START_LOCK).unlink()
@@ -82,6 +88,7 @@ def test_a_start_lock_that_was_removed_and_made_again_is_not_held(home: DriverHo
 
 
 def test_a_dead_driver_is_tidied_away_and_the_home_with_it(home: DriverHome) -> None:
+    """The directories of dead drivers are removed, and then the empty home."""
     with hold_start_lock(home.path, 0):
         for root in home.roots:
             directory = home.create_driver_directory(root)
@@ -93,6 +100,7 @@ def test_a_dead_driver_is_tidied_away_and_the_home_with_it(home: DriverHome) -> 
 
 @pytest.mark.parametrize(("lock", "shared"), [(DRIVER_LOCK, False), (CLIENTS_LOCK, True)])
 def test_what_is_in_use_stays(home: DriverHome, lock: str, shared: bool) -> None:
+    """A driver directory stays, and stays current, while a driver or client has its lock."""
     with hold_start_lock(home.path, 0):
         used, dead = (home.create_driver_directory(home.roots[1]) for _ in range(2))
         home.set_current(used)
@@ -107,6 +115,7 @@ def test_what_is_in_use_stays(home: DriverHome, lock: str, shared: bool) -> None
 def test_a_sweep_spares_homes_in_use_other_users_things_and_our_own(
     roots: tuple[Path, Path],
 ) -> None:
+    """``remove_stale_homes`` keeps homes in use, of other users, and the one named ``keep``."""
     dead, busy, own = (resolve_home(key, *roots) for key in ("dead", "busy", "own"))
     directories = [home.create_driver_directory(roots[0]) for home in (dead, busy, own)]
     foreign = roots[0] / f"sparkstrom-{os.getuid() + 1}-job"
@@ -119,6 +128,7 @@ def test_a_sweep_spares_homes_in_use_other_users_things_and_our_own(
 
 
 def test_a_sweep_spares_a_home_where_a_driver_is_being_started(roots: tuple[Path, Path]) -> None:
+    """``remove_stale_homes`` keeps a home whose start lock is held."""
     starting = resolve_home("starting", *roots)
     with hold_start_lock(starting.path, 0):
         directory = starting.create_driver_directory(roots[1])
@@ -127,6 +137,7 @@ def test_a_sweep_spares_a_home_where_a_driver_is_being_started(roots: tuple[Path
 
 
 def test_current_is_forgotten_and_replaced(home: DriverHome) -> None:
+    """``set_current`` replaces the current driver, and ``clear_current`` removes it."""
     assert home.current() is None
     with hold_start_lock(home.path, 0):
         for name in ("one", "two"):
@@ -137,6 +148,7 @@ def test_current_is_forgotten_and_replaced(home: DriverHome) -> None:
 
 
 def test_a_link_in_place_of_our_directory_is_refused(tmp_path: Path) -> None:
+    """A symbolic link instead of the directory is a SetupError."""
     (tmp_path / "elsewhere").mkdir(mode=0o700)
     (tmp_path / "home").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(SetupError, match="is not a directory of user"):
@@ -144,6 +156,7 @@ def test_a_link_in_place_of_our_directory_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_directory_that_others_enter_is_refused(tmp_path: Path) -> None:
+    """A directory with permissions for others is a SetupError."""
     (tmp_path / "home").mkdir()
     (tmp_path / "home").chmod(0o750)
     with pytest.raises(SetupError, match="chmod 700"):
@@ -151,7 +164,7 @@ def test_a_directory_that_others_enter_is_refused(tmp_path: Path) -> None:
 
 
 def plant(path: Path, what: str, victim: Path) -> None:
-    """What another user may leave under our name in a directory that all may write to."""
+    """Create at ``path`` what another user could create under our name in a shared directory."""
     if what == "a link":
         path.symlink_to(victim)
     elif what == "a file":
@@ -172,6 +185,7 @@ PLANTED = ["a link", "a file", "an open directory", "a directory of another user
 def test_a_sweep_leaves_alone_what_others_planted_and_where_it_leads(
     roots: tuple[Path, Path], tmp_path: Path, what: str, at: int
 ) -> None:
+    """``remove_stale_homes`` removes nothing that others planted, nor what a link points to."""
     if what == PLANTED[3] and os.getuid() != 0:
         pytest.skip("only root can make another user's directory")
     victim = tmp_path / "victim"
@@ -194,6 +208,7 @@ def test_a_sweep_leaves_alone_what_others_planted_and_where_it_leads(
 def test_a_name_that_others_planted_blocks_no_fit(
     roots: tuple[Path, Path], tmp_path: Path, what: str, at: int
 ) -> None:
+    """If a home's name is planted, all workers agree on another, even after further planting."""
     if "directory" in what and os.getuid() != 0:
         pytest.skip("only root can make another user's directory")
     (tmp_path / "victim").mkdir(mode=0o700)
@@ -203,7 +218,7 @@ def test_a_name_that_others_planted_blocks_no_fit(
     with hold_start_lock(home.path, 0) as locked:
         assert locked
         home.create_driver_directory(roots[1])
-        assert resolve_home("job", *roots) == home  # whoever comes later joins it
+        assert resolve_home("job", *roots) == home  # later workers use the same home
     plant(roots[1 - at] / f"sparkstrom-{os.getuid()}-job", what, tmp_path / "victim")
     assert resolve_home("job", *roots) == home
 
@@ -211,6 +226,7 @@ def test_a_name_that_others_planted_blocks_no_fit(
 def test_a_home_stays_where_it_is_when_its_name_is_planted_elsewhere(
     roots: tuple[Path, Path],
 ) -> None:
+    """A home in use keeps its name if that is planted under the other root, which is left alone."""
     home = resolve_home("job", *roots)
     with hold_start_lock(home.path, 0):
         (roots[1] / home.name).touch()
@@ -220,6 +236,7 @@ def test_a_home_stays_where_it_is_when_its_name_is_planted_elsewhere(
 
 
 def test_a_directory_swapped_for_a_link_is_not_tidied(home: DriverHome, tmp_path: Path) -> None:
+    """Nothing is removed through a link in place of the home."""
     (tmp_path / "victim" / "0123abcd").mkdir(parents=True)
     (tmp_path / "victim").chmod(0o700)
     home.path.symlink_to(tmp_path / "victim")
@@ -233,5 +250,6 @@ def test_without_shared_memory_the_home_is_in_scratch(tmp_path: Path) -> None:
 
 
 def test_nowhere_to_write_is_a_setup_error(tmp_path: Path) -> None:
+    """Without any writable root, resolving a home is a SetupError."""
     with pytest.raises(SetupError, match="scratch directory"):
         resolve_home("key", tmp_path / "missing", tmp_path / "too")

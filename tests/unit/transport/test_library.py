@@ -1,3 +1,5 @@
+"""The Aeron library: where it is looked for, how it is fetched, and the errors."""
+
 from __future__ import annotations
 
 import ctypes.util
@@ -16,7 +18,7 @@ from sparkstrom.transport.aeron import library as pinned
 
 @pytest.fixture
 def nowhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A machine without Aeron."""
+    """Simulate a machine without the Aeron library."""
     monkeypatch.delenv(library.LIBRARY_VARIABLE, raising=False)
     monkeypatch.setattr(library, "WHEEL_PROJECT", "no_such_wheel")
     monkeypatch.setattr(library, "SYSTEM_LIBRARIES", ("libno_such_aeron.so",))
@@ -26,6 +28,7 @@ def nowhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("nowhere")
 def test_no_library_lists_all_four_places_and_the_command() -> None:
+    """Without a library, the error names each place that was searched, and the fetch command."""
     with pytest.raises(SetupError) as caught:
         library.load_library()
     message = str(caught.value)
@@ -36,6 +39,7 @@ def test_no_library_lists_all_four_places_and_the_command() -> None:
 
 @pytest.mark.usefixtures("nowhere")
 def test_a_program_that_begins_is_warned_with_the_command() -> None:
+    """Without a library, a warning at the start of a program names the fetch command."""
     with pytest.warns(
         RuntimeWarning, match=r"(?s)gradient sharing cannot start.*fetch-aeron"
     ) as caught:
@@ -47,18 +51,21 @@ def test_a_program_that_begins_is_warned_with_the_command() -> None:
 def test_a_platform_without_a_wheel_is_not_sent_to_fetch_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """On a platform without a wheel, the error says that there is none."""
     monkeypatch.setattr(library.platform, "machine", lambda: "aarch64")
     with pytest.raises(SetupError, match="no no_such_wheel wheel for linux on aarch64"):
         library.load_library()
 
 
 def test_a_library_that_is_named_but_missing_is_the_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A missing library that the environment variable names is an error."""
     monkeypatch.setenv(library.LIBRARY_VARIABLE, "/nonexistent/libaeron.so")
     with pytest.raises(SetupError, match=r"/nonexistent/libaeron\.so cannot be loaded.*unset it"):
         library.load_library()
 
 
 def test_another_library_is_no_aeron(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A library without Aeron's functions is rejected."""
     name = ctypes.util.find_library("m")
     assert name is not None
     monkeypatch.setenv(library.LIBRARY_VARIABLE, name)
@@ -67,12 +74,14 @@ def test_another_library_is_no_aeron(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def wheel(path: Path, content: bytes = b"not a library") -> Path:
+    """Write a wheel whose library is ``content``; return its path."""
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr(pinned.WHEEL_LIBRARY_PATH, content)
     return path
 
 
 def test_another_wheel_is_refused_by_its_hash(tmp_path: Path) -> None:
+    """A wheel with an unexpected hash is rejected, and nothing is installed."""
     with pytest.raises(SetupError, match=f"not {pinned.WHEEL_SHA256}"):
         fetching.fetch_library(wheel(tmp_path / "other.whl"), tmp_path / "target.so")
     assert not (tmp_path / "target.so").exists()
@@ -86,6 +95,7 @@ def test_a_missing_wheel_is_refused(tmp_path: Path) -> None:
 def test_a_library_that_does_not_load_does_not_replace_the_old_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A fetched library that cannot be loaded does not replace the present one."""
     file = wheel(tmp_path / "broken.whl")
     digest = hashlib.sha256(file.read_bytes()).hexdigest()
     monkeypatch.setattr(pinned, "WHEEL_SHA256", digest)
@@ -99,6 +109,7 @@ def test_a_library_that_does_not_load_does_not_replace_the_old_one(
 
 
 def test_a_failed_download_says_how_to_do_it_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error of a failed download has the command for a wheel that was fetched by hand."""
     monkeypatch.setattr(sys, "executable", "/bin/false")
     with pytest.raises(SetupError, match=r"failed:\s+fetch.*fetch-aeron --wheel"):
         fetching.fetch_library()

@@ -1,4 +1,4 @@
-"""Faults of the in-process transport; the contract itself is in tests/integration/aeron."""
+"""The in-process transport: injected faults and local streams; see also aeron/test_contract.py."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from sparkstrom.transport.base import OfferResult
 
 
 def run(seed: int, offers: int) -> list[OfferResult]:
+    """Offer frames over ``offers`` senders that may break; return the results."""
     network = MemoryNetwork(seed, break_fraction=0.2)
     here, there = network.open(), network.open()
     there.open_receiver(1)
@@ -23,6 +24,7 @@ def run(seed: int, offers: int) -> list[OfferResult]:
 
 
 def test_a_broken_sender_stays_broken() -> None:
+    """A sender that broke after its first frame stays unconnected."""
     network = MemoryNetwork(break_fraction=1.0)
     here, there = network.open(), network.open()
     there.open_receiver(1)
@@ -34,12 +36,14 @@ def test_a_broken_sender_stays_broken() -> None:
 
 
 def test_breaks_follow_from_the_seed() -> None:
+    """Equal seeds break equal offers."""
     assert run(1, 20) == run(1, 20)
     assert run(1, 20) != run(2, 20)
     assert {OfferResult.SENT, OfferResult.UNCONNECTED} == set(run(1, 20))
 
 
 def test_a_waiting_poll_wakes_for_a_frame() -> None:
+    """``poll`` returns long before its timeout when a frame arrives."""
     network = MemoryNetwork()
     here, there = network.open(), network.open()
     there.open_receiver(1)
@@ -51,6 +55,7 @@ def test_a_waiting_poll_wakes_for_a_frame() -> None:
 
 
 def test_local_streams_lead_to_whom_the_endpoint_is_shared_with() -> None:
+    """A local sender reaches transports with its own endpoint, whatever endpoint it names."""
     network = MemoryNetwork()
     here, elsewhere = network.open(), network.open()
     beside = network.open(beside=here)
@@ -66,6 +71,7 @@ def test_local_streams_lead_to_whom_the_endpoint_is_shared_with() -> None:
 
 
 def test_local_streams_and_others_do_not_meet() -> None:
+    """Local and UDP streams of one number and endpoint are separate; a receiver has one kind."""
     network = MemoryNetwork()
     here = network.open()
     there = network.open(beside=here)
@@ -81,6 +87,7 @@ def test_local_streams_and_others_do_not_meet() -> None:
 
 
 def test_a_receiver_that_came_back_is_another_one() -> None:
+    """A sender to a closed receiver does not reach a new receiver of the same stream."""
     network = MemoryNetwork()
     here, there = network.open(), network.open()
     there.open_receiver(1)

@@ -1,4 +1,4 @@
-"""Publications and subscriptions on their way, where the media driver does not oblige."""
+"""Opening publications and subscriptions when the media driver fails or refuses."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from sparkstrom.transport.base import OfferResult
 
 
 class Failing:
-    """Aeron's functions: what is asked for fails with ``code``, once; then its memory is gone."""
+    """Aeron's client functions; the first poll of an opening fails, and a second is an error."""
 
     def __init__(self, code: int) -> None:
         self._code, self._polls = code, 0
@@ -44,6 +44,7 @@ class Failing:
 
 
 def failing(code: int) -> AeronLibrary:
+    """Return an Aeron library whose functions fail with this code."""
     aeron = object.__new__(AeronLibrary)
     aeron.lib = Failing(code)
     aeron.function_address = lambda function: 0  # type: ignore[method-assign]
@@ -51,6 +52,8 @@ def failing(code: int) -> AeronLibrary:
 
 
 def sender(code: int) -> AeronSender:
+    """Return a sender whose opening fails with this code."""
+
     def nothing(*given: Any) -> None:
         pass
 
@@ -58,6 +61,7 @@ def sender(code: int) -> AeronSender:
 
 
 def test_a_driver_that_does_not_answer_is_lost() -> None:
+    """A timeout of the media driver is DriverLost at each call."""
     for asked in (
         PendingSubscription(failing(DRIVER_TIMEOUT_ERROR), None, "u", 3),
         sender(DRIVER_TIMEOUT_ERROR),
@@ -68,6 +72,7 @@ def test_a_driver_that_does_not_answer_is_lost() -> None:
 
 
 def test_a_refusal_of_a_receiver_is_a_setup_error() -> None:
+    """A refused subscription is a SetupError at each call."""
     asked = PendingSubscription(failing(-3), None, "u", 3)
     for _ in range(2):
         with pytest.raises(SetupError, match="refused stream 3 of u: Aeron error -3: no luck"):
@@ -75,6 +80,7 @@ def test_a_refusal_of_a_receiver_is_a_setup_error() -> None:
 
 
 def test_a_refusal_of_a_sender_is_its_answer() -> None:
+    """``offer`` of a refused sender returns CLOSED; a full disk is a SetupError."""
     refused, no_room = sender(-3), sender(STORAGE_SPACE_ERROR)
     assert not refused.is_opening()
     assert refused.offer([b"x"]) == (0, OfferResult.CLOSED)

@@ -1,3 +1,5 @@
+"""Processes: finding the executor's JVM, and distinguishing processes that reuse a pid."""
+
 from __future__ import annotations
 
 import os
@@ -15,13 +17,14 @@ from sparkstrom.transport.aeron.driver_directories import (
 
 
 def put(proc: Path, pid: int, name: str, parent: int, state: str = "S", start: int = 0) -> None:
-    """A /proc/<pid>/stat of that process; it started at tick ``start`` or, else, at its pid."""
+    """Write /proc/<pid>/stat of a process that started at tick ``start`` (0: at its pid)."""
     rest = [state, str(parent), *["0"] * 17, str(start or pid), "0"]
     (proc / str(pid)).mkdir(parents=True, exist_ok=True)
     (proc / str(pid) / "stat").write_text(f"{pid} ({name}) {' '.join(rest)}\n")
 
 
 def test_the_nearest_jvm_above_is_the_executor(tmp_path: Path) -> None:
+    """The executor is the nearest ancestor named java, not one further up."""
     put(tmp_path, 1, "init", 0)
     put(tmp_path, 10, "java", 1)  # a node manager
     put(tmp_path, 20, "java", 10)
@@ -31,6 +34,7 @@ def test_the_nearest_jvm_above_is_the_executor(tmp_path: Path) -> None:
 
 
 def test_without_a_jvm_a_process_stands_for_itself(tmp_path: Path) -> None:
+    """Without an ancestor named java, the process itself is returned."""
     put(tmp_path, 1, "init", 0)
     put(tmp_path, 10, "bash", 1)
     put(tmp_path, 40, "python", 10)
@@ -38,6 +42,7 @@ def test_without_a_jvm_a_process_stands_for_itself(tmp_path: Path) -> None:
 
 
 def test_a_number_that_was_given_again_is_somebody_else(tmp_path: Path) -> None:
+    """A process with the same pid but another start time is another process."""
     put(tmp_path, 40, "java", 1, start=7)
     process = identify_process(40, tmp_path)
     assert is_process_alive(process, tmp_path)
@@ -46,11 +51,13 @@ def test_a_number_that_was_given_again_is_somebody_else(tmp_path: Path) -> None:
 
 
 def test_a_zombie_is_dead(tmp_path: Path) -> None:
+    """A zombie does not count as alive."""
     put(tmp_path, 40, "java", 1, state="Z")
     assert not is_process_alive(ProcessIdentity(40, 40), tmp_path)
 
 
 def test_the_real_proc_is_read() -> None:
+    """With the real /proc, a child is alive until it is killed."""
     assert is_process_alive(identify_process(os.getpid()))
     with subprocess.Popen(["sleep", "60"]) as child:
         process = identify_process(child.pid)

@@ -1,4 +1,4 @@
-"""The fragment handler, called like Aeron calls it, on memory of our own."""
+"""The compiled fragment handler, called as Aeron calls it, on arrays of the test."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ BEGIN, MIDDLE, END, WHOLE = 0x80, 0, 0x40, 0xC0
 
 
 class Handler:
-    """An inbox with one stream."""
+    """An inbox that receives one stream."""
 
     def __init__(self, capacity: int = 10_000, records: int = 100) -> None:
         self.frames = np.zeros(capacity, np.uint8)
@@ -34,6 +34,7 @@ class Handler:
         self.state[k.INBOX_FRAME_MAX] = FRAME_MAX
 
     def take(self, payload: bytes, flags: int = WHOLE, session: int = 1) -> int:
+        """Call the handler with one fragment; return its answer."""
         header = struct.pack("<iBBHiiiiq", 32 + len(payload), 0, flags, 1, 0, session, 42, 0, 0)
         memory = np.frombuffer(header + payload, np.uint8)
         at = memory.ctypes.data + len(header)
@@ -41,6 +42,7 @@ class Handler:
         return int(handle(self.state.ctypes.data, at, len(payload), 0))
 
     def taken(self) -> list[bytes]:
+        """Return the complete frames in the inbox."""
         lengths = self.records[: self.state[k.INBOX_COUNT], 1]
         ends = np.cumsum(lengths)
         return [
@@ -54,6 +56,7 @@ class Handler:
 
 
 def test_whole_frames_pass() -> None:
+    """Unfragmented frames of any length up to the limit are stored with their stream."""
     handler = Handler()
     for frame in (b"a", b"", b"c" * FRAME_MAX):
         assert handler.take(frame) == k.CONTINUE
@@ -62,6 +65,7 @@ def test_whole_frames_pass() -> None:
 
 
 def test_pieces_of_several_sessions_are_told_apart() -> None:
+    """Alternating fragments of several sessions are joined per session."""
     handler = Handler()
     sessions = (7, -7, 0, 2**31 - 1)
     for flags, piece in ((BEGIN, b"head"), (MIDDLE, b"body"), (END, b"tail")):
@@ -72,6 +76,7 @@ def test_pieces_of_several_sessions_are_told_apart() -> None:
 
 
 def test_pieces_without_a_begin_are_discarded() -> None:
+    """Fragments whose first one is missing are discarded and counted."""
     handler = Handler()
     handler.take(b"body", MIDDLE)
     handler.take(b"tail", END)
@@ -81,6 +86,7 @@ def test_pieces_without_a_begin_are_discarded() -> None:
 
 
 def test_a_frame_that_begins_again_drops_what_it_had() -> None:
+    """A second first fragment discards the fragments before it."""
     handler = Handler()
     for flags, piece in ((BEGIN, b"lost"), (BEGIN, b"kept "), (END, b"whole")):
         handler.take(piece, flags)
@@ -101,6 +107,7 @@ def test_a_frame_that_grows_too_long_is_discarded(flags: int) -> None:
 
 @pytest.mark.parametrize("limits", [{"capacity": 8}, {"records": 1}])
 def test_a_full_inbox_aborts_and_takes_the_same_fragment_again(limits: dict[str, int]) -> None:
+    """A full inbox answers ABORT, and accepts the same fragment once there is room."""
     handler = Handler(**limits)
     handler.take(b"abcd")
     handler.take(b"efg", BEGIN)
@@ -114,10 +121,11 @@ def test_a_full_inbox_aborts_and_takes_the_same_fragment_again(limits: dict[str,
 
 
 def test_too_many_half_frames_push_out_the_longest_silent_one() -> None:
+    """A partial frame beyond the slots replaces the one that has been silent longest."""
     handler = Handler()
     for session in range(k.GATHER_SLOTS):
         handler.take(b"begin", BEGIN, session)
-    handler.take(b"more", MIDDLE, session=0)  # now 1 has been silent longest
+    handler.take(b"more", MIDDLE, session=0)  # now session 1 has been silent longest
     handler.take(b"new", BEGIN, session=100)
     assert handler.discarded == 1
     for session in (0, 1, 100):

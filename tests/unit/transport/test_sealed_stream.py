@@ -1,4 +1,4 @@
-"""Sealed streams over real sockets: what they carry, and what they never hand on."""
+"""Encrypted streams over sockets: messages, greetings, timeouts and manipulated records."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ KEY, OTHER = bytes(32), b"\1" * 32
 
 
 def accepted(connection: socket.socket, key: bytes = KEY) -> Future[EncryptedStream]:
-    """The listener's end, greeting in a thread of its own."""
+    """Start the listener's end in a thread; return a future of its stream or error."""
     made: Future[EncryptedStream] = Future()
 
     def greet() -> None:
@@ -40,6 +40,7 @@ def accepted(connection: socket.socket, key: bytes = KEY) -> Future[EncryptedStr
 
 @pytest.fixture
 def ends() -> Iterator[tuple[EncryptedStream, EncryptedStream]]:
+    """The opener's and the listener's end of a connection."""
     here, there = socket.socketpair()
     listener = accepted(there)
     with (
@@ -52,6 +53,7 @@ def ends() -> Iterator[tuple[EncryptedStream, EncryptedStream]]:
 def test_messages_arrive_whole_in_both_directions(
     ends: tuple[EncryptedStream, EncryptedStream],
 ) -> None:
+    """Messages arrive complete in both directions, from empty to several records long."""
     opener, listener = ends
     long = secrets.token_bytes(3 * RECORD_BYTES_MAX + 5)
     for message in (b"", b"short", long, bytes(RECORD_BYTES_MAX)):
@@ -68,6 +70,7 @@ def test_messages_arrive_whole_in_both_directions(
 def test_each_record_of_a_long_message_is_a_sign_of_life(
     ends: tuple[EncryptedStream, EncryptedStream],
 ) -> None:
+    """``receive`` calls ``on_record`` for each record, before the message is complete."""
     opener, listener = ends
     heard: list[int] = []
     opener._send_record(b"begun", more=True)
@@ -85,6 +88,7 @@ def test_each_record_of_a_long_message_is_a_sign_of_life(
 
 @pytest.mark.parametrize("stranger_opens", [False, True])
 def test_who_has_another_key_gets_no_further(stranger_opens: bool) -> None:
+    """Both ends raise WireError in the greeting if their keys differ."""
     here, there = socket.socketpair()
     keys = (OTHER, KEY) if stranger_opens else (KEY, OTHER)
     listener = accepted(there, keys[1])
@@ -95,6 +99,7 @@ def test_who_has_another_key_gets_no_further(stranger_opens: bool) -> None:
 
 
 def test_who_says_nothing_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A peer that sends nothing fails the greeting after its timeout."""
     monkeypatch.setattr(sealed_stream, "GREETING_TIMEOUT_S", 0.1)
     here, there = socket.socketpair()
     with here, pytest.raises(WireError, match="timed out"):
@@ -102,6 +107,7 @@ def test_who_says_nothing_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_who_drips_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A peer that sends single bytes slowly fails the greeting after its timeout."""
     monkeypatch.setattr(sealed_stream, "GREETING_TIMEOUT_S", 0.2)
     here, there = socket.socketpair()
     listener = accepted(there)
@@ -109,13 +115,13 @@ def test_who_drips_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
         while not listener.done():
             with contextlib.suppress(BrokenPipeError):
                 here.sendall(b"x")
-            threading.Event().wait(0.1)  # a stranger's own pace
+            threading.Event().wait(0.1)  # shorter than the timeout of the greeting
         with pytest.raises(WireError, match="no greeting in time"):
             listener.result()
 
 
 class Between:
-    """Stands between two ends and keeps what the opener sends, record by record."""
+    """An intermediary between two ends that intercepts the opener's records."""
 
     def __init__(self) -> None:
         self.opener, inner = socket.socketpair()
@@ -125,22 +131,25 @@ class Between:
         self.salt = b""
 
     def back(self) -> None:
-        """What the listener sends goes on as it is."""
+        """Pass on the listener's bytes unchanged."""
         with contextlib.suppress(OSError):  # until they are closed
             while part := self._outer.recv(1 << 16):
                 self._inner.sendall(part)
 
     def exactly(self, size: int) -> bytes:
+        """Return the next ``size`` bytes from the opener."""
         parts = b""
         while len(parts) < size:
             parts += self._inner.recv(size - len(parts))
         return parts
 
     def record(self) -> bytes:
+        """Return the opener's next record, with its header."""
         header = self.exactly(RECORD.size)
         return header + self.exactly(RECORD.unpack(header)[0])
 
     def pass_on(self, data: bytes) -> None:
+        """Send bytes to the listener."""
         self._outer.sendall(data)
 
     def close(self) -> None:
@@ -150,7 +159,7 @@ class Between:
 
 @pytest.fixture
 def between() -> Iterator[tuple[Between, EncryptedStream, EncryptedStream]]:
-    """Two ends that have greeted through somebody."""
+    """An intermediary and the two ends, after their greeting."""
     made = Between()
     listener = accepted(made.listener)
     threading.Thread(target=made.back, daemon=True).start()
@@ -172,6 +181,7 @@ def between() -> Iterator[tuple[Between, EncryptedStream, EncryptedStream]]:
 def test_what_was_tampered_with_is_not_handed_on(
     between: tuple[Between, EncryptedStream, EncryptedStream], deed: str
 ) -> None:
+    """A repeated, missing or changed record raises WireError."""
     middle, opener, listener = between
     opener.send(b"first")
     opener.send(b"second")
@@ -195,6 +205,7 @@ def test_what_was_tampered_with_is_not_handed_on(
 def test_a_recording_opens_on_no_other_connection(
     between: tuple[Between, EncryptedStream, EncryptedStream],
 ) -> None:
+    """A recorded greeting is rejected on another connection."""
     middle, _, _ = between
     here, there = socket.socketpair()
     listener = accepted(there)
@@ -205,11 +216,12 @@ def test_a_recording_opens_on_no_other_connection(
 
 
 def test_an_own_record_that_comes_back_is_none_of_the_peers() -> None:
+    """A peer that reflects the salt and the greeting is rejected."""
     here, there = socket.socketpair()
     listener = accepted(there)
     with here:
         here.settimeout(10)
-        here.sendall(here.recv(SALT_BYTES))  # the same salt: the same keys, but for the direction
+        here.sendall(here.recv(SALT_BYTES))  # equal salts: keys differ by direction
         here.sendall(here.recv(1 << 16))
         with pytest.raises(WireError, match="seal"):
             listener.result(10)
@@ -218,6 +230,7 @@ def test_an_own_record_that_comes_back_is_none_of_the_peers() -> None:
 def test_a_record_of_no_size_is_refused(
     between: tuple[Between, EncryptedStream, EncryptedStream],
 ) -> None:
+    """A record header with too large a size raises WireError."""
     middle, _, listener = between
     middle.pass_on(RECORD.pack(1 << 31, 0))
     with pytest.raises(WireError, match="a record of"):
@@ -227,6 +240,7 @@ def test_a_record_of_no_size_is_refused(
 def test_a_record_that_drips_is_not_waited_for(
     between: tuple[Between, EncryptedStream, EncryptedStream], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A record whose bytes arrive slowly raises WireError after its timeout."""
     monkeypatch.setattr(sealed_stream, "RECORD_TIMEOUT_S", 0.2)
     middle, opener, listener = between
     opener.send(b"message")

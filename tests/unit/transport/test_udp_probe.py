@@ -1,4 +1,4 @@
-"""The UDP probe on loopback: who is there is heard, who is not is known within the deadline."""
+"""The UDP probe on loopback: present and absent peers, forged datagrams, throughput."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ TOKEN = b"sixteen bytes..."
 
 
 def group_of(size: int, seconds: float, host: str = HOST) -> ProbeGroup:
+    """Return a group of this many free endpoints, probed for ``seconds``."""
     ports = [find_free_port(host, 0) for _ in range(size)]
     return ProbeGroup(tuple(Endpoint(host, port) for port in ports), TOKEN, seconds)
 
@@ -32,7 +33,7 @@ def group_of(size: int, seconds: float, host: str = HOST) -> ProbeGroup:
 def probed(
     group: ProbeGroup, present: list[int], length: int = 1408
 ) -> list[dict[int, PeerResult]]:
-    """What those who are present hear."""
+    """Run the probes of the members ``present`` at the same time; return their results."""
     with ThreadPoolExecutor(len(present)) as pool:
         probes = [UdpProbe(group, own, lambda endpoint: length).__enter__() for own in present]
         heard = [future.result() for future in [pool.submit(probe.run) for probe in probes]]
@@ -43,6 +44,7 @@ def probed(
 
 @pytest.mark.parametrize("host", [HOST, "::1"])
 def test_all_hear_one_another(host: str) -> None:
+    """All members of a group measure reachability, round-trip times and throughput."""
     if host == "::1" and not _has(host):
         pytest.skip("no IPv6 on this machine")
     heard = probed(group_of(3, 60, host), [0, 1, 2])
@@ -59,6 +61,7 @@ def test_all_hear_one_another(host: str) -> None:
 
 
 def _has(host: str) -> bool:
+    """Return whether this machine can bind a UDP port of ``host``."""
     try:
         return find_free_port(host, 0) > 0
     except (SetupError, OSError):
@@ -66,6 +69,7 @@ def _has(host: str) -> bool:
 
 
 def test_who_is_silent_is_known_when_the_time_is_over() -> None:
+    """A member that does not run has an empty result after the deadline."""
     first, second = probed(group_of(3, 1.0), [0, 1])
     assert first[1].receives_pings
     assert second[0].receives_pings
@@ -73,6 +77,7 @@ def test_who_is_silent_is_known_when_the_time_is_over() -> None:
 
 
 def test_a_probe_that_is_stopped_ends() -> None:
+    """``run`` returns, with an empty result, once ``stopped`` returns True."""
     group = group_of(2, 600)
     looks = iter([False, False, True])
     with UdpProbe(group, 0, lambda endpoint: 1408) as probe:
@@ -80,6 +85,7 @@ def test_a_probe_that_is_stopped_ends() -> None:
 
 
 def test_strangers_and_rubbish_do_not_count() -> None:
+    """Invalid datagrams, and those with another token, do not change the result."""
     group = group_of(2, 0.3)
     theirs = ProbeGroup(group.endpoints, b"another token...", 0.3)
     header = udp_probe.HEADER.pack(TOKEN, udp_probe.DatagramKind.PING_UNFRAGMENTED, 1, 1408, 1)
@@ -90,20 +96,20 @@ def test_strangers_and_rubbish_do_not_count() -> None:
         ThreadPoolExecutor(1) as pool,
     ):
         looking = pool.submit(probe.run)
-        for noise in (b"", b"x", header):  # the last one is shorter than it says
+        for noise in (b"", b"x", header):  # the last one is shorter than its header states
             rubbish.sendto(noise, tuple(group.endpoints[0]))
         stranger.run()
         assert looking.result() == {1: PeerResult()}
 
 
 def recorded(group: ProbeGroup, kind: udp_probe.DatagramKind, stamp_ns: int) -> bytes:
-    """What peer 1 sends to peer 0."""
+    """Return an authentic datagram from peer 1 to peer 0."""
     proof = UdpProbe(group, 1, lambda endpoint: 1408)._proof(kind, 1, 0, stamp_ns, 0)
     return udp_probe.HEADER.pack(proof, kind, 1, 0, stamp_ns)
 
 
 def received(probe: UdpProbe, listening: socket.socket, datagrams: list[bytes]) -> int:
-    """How many bytes these make the probe send."""
+    """Let the probe handle these datagrams; return the bytes that it sends in reply."""
     for datagram in datagrams:
         probe._on_datagram(datagram)
     end_s, count = time.monotonic() + 2 * udp_probe.TRAIN_S, 0
@@ -114,6 +120,7 @@ def received(probe: UdpProbe, listening: socket.socket, datagrams: list[bytes]) 
 
 
 def drained(listening: socket.socket) -> int:
+    """Read all waiting datagrams; return their bytes."""
     count = 0
     while True:
         try:
@@ -123,6 +130,7 @@ def drained(listening: socket.socket) -> int:
 
 
 def test_nobody_without_the_token_is_answered_and_the_token_is_not_sent() -> None:
+    """Forged datagrams get no reply, and no datagram contains the token."""
     group = group_of(2, 0.3)
     kinds = udp_probe.DatagramKind
     with (
@@ -136,6 +144,7 @@ def test_nobody_without_the_token_is_answered_and_the_token_is_not_sent() -> Non
 
 
 def test_a_train_needs_an_answer_to_a_ping_and_comes_once() -> None:
+    """A train is sent once, and only for a request with the stamp of a recent ping."""
     group = group_of(2, 0.3)
     go = udp_probe.DatagramKind.GO
     with (
@@ -152,6 +161,7 @@ def test_a_train_needs_an_answer_to_a_ping_and_comes_once() -> None:
 
 
 def test_a_pong_counts_for_a_ping_of_ours_alone() -> None:
+    """A pong with a stamp that this probe never sent is ignored."""
     group = group_of(2, 0.3)
     pong = udp_probe.DatagramKind.PONG
     with UdpProbe(group, 0, lambda endpoint: 1408) as probe:
@@ -160,6 +170,7 @@ def test_a_pong_counts_for_a_ping_of_ours_alone() -> None:
 
 
 def test_a_port_that_stays_taken_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A port that stays taken is a SetupError with the port's number."""
     monkeypatch.setattr(udp_probe, "BIND_TIMEOUT_S", 0.0)
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as taken:
         taken.bind((HOST, 0))
@@ -175,7 +186,7 @@ def test_a_port_that_stays_taken_is_named(monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_burst_that_a_buffer_passed_on_is_no_throughput(
     datagrams: int, interval_s: float, is_measured: bool
 ) -> None:
-    """A sender that was suspended after its first burst made 160 Mbit/s of a link of 50."""
+    """Trains too short to measure give no rate: buffered bursts once made 160 of 50 Mbit/s."""
     train = _IncomingTrain(peer=1, requested_s=0.0)
     for number in range(datagrams):
         train.record(1408, 1.0 + number * interval_s)
