@@ -179,7 +179,7 @@ def test_one_optimizer_in_a_list_is_one() -> None:
 
 def test_a_batch_function_must_not_hold_the_module() -> None:
     net = Net()
-    with pytest.raises(UsageError, match=r"batch holds the module itself \(layer.weight|Net"):
+    with pytest.raises(UsageError, match=r"batch holds the module itself \((layer\.weight|Net)"):
         LightningModel(net, batch=lambda batch: net(batch.features))
 
 

@@ -36,10 +36,7 @@ from tests.unit.runtime.interleaved import at_every_instruction
 from tests.unit.runtime.memories import backend, make_theta
 
 K, N, TAU = 10, 300, 0.125
-FILES = (
-    *("runtime/theta.py", "runtime/theta.py", "encoding/encoder.py"),
-    *("encoding/residual.py", "encoding/encoder.py", "encoding/encoder.py"),
-)
+FILES = ("runtime/theta.py", "encoding/encoder.py", "encoding/residual.py")
 CHANNELS = ("runtime/trainer_thread.py", "runtime/careless.py")
 ITEMS = get_args(trainer_inbox.TrainerEffect)
 BATCH = Batch(np.zeros((1, 1), np.float32), np.zeros(1, np.int64))

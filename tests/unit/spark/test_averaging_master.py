@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import pickle
 import threading
 from dataclasses import replace
@@ -15,9 +14,10 @@ import pytest
 
 from sparkstrom import ParameterAveragingTrainingMaster
 from sparkstrom.base.errors import UsageError
+from sparkstrom.checkpoint.directory import CheckpointDirectory
 from sparkstrom.data.row_blocks import read_row_blocks
 from sparkstrom.data.row_store import prefetch
-from sparkstrom.fit.checkpoints import FitCheckpoints, FitKey
+from sparkstrom.fit.checkpoints import FitCheckpoints, FitKey, ResumeAction, build_checkpoint
 from sparkstrom.fit.fit_context import TaskSlots
 from sparkstrom.models import Adam, DenseNetwork, Nesterov, Sgd
 from sparkstrom.models.base import Batch
@@ -44,6 +44,7 @@ from sparkstrom.spark.rounds.tasks import (
     split_round,
 )
 from sparkstrom.worker.task_environment import TaskEnvironment, load_batches
+from tests.unit.spark.test_checkpoint_content import progressed
 
 PLACE = TaskEnvironment(1, 5, "host", "jvm", Path("/nowhere"))
 MODEL = DenseNetwork([6, 3], updater=Adam(), seed=1)
@@ -264,13 +265,14 @@ def test_prefetching_keeps_order_and_passes_errors_on() -> None:
         raise KeyError("five")
 
     for count in (0, 1, 3):
-        found = []
+        found: list[int] = []
         with pytest.raises(KeyError, match="five"):
-            found.extend(prefetch(numbers(), count)) or found
+            found.extend(prefetch(numbers(), count))
+        assert found == [0, 1, 2, 3, 4]
         taken = prefetch(iter(range(1000)), count)
         assert [next(taken), next(taken)] == [0, 1]
-        taken.close()  # its thread ends too
-        assert inspect.getgeneratorstate(taken) == inspect.GEN_CLOSED
+        taken.close()
+        assert "sparkstrom-prefetching" not in [thread.name for thread in threading.enumerate()]
 
 
 @pytest.mark.flips("ParameterAveragingTrainingMaster.aggregation_depth")
@@ -304,7 +306,7 @@ def test_when_rows_are_dealt_anew() -> None:
     "ParameterAveragingTrainingMaster.resume",
 )
 def test_checkpoints(tmp_path: Path) -> None:
-    """Checkpoint options reach the configured directory; an empty one is not resumed."""
+    """Checkpoint options reach the configured directory; ``resume`` decides whether it is used."""
 
     def kept(**options: Any) -> Any:
         found = FitCheckpoints(MODEL, master_of(**options), "a network")
@@ -319,5 +321,10 @@ def test_checkpoints(tmp_path: Path) -> None:
     assert other.every != some.every
     assert other.directory.keep_last == 3
     said: list[str] = []
-    assert kept(checkpoint_directory=url)[1].find(FitKey(1), 1, said.append) is None
-    assert kept(checkpoint_directory=url, resume=False)[1].find(FitKey(1), 1, said.append) is None
+    CheckpointDirectory(url).write(build_checkpoint(MODEL, progressed(MODEL)))
+    found = [
+        kept(checkpoint_directory=url, resume=resume)[1].find(FitKey(1), 5, said.append)
+        for resume in (True, False)
+    ]
+    assert [decision and decision.action for decision in found] == [ResumeAction.SKIP, None]
+    assert "has the result of fit 1" in said[0]

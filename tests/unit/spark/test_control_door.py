@@ -110,16 +110,16 @@ class Heard:
 
     def __init__(self) -> None:
         self.states: list[ControllerState] = []
-        self._count_rejection = threading.Condition()
+        self._changed = threading.Condition()
 
     def __call__(self, state: ControllerState) -> None:
-        with self._count_rejection:
+        with self._changed:
             self.states.append(state)
-            self._count_rejection.notify_all()
+            self._changed.notify_all()
 
     def until(self, holds: Callable[[list[ControllerState]], bool]) -> None:
-        with self._count_rejection:
-            assert self._count_rejection.wait_for(lambda: holds(self.states), WAIT_S)
+        with self._changed:
+            assert self._changed.wait_for(lambda: holds(self.states), WAIT_S)
 
 
 @pytest.fixture

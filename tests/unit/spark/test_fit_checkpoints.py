@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -431,8 +432,8 @@ def test_parameters_assigned_before_the_first_fit_do_not_hide_its_checkpoint(
 
 
 def test_where_there_is_none_the_name_is_said(tmp_path: Path, model: FlatModel) -> None:
-    """Restoring from a directory without a checkpoint raises UsageError."""
-    with pytest.raises(UsageError, match="contains no checkpoint"):
+    """Restoring from a directory without a checkpoint raises UsageError, which names it."""
+    with pytest.raises(UsageError, match=f"'{re.escape(str(tmp_path))}' contains no checkpoint"):
         checkpoints(model, None).restore(str(tmp_path), pytest.fail)
 
 

@@ -88,7 +88,9 @@ def test_strangers_and_rubbish_do_not_count() -> None:
     """Invalid datagrams, and those with another token, do not change the result."""
     group = group_of(2, 0.3)
     theirs = ProbeGroup(group.endpoints, b"another token...", 0.3)
-    header = udp_probe.HEADER.pack(TOKEN, udp_probe.DatagramKind.PING_UNFRAGMENTED, 1, 1408, 1)
+    ping = udp_probe.DatagramKind.PING_UNFRAGMENTED
+    header = udp_probe.HEADER.pack(TOKEN, ping, 1, 1408, 1)
+    too_short = recorded(group, ping, 1, length=1408)
     with (
         UdpProbe(group, 0, lambda endpoint: 1408) as probe,
         UdpProbe(theirs, 1, lambda endpoint: 1408) as stranger,
@@ -96,16 +98,18 @@ def test_strangers_and_rubbish_do_not_count() -> None:
         ThreadPoolExecutor(1) as pool,
     ):
         looking = pool.submit(probe.run)
-        for noise in (b"", b"x", header):  # the last one is shorter than its header states
+        for noise in (b"", b"x", header, too_short):
             rubbish.sendto(noise, tuple(group.endpoints[0]))
         stranger.run()
         assert looking.result() == {1: PeerResult()}
 
 
-def recorded(group: ProbeGroup, kind: udp_probe.DatagramKind, stamp_ns: int) -> bytes:
-    """Return an authentic datagram from peer 1 to peer 0."""
-    proof = UdpProbe(group, 1, lambda endpoint: 1408)._proof(kind, 1, 0, stamp_ns, 0)
-    return udp_probe.HEADER.pack(proof, kind, 1, 0, stamp_ns)
+def recorded(
+    group: ProbeGroup, kind: udp_probe.DatagramKind, stamp_ns: int, length: int = 0
+) -> bytes:
+    """Return an authentic header from peer 1 to peer 0, which gives ``length`` for the datagram."""
+    proof = UdpProbe(group, 1, lambda endpoint: 1408)._proof(kind, 1, length, stamp_ns, 0)
+    return udp_probe.HEADER.pack(proof, kind, 1, length, stamp_ns)
 
 
 def received(probe: UdpProbe, listening: socket.socket, datagrams: list[bytes]) -> int:
