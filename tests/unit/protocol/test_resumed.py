@@ -207,9 +207,7 @@ def test_everybodys_come_one_after_another_who_has_trained_most_first(master_wit
     effects: list[ev.Effect] = master.tick()
     for name, node, content in (("w1", 2, b"b"), ("w0", 1, b"a"), ("w2", 3, b"c")):
         assert [a.index for a in answers(effects, OptimizerRequest, name)] == [0]
-        assert (
-            len(answers(effects, OptimizerRequest)) == 1
-        )  # no other worker is asked at the same time
+        assert len(answers(effects, OptimizerRequest)) == 1  # no other worker is asked yet
         effects = master.hear(node, chunk_for_driver(0, content))
     assert only(effects, ev.OptimizerCopied).payloads == (b"b", b"a", b"c")
 

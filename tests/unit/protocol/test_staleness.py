@@ -109,9 +109,7 @@ def test_the_master_counts_updates_and_what_was_told_without_one(master: Any, ma
     staleness = master.machine.order.staleness
     master.hear(1, make.update(1, 1, seen=0, batch=1))
     master.hear(2, make.update(2, 1, b"buffers", form=BUFFERS, batch=0))
-    master.hear(
-        2, make.update(2, 2, seen=0, batch=2)
-    )  # two minibatches that had seen none of node 1's
+    master.hear(2, make.update(2, 2, seen=0, batch=2))  # two, none of node 1's seen
     assert (staleness.mean, staleness.most) == (2 / 3, 1.0)
     master.say(1, after_seq=1, epoch=0, batch=2)  # a step without a publication
     master.hear(2, make.update(2, 3, seen=3, batch=3))

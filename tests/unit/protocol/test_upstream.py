@@ -142,7 +142,7 @@ def test_without_any_sign_for_much_longer_than_updates_take_the_oldest_goes_agai
 def test_over_a_new_edge_everybody_sends_again_and_what_waited_is_credited(
     relay: Any, make: Any
 ) -> None:
-    """Over a new edge the relay resends its own updates only, and asks its children to resend theirs.
+    """Over a new edge the relay resends only its own updates; its children must resend theirs.
 
     Waiting updates of children count as forwarded; sent from here, they would arrive twice.
     """
