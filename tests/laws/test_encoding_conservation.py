@@ -109,8 +109,7 @@ def test_nothing_is_lost_that_is_not_counted(
     warm_up: WarmUp | None,
     shake_frequency: int,
 ) -> None:
-    """The mass that disappears in a publication equals the counted mass that was clipped or scaled
-    away."""
+    """The mass that disappears in a publication is counted as clipped or scaled away."""
     n_params = steps[0].size if steps else 1
     worker = world(
         Encoder(

@@ -1,5 +1,4 @@
-"""Each optimized kernel equals its NumPy definition exactly, for any floats; updates add in any
-order."""
+"""Each optimized kernel equals its NumPy definition exactly, for any floats; sums are exact."""
 
 from __future__ import annotations
 
@@ -55,8 +54,7 @@ def shifted(values: F32, by: int) -> F32:
 
 
 def same(name: str, *arguments: Any) -> Any:
-    """Run the reference kernel and the fast one on copies; assert equal results and arrays, and
-    return both."""
+    """Run both kernels on copies; assert equal results and arrays, and return both."""
     answers: list[Any] = []
     memories: list[list[Any]] = []
     for kernels in (reference, kernels_cpu):
@@ -96,12 +94,14 @@ def same_scan(name: str, first: F32, second: F32, tau: float, capacity: int) -> 
 
 @given(pair=pairs(), tau=quanta, spare=st.integers(-40, 40))
 def test_scans(pair: tuple[F32, F32], tau: int, spare: int) -> None:
+    """Scans find the same hits and the same largest value."""
     for name in ("scan_local", "scan_replica"):
         same_scan(name, *pair, tau * Q, max(0, pair[0].size + spare))
 
 
 @given(pair=pairs(wild), tau=quanta)
 def test_scans_find_what_is_not_finite(pair: tuple[F32, F32], tau: int) -> None:
+    """Scans report NaN and infinity, and report nothing else as such."""
     local, theta = pair
     for name in ("scan_local", "scan_replica"):
         worst = same_scan(name, local, theta, tau * Q, local.size)
@@ -112,6 +112,7 @@ def test_scans_find_what_is_not_finite(pair: tuple[F32, F32], tau: int) -> None:
 
 @given(pair=pairs(), tau=quanta, part=st.integers(1, 2**12))
 def test_move(pair: tuple[F32, F32], tau: int, part: int) -> None:
+    """Moving hits between theta and local gives the same arrays."""
     local, theta = pair
     step = min(tau, 2 * part)
     codes = np.zeros(local.size, np.int32)
@@ -122,6 +123,7 @@ def test_move(pair: tuple[F32, F32], tau: int, part: int) -> None:
 
 @given(pair=pairs(), tau=quanta, part=st.integers(1, 2**12), side=sides)
 def test_bitmaps(pair: tuple[F32, F32], tau: int, part: int, side: int) -> None:
+    """Encoding, counting, decoding and adding bitmaps give the same results."""
     values, theta = pair
     step = min(tau, 2 * part)
     out = np.full((values.size + 3) // 4, 0xFF, np.uint8)
@@ -164,6 +166,7 @@ def test_adding_a_bitmap_is_adding_its_entries(pair: tuple[F32, F32], tau: int, 
 
 @given(pair=pairs(), data=st.data())
 def test_applying_and_adding(pair: tuple[F32, F32], data: st.DataObject) -> None:
+    """Applying and summing updates give the same arrays."""
     local, theta = pair
     seed = data.draw(st.integers(0, 2**32 - 1))
     random = np.random.default_rng(seed)
@@ -183,6 +186,7 @@ def test_applying_and_adding(pair: tuple[F32, F32], data: st.DataObject) -> None
     seed=st.integers(0, 2**32 - 1),
 )
 def test_clipping_and_norms(n: int, limit: int, seed: int) -> None:
+    """Clipping and the norms of residuals give the same results."""
     random = np.random.default_rng(seed)
     local, theta = ((random.integers(-40, 40, n) / 8).astype(np.float32) for _ in range(2))
     same("clip_local", local, theta, limit / 8)

@@ -49,6 +49,7 @@ def test_nothing_is_lost_that_is_not_counted_and_both_backends_agree(
     warm_up: WarmUp | None,
     data: st.DataObject,
 ) -> None:
+    """The mass that disappears is counted as clipped or scaled away; both backends are equal."""
     n = layers.stops[-1]
     encoders = [
         Encoder(

@@ -1,7 +1,4 @@
-"""I1 with levels: sent, kept, clipped and scaled-away changes add up to the input; exact sums.
-
-Values are multiples of 1/8 on the grid 2^-3, where float32 adds exactly, so laws hold with ==.
-"""
+"""I1 with levels: sent, kept, clipped and scaled-away changes add up to the input; exact sums."""
 
 from __future__ import annotations
 
@@ -89,6 +86,7 @@ def test_nothing_is_lost_that_is_not_counted_and_both_backends_agree(
     workers: int,
     data: st.DataObject,
 ) -> None:
+    """The mass that disappears is counted as clipped or scaled away; both backends are equal."""
     n, used = layers.stops[-1], layers if use_layers else None
     options = {
         "train_on": train_on,
@@ -202,8 +200,7 @@ def test_a_sample_sees_all_alike() -> None:
 
 @given(tau=st.sampled_from([0.25, 1.0]), seed=st.integers(0, 2**32 - 1))
 def test_all_may_be_chosen_and_nobody_who_is_below_twice_tau(tau: float, seed: int) -> None:
-    """Values of 2 tau and more are always chosen, values below tau never, and others at random up
-    to ``limit``."""
+    """Values from 2 tau are always chosen, those below tau never, others with a probability."""
     residual = np.array([tau, -tau, 2 * tau, -3 * tau, 0.9 * tau] * 70, np.float32)
     codes = np.zeros(400, np.int32)
     for kernels in (reference, kernels_cpu):

@@ -66,8 +66,7 @@ def test_any_gaps_are_valid_or_a_wire_error(payload: bytes, count: int, rice: in
 
 
 def check_update(payload: bytes, form: int, count: int, tau_quanta: int, n_params: int) -> None:
-    """Decode an update; it must raise WireError or have valid entries, in order and within
-    range."""
+    """Decode an update; it must raise WireError, or have valid entries in order and in range."""
     arguments = payload, form, count, tau_quanta, n_params
     try:
         indices, quanta = codec.decode_update_untrusted(*arguments)

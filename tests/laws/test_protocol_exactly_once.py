@@ -1,5 +1,4 @@
-"""Laws of the way to the master: each update is committed once and in its origin's order, under any
-id."""
+"""Laws of the way to the master: each update is committed once and in order, under any id."""
 
 from __future__ import annotations
 
@@ -17,8 +16,7 @@ Numbered = tuple[int, int]
 
 
 class Origin:
-    """A process under its present id; an update's payload is its number among all of its
-    updates."""
+    """A process under its present id; an update's payload is its number among its updates."""
 
     def __init__(self, name: int) -> None:
         self.name, self.node = name, -1
@@ -28,8 +26,7 @@ class Origin:
 
 
 class UpLinkMachine(RuleBasedStateMachine):
-    """Origins that lose their ids and return, a network that loses, repeats and reorders, and one
-    sequencer."""
+    """Origins that lose their ids and return, a lossy and reordering network, one sequencer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -53,6 +50,7 @@ class UpLinkMachine(RuleBasedStateMachine):
 
     @rule(name=st.integers(0, ORIGINS - 1), arrives=st.booleans())
     def publishes(self, name: int, arrives: bool) -> None:
+        """Add an update to those in flight; if it ``arrives`` is false, it gets lost."""
         origin = self.origins[name]
         origin.made += 1
         update = Update(
@@ -71,6 +69,7 @@ class UpLinkMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.flying)
     @rule(which=st.integers(0, 10**6), again=st.booleans())
     def arrives(self, which: int, again: bool) -> None:
+        """Deliver any update that is under way; if ``again``, it stays and may come once more."""
         index = which % len(self.flying)
         update = self.flying[index] if again else self.flying.pop(index)
         committed = self.sequencer.number(update)
@@ -113,8 +112,7 @@ class UpLinkMachine(RuleBasedStateMachine):
             assert kept[len(kept) - len(lacking) :] == list(lacking)
 
     def teardown(self) -> None:
-        """After one more resend of everything, all updates are committed and no origin stores
-        any."""
+        """After one more resend, all updates are committed and no origin stores any."""
         self.flying = []
         for name in range(ORIGINS):
             self.sends_all_again(name)

@@ -1,5 +1,4 @@
-"""Laws of the way from parent to child: commits, sums and chunks arrive once and in order, on any
-link."""
+"""Laws of the way to a child: commits, sums and chunks arrive once and in order, on any link."""
 
 from __future__ import annotations
 
@@ -88,8 +87,7 @@ class DownMachine(RuleBasedStateMachine):
 
     @rule(node=st.sampled_from(NODES))
     def asks_for_chunks(self, node: int) -> None:
-        """Request all missing chunks, also those under way, which then arrive twice and count
-        once."""
+        """Request all missing chunks; those under way arrive twice and count once."""
         for index in sorted(self.below[node].missing):
             child = self.children.by_node[node]
             self.perform(self.children.on_chunk_request(child, index, self.now_s))
@@ -116,6 +114,7 @@ class DownMachine(RuleBasedStateMachine):
 
     @rule(size=st.integers(0, 300), count=st.integers(0, 60), origin=st.integers(4, 6))
     def commit(self, size: int, count: int, origin: int) -> None:
+        """Append a commit of ``size`` bytes and ``count`` entries, and serve the children."""
         head = self.history.log.head + 1
         self.history.append(
             Commit(
@@ -129,6 +128,7 @@ class DownMachine(RuleBasedStateMachine):
 
     @rule(lag=st.integers(0, 3))
     def trainer_applies(self, lag: int) -> None:
+        """Let the parent's replica apply all but the last ``lag`` commits."""
         self.history.applied = max(self.history.applied, self.history.log.head - lag)
         self.perform(self.children.feed_all(self.now_s))
 
@@ -138,6 +138,7 @@ class DownMachine(RuleBasedStateMachine):
             self.take(node)
 
     def take(self, node: int) -> None:
+        """Take the next message from a child's stream, and queue a heartbeat."""
         mine = self.below[node]
         message = mine.flying.popleft()
         if isinstance(message, SnapshotRequired):
@@ -189,6 +190,7 @@ class DownMachine(RuleBasedStateMachine):
 
     @rule(node=st.sampled_from(NODES))
     def breaks_off(self, node: int) -> None:
+        """Break a child's streams and open a new edge."""
         self.opens(node)
 
     @rule(node=st.sampled_from(NODES))
@@ -205,8 +207,7 @@ class DownMachine(RuleBasedStateMachine):
 
     @invariant()
     def what_is_under_way_is_bounded(self) -> None:
-        """The bytes under way stay within the limits, plus one long message or what is sent with a
-        chunk."""
+        """The bytes under way stay within the limits, plus one long message."""
         longest = LOG_BYTES + 364 + SERVING.chunk_bytes + 64
         for node in NODES:
             assert self.child(node).link.under_way <= SERVING.window_max + longest
@@ -215,6 +216,7 @@ class DownMachine(RuleBasedStateMachine):
 
     @invariant()
     def both_ends_count_the_same(self) -> None:
+        """The parent's count of sent bytes equals those taken and under way."""
         for node, mine in self.below.items():
             flying = sum(
                 message_weight(message, SERVING.chunk_bytes)
@@ -230,8 +232,7 @@ class DownMachine(RuleBasedStateMachine):
         assert self.history.log.bytes <= LOG_BYTES or len(held) == 1
 
     def teardown(self) -> None:
-        """Once everything sent has arrived and is acknowledged, each child has all commits and
-        chunks."""
+        """Once everything sent is acknowledged, each child has all commits and chunks."""
         self.history.applied = self.history.log.head
         self.perform(self.children.feed_all(self.now_s))
         for _ in range(400):

@@ -29,8 +29,7 @@ def parents(tree: Topology) -> dict[int, int]:
 
 
 def check(tree: Topology, live: set[int]) -> None:
-    """Assert that this is one tree of exactly these nodes, within its limits, and that all its
-    methods agree."""
+    """Assert that this is one tree of these nodes, within its limits, and its methods agree."""
     above = parents(tree)
     assert set(above) == live
     assert len(tree) == len(live)
@@ -57,8 +56,7 @@ def check(tree: Topology, live: set[int]) -> None:
 
 
 class TreeMachine(RuleBasedStateMachine):
-    """A tree to which nodes are added, near another node or not, and from which some are
-    removed."""
+    """A tree to which nodes are added, near another one or not, and from which some leave."""
 
     shape = (2, 3)
 
@@ -78,6 +76,7 @@ class TreeMachine(RuleBasedStateMachine):
     @precondition(lambda self: len(self.live) < self.tree.capacity)
     @rule(near=st.none() | st.integers(0, 10**6))
     def comes(self, near: int | None) -> None:
+        """Add a node: below ``near`` if that has room, or else as high as possible."""
         known = [MASTER, *self.live, 10**7]  # the last one is not in the tree
         beside = None if near is None else known[near % len(known)]
         node, self.next_id = self.next_id, self.next_id + 1
@@ -102,6 +101,7 @@ class TreeMachine(RuleBasedStateMachine):
     @precondition(lambda self: len(self.live) == self.tree.capacity)
     @rule()
     def is_full(self) -> None:
+        """A full tree refuses another node."""
         number = self.tree.capacity + 1
         with pytest.raises(UsageError, match=f"no place for worker {number}: a mesh of fan-out"):
             self.tree.attach(self.next_id)
@@ -109,6 +109,7 @@ class TreeMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.live)
     @rule(data=st.data())
     def go(self, data: st.DataObject) -> None:
+        """Remove some nodes; only their successors move."""
         gone = data.draw(st.sets(st.sampled_from(self.live), min_size=1, max_size=6))
         before = self.tree
         self.changed(before.detach(gone), len(gone))
@@ -133,6 +134,7 @@ class TreeMachine(RuleBasedStateMachine):
 
     @invariant()
     def what_was_is_as_it_was(self) -> None:
+        """Earlier versions of the tree have not changed."""
         assert all(frozen(tree) == then for tree, then in self.past[-5:])
 
 
@@ -150,6 +152,7 @@ TestChain, TestSmall, TestWide, TestMesh, TestFlat = map(machine, SHAPES)
 def test_a_full_tree_refuses_one_more_by_number_and_takes_it_once_one_is_gone(
     shape: tuple[int, int], seed: object
 ) -> None:
+    """A full tree refuses one more node, and takes it once another has left."""
     tree = filled(Topology(*shape), range(1, Topology(*shape).capacity + 1))
     check(tree, set(range(1, tree.capacity + 1)))
     with pytest.raises(UsageError, match=f"worker {tree.capacity + 1}: a mesh of fan-out"):

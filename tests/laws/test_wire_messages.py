@@ -1,5 +1,4 @@
-"""Laws of the wire format: messages decode to what was encoded; other bytes raise WireError or are
-a message."""
+"""Laws of the wire format: encoded messages decode to themselves; any bytes are safe to decode."""
 
 from __future__ import annotations
 
@@ -111,6 +110,7 @@ def test_a_message_comes_back(cls: type, data: st.DataObject) -> None:
 
 @given(kind=st.integers(0, 255), body=st.binary(max_size=300))
 def test_any_bytes_are_a_wire_error_or_a_message(kind: int, body: bytes) -> None:
+    """Any bytes raise WireError, or decode to a message that can be encoded."""
     with contextlib.suppress(WireError):
         encode(decode_untrusted(kind, body))
 
@@ -119,8 +119,7 @@ def test_any_bytes_are_a_wire_error_or_a_message(kind: int, body: bytes) -> None
 def test_changed_bytes_are_a_wire_error_or_another_message(
     message: m.Message, data: st.DataObject
 ) -> None:
-    """Changed bytes raise WireError or are another message; each data message has only one
-    encoding."""
+    """Changed bytes raise WireError or are a message; data messages have only one encoding."""
     kind, body = encode(message)
     changed = bytearray(body)
     for _ in range(data.draw(st.integers(1, 3))):

@@ -1,5 +1,4 @@
-"""Tests that the checkers of invariants I1 to I3 report planted bugs: a simulator that cannot fail
-proves nothing."""
+"""Tests that the checkers of I1 to I3 report planted bugs: a check that never fails is useless."""
 
 from __future__ import annotations
 
@@ -370,6 +369,7 @@ PLANTED: list[tuple[Plant, str, dict[str, Any]]] = [
 def test_a_planted_bug_is_caught(
     plant: Plant, begins: str, given: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """One of the seeds shows a violation that begins with the expected text."""
     plant(monkeypatch)
     assert any(text.startswith(begins) for text in violations(given, SEEDS))
 

@@ -169,5 +169,6 @@ PLANTED: list[tuple[Plant, str, dict[str, Any]]] = [
 def test_a_planted_bug_is_caught(
     plant: Plant, begins: str, given: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """One of the seeds shows a violation that begins with the expected text."""
     plant(monkeypatch)
     assert any(text.startswith(begins) for text in violations(given, SEEDS))

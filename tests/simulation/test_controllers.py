@@ -16,6 +16,7 @@ RUNS = [("plain", 4, range(24), 2), ("mesh", 9, range(12), 1), ("links", 3, rang
 
 @pytest.mark.parametrize(("mode", "nodes", "seeds", "dies"), RUNS)
 def test_each_minibatch_is_delivered_once(mode: str, nodes: int, seeds: range, dies: int) -> None:
+    """Each minibatch is committed once, although controllers die and fits resume from copies."""
     died = 0
     for result in simulate_seeds(seeds, nodes, mode, {"controller_dies": dies}, CORES):
         repeat = f"--nodes {nodes} --mode {mode} --controller-dies {dies} --seeds {result.seed}"

@@ -1,5 +1,4 @@
-"""Simulated fits through the message endpoints of real fits, and tests of the checks and of the
-virtual transport."""
+"""Simulated fits through the endpoints of real fits, and tests of checks and virtual transport."""
 
 from __future__ import annotations
 
@@ -87,8 +86,7 @@ def test_what_is_heard_twice_or_was_never_said_is_found() -> None:
 
 
 def test_what_is_missing_on_a_stream_that_lives_is_found() -> None:
-    """A message missing on an intact stream is reported, unless it may get lost or was sent before
-    the edge opened."""
+    """A message missing on an intact stream is reported, unless it was allowed to get lost."""
     found: list[str] = []
     hearing, slot = DeliveryChecker(found.append), EdgeEnd(3, None, 1.0)
     for commit, must_s in ((1, 0.5), (2, 0.0), (3, 1.5), (4, 2.0)):
@@ -149,8 +147,7 @@ def pair() -> tuple[Wire, VirtualTransport[str], VirtualTransport[str]]:
 
 
 def test_frames_go_to_whoever_listens_and_to_nobody_else() -> None:
-    """Frames reach the receiver of their stream; without one, or on a dead or closed stream, they
-    are not sent."""
+    """Frames reach the receiver of their stream; without one they are not sent."""
     wire, here, there = pair()
     sender = here.open_sender(THERE, 5, control=True)
     assert sender.offer([b"a"]) == (0, OfferResult.UNCONNECTED)

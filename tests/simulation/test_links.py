@@ -1,5 +1,4 @@
-"""Simulated fits over links of limited rate, and tests that each flow checker (F1 to F4) reports a
-planted bug."""
+"""Simulated fits over slow links, and tests that flow checkers (F1 to F4) report planted bugs."""
 
 from __future__ import annotations
 
@@ -36,22 +35,19 @@ def test_a_fit_makes_good_use_of_its_links(mode: str, nodes: int, seeds: range) 
 
 @pytest.mark.parametrize(("seed", "nodes"), [(142, 6), (59, 4)], ids=["its link", "the lender's"])
 def test_what_comes_slowly_is_not_asked_for_again(seed: int, nodes: int) -> None:
-    """A chunk of an optimizer state is not requested again if it takes longer than the first retry
-    time."""
+    """A chunk that takes longer than the first retry time is not requested again."""
     assert simulate_seed(seed, nodes, "links", {}).violations == []
 
 
 @pytest.mark.parametrize("seed", [880103, 880172], ids=["its updates", "a relay's sums"])
 def test_a_host_far_too_slow_for_training_gets_its_messages_through(seed: int) -> None:
-    """Messages of a very slow host get through, because each edge given up in mid-message doubles
-    the timeout."""
+    """Messages of a very slow host get through, as timeouts double with each lost edge."""
     assert simulate_seed(seed, 8, "links-mesh", {}).violations == []
 
 
 @pytest.mark.parametrize(("mode", "nodes", "seed"), [("links", 12, 32), ("links-mesh", 8, 23)])
 def test_a_sum_goes_into_a_copy_under_way(mode: str, nodes: int, seed: int) -> None:
-    """A sum of realistic size is applied during a snapshot fetch; once the simulator's replica
-    could not read it."""
+    """Sums of realistic size are applied during a snapshot fetch, where they once failed."""
     assert simulate_seed(seed, nodes, mode, {}).violations == []
 
 
@@ -105,6 +101,7 @@ PLANTED: list[tuple[Plant, str, dict[str, Any]]] = [
 def test_a_bug_planted_in_the_flow_is_caught(
     plant: Plant, begins: str, given: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """One of the seeds shows a violation that begins with the expected text."""
     plant(monkeypatch)
     assert any(text.startswith(begins) for text in violations(given, range(2)))
 

@@ -208,6 +208,7 @@ MESHED: list[tuple[Plant, str, dict[str, Any]]] = [
 def test_a_bug_planted_in_a_mesh_is_caught(
     plant: Plant, begins: str, given: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """One of the seeds shows a violation that begins with the expected text."""
     plant(monkeypatch)
     assert any(text.startswith(begins) for text in violations(given, SEEDS))
 

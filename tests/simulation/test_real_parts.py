@@ -1,5 +1,4 @@
-"""Simulated fits that train small models of each kind, with the replicas and encoders of real
-fits."""
+"""Simulated fits that train small models of each kind, with replicas and encoders of real fits."""
 
 from __future__ import annotations
 
@@ -92,8 +91,7 @@ def test_a_share_of_the_seeds_trains_real_replicas() -> None:
 
 
 def test_what_is_learnt_reaches_every_replica() -> None:
-    """Real models learn in the simulation, so equal replicas are not just replicas without
-    changes."""
+    """Real models do learn in the simulation: parameters change, and commits are made."""
     size = RunSize(nodes=3, epochs=4, batches=10)
     parts = RealComponentFactory(size, seed=2)
     world = World(2, size, NO_FAULTS, parts)

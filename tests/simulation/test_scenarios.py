@@ -19,8 +19,7 @@ from sparkstrom.simulation.world import World
 
 
 class OddWorld(World):
-    """A simulation in which attempts at partition 1, from number ``first`` on, join with other
-    facts (``odd``)."""
+    """A simulation whose attempts at partition 1, from ``first`` on, join with facts ``odd``."""
 
     odd: dict[str, Any]
     first: int
@@ -75,6 +74,7 @@ class LateWorld(World):
 
 
 def test_a_fit_begins_without_a_late_worker_and_waits_for_its_partition() -> None:
+    """A fit begins without a late worker, and ends only after its partition was trained."""
     world = LateWorld(1, RunSize(), NO_FAULTS)
     assert world.run() == []
     assert world.phase is Phase.DONE
@@ -176,8 +176,7 @@ def test_what_once_went_wrong_in_a_chain(seed: int) -> None:
 
 
 class Wall(Network):
-    """A network that blocks all edges of the first ``attempts`` at partition 2, but no direct
-    messages."""
+    """A network that blocks all edges of the first ``attempts`` at partition 2."""
 
     attempts = 0
 
@@ -196,8 +195,7 @@ class Wall(Network):
 
 @pytest.mark.parametrize("attempts", [1, 3])
 def test_who_speaks_with_the_master_and_with_no_neighbour_fails_in_time(attempts: int) -> None:
-    """A worker that reaches the master but no neighbour fails in time, and Spark starts another
-    attempt."""
+    """A worker that reaches the master but no neighbour fails in time; Spark tries again."""
     size = RunSize(nodes=5, fan_out=2, depth=4, per_executor=1)
     world = World(1, size, NO_FAULTS)
     wall = Wall(world.time, world.faults, world._arrive_at_master)
@@ -229,8 +227,7 @@ class Deaf(Network):
 
 
 def test_a_stream_that_broke_before_its_first_word_is_found_within_a_lease_and_a_bit() -> None:
-    """A node replaces an edge whose attach message gets no reply within about a lease, even before
-    the first commit."""
+    """A node replaces an edge whose attach message gets no reply for about a lease."""
     size = RunSize(nodes=2, fan_out=1, depth=3, per_executor=1, lease_s=10.0, patience_s=30.0)
     world = World(1, size, NO_FAULTS)
     deaf = Deaf(world.time, world.faults, world._arrive_at_master)
@@ -286,8 +283,7 @@ MARK = 1_000_000  # a commit number that this fit never reaches
 def test_a_short_cut_delays_what_is_sent_and_a_long_one_breaks_the_stream(
     leases: float, breaks: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A short outage delays messages in their order; a longer one breaks the stream for good, as in
-    Aeron."""
+    """A short outage delays messages in order; a long one breaks the stream, as in Aeron."""
     world = World(1, RunSize(nodes=1, epochs=100), replace(NO_FAULTS, step_s_max=0.1))
     got: list[tuple[float, int]] = []
     feed = SimProcess.handle

@@ -1,5 +1,4 @@
-"""Tests of ``TopologyChecker``: which nodes without progress are excused, because a node above them
-makes progress."""
+"""Tests of ``TopologyChecker``: which nodes without progress are excused by a node above them."""
 
 from __future__ import annotations
 
@@ -31,8 +30,7 @@ class Seen:
 def seen(
     name: str, number: int | None, parent: int | None, *, received: int, whole: bool = True
 ) -> Seen:
-    """Return a process with this id, parent and newest received commit; ``whole``: it has a replica
-    for children."""
+    """Return a process with this id, parent and newest commit; ``whole``: it may be copied."""
     machine = SimpleNamespace(
         node=number,
         link=SimpleNamespace(parent=parent, attached=True),

@@ -34,7 +34,7 @@ from sparkstrom.simulation.world import World
 
 KEPT = Path(__file__).parents[1] / "transcripts"
 WRITE = "SPARKSTROM_WRITE_TRANSCRIPTS"
-AFTER_S = 0.5  # of training
+AFTER_S = 0.5  # seconds of training before the trouble begins
 LOOK_S = 0.001
 
 

@@ -1,5 +1,4 @@
-"""Helpers and fixtures of these tests: messages with default fields, and drivers for a node and the
-master."""
+"""Helpers and fixtures of these tests: messages with defaults, and drivers for node and master."""
 
 from __future__ import annotations
 
@@ -43,8 +42,7 @@ DIRECTLY = None  # the sender of a message that a process sends directly to the 
 
 
 class Make:
-    """A factory of messages: the caller names the fields that matter; the others have default
-    values."""
+    """A factory of messages; fields that the caller does not name have default values."""
 
     def update(
         self, origin: int, seq: int, payload: bytes = b"abcd", form: int = 0, **fields: Any
@@ -196,8 +194,7 @@ class NodeDriver:
         return self.step(ev.StreamsOpened(HERE, alone))
 
     def opened_anew(self) -> None:
-        """Give the node a new edge to the same parent, over which it continues from its newest
-        commit."""
+        """Give the node a new edge to its parent, over which it continues."""
         self.opened()
         edge, request = self.me.link.edge + 1, self.me.membership.request
         self.told(self.make.welcome(self.me.node, parent=self.parent, edge=edge, request=request))
@@ -234,8 +231,7 @@ class NodeDriver:
 
 
 class MasterDriver:
-    """A ``Master`` and a clock; only the master's own children and direct senders send messages to
-    it."""
+    """A ``Master`` and a clock; messages come from its children, or directly."""
 
     def __init__(self, make: Make, partitions: int = 2, **given: Any) -> None:
         self.make = make
@@ -279,8 +275,7 @@ class MasterDriver:
         return effects + self.confirm(node, **attach)
 
     def confirm(self, node: int, **attach: Any) -> list[ev.Effect]:
-        """Confirm the place of a node: by its attach message, or by its status if the node is
-        deeper."""
+        """Confirm the place of a node by its attach message, or a deeper one's by a status."""
         if self.machine.placement.tree.depth(node) == 1:
             return self.attach(node, **attach)
         return self.say(node)
@@ -318,8 +313,7 @@ class MasterDriver:
         return self.machine.phases.phase
 
     def running(self) -> MasterDriver:
-        """Let a worker for each partition join and report a replica; their ids are 1, 2 and so
-        on."""
+        """Let a worker for each partition join and report a replica; ids are 1, 2, ..."""
         for partition in range(len(self.machine.partitions)):
             self.enter(partition)
         self.tick()
@@ -329,8 +323,7 @@ class MasterDriver:
         return self
 
     def evict(self, node: int) -> list[ev.Effect]:
-        """Keep a child of the master silent until its lease expires; the other children send
-        heartbeats."""
+        """Keep a child silent until its lease expires; other children send heartbeats."""
         effects: list[ev.Effect] = []
         for _ in range(6):
             effects += self.tick(self.machine.limits.lease_s / 5)
@@ -378,8 +371,7 @@ def parent(make: Make) -> Parent:
 
 @pytest.fixture
 def mesh_of(master_with: Any) -> Any:
-    """Return a function that makes a running mesh with the given number of nodes, one per
-    executor."""
+    """Return a function that makes a running mesh of so many nodes, one per executor."""
 
     def made(nodes: int, **given: Any) -> Any:
         master = master_with(partitions=nodes + 2, **(MESH | given))

@@ -1,5 +1,4 @@
-"""Helpers for tests of meshes: a master with two children per node, in which time passes or a node
-falls silent."""
+"""Helpers for tests of meshes: a master with two children per node, passing time, lost nodes."""
 
 from __future__ import annotations
 
@@ -17,8 +16,7 @@ def host(node: int) -> str:
 
 
 def keep_alive(master: Any, seconds: float, *silent: int) -> list[ev.Effect]:
-    """Let time pass while all nodes but ``silent`` answer probes and send heartbeats; return the
-    effects."""
+    """Let time pass while all nodes but ``silent`` answer; return the effects."""
     effects: list[ev.Effect] = []
     for _ in range(int(seconds * 4)):
         now = master.tick(0.25)
@@ -41,8 +39,7 @@ def silent(master: Any, parent: int, child: int) -> list[ev.Effect]:
 
 
 def lose(master: Any, parent: int, node: int) -> list[ev.Effect]:
-    """Let ``parent`` report ``node``, which stays silent until its lease expires; all others stay
-    alive."""
+    """Report ``node`` as silent and keep it silent until its lease expires; others stay alive."""
     silent(master, parent, node)
     effects = keep_alive(master, 11.0, node)
     assert node not in master.machine.members.live

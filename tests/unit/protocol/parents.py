@@ -42,8 +42,7 @@ class Parent:
         return self.children.by_node[node]
 
     def attach(self, have: int = 0, *ids: int, node: int = 5, **fields: Any) -> list[ev.Effect]:
-        """Deliver a child's attach message, which states that the child has all commits up to
-        ``have``."""
+        """Deliver a child's attach message; it has all commits up to ``have``."""
         attach = self.make.attach(have, *(ids or (node,)), **({"whole": True} | fields))
         return self.children.on_attach(self.child(node), attach, self.now_s)
 
@@ -60,8 +59,7 @@ class Parent:
         return self.append(*(self.make.committed(head + i, origin) for i in range(1, count + 1)))
 
     def report(self, received: int, node: int = 5, **fields: Any) -> list[ev.Effect]:
-        """Deliver a heartbeat of a child; by default it acknowledges all bytes sent to that
-        child."""
+        """Deliver a child's heartbeat; by default it acknowledges all bytes sent."""
         child = self.child(node)
         report = self.make.report(
             received=received, **({"bytes_received": child.link.sent} | fields)

@@ -1,5 +1,4 @@
-"""The table of messages in ``docs/protocol.md`` as data: sender, receiver and handler of each
-message."""
+"""The table of messages in ``docs/protocol.md`` as data: each message's way and handler."""
 
 from __future__ import annotations
 
@@ -82,8 +81,7 @@ def messages_table() -> str:
 
 
 def stages_table() -> str:
-    """Return ``stages.TRANSITIONS`` as Markdown; one row has all stages with the same trigger and
-    next stage."""
+    """Return ``stages.TRANSITIONS`` as Markdown; rows with equal trigger and result are merged."""
     head = ["| part | stage | when | next |", "|---|---|---|---|"]
     grouped: dict[tuple[stages.Trigger, stages.Stage], list[stages.Stage]] = {}
     for (stage, cause), to in stages.TRANSITIONS.items():

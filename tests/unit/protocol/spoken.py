@@ -21,8 +21,7 @@ def only(effects: list[ev.Effect], kind: type[Any]) -> Any:
 
 
 def sent(effects: list[ev.Effect], kind: type[Message], to: int | None = None) -> list[Any]:
-    """Return the messages of this type that were sent over an edge, to ``to`` or to any
-    neighbour."""
+    """Return the messages of this type that were sent over an edge, to ``to`` or to anyone."""
     sends = [send for send in every(effects, ev.Send) if to in (None, send.to)]
     return [send.message for send in sends if isinstance(send.message, kind)]
 
@@ -33,8 +32,7 @@ def said(effects: list[ev.Effect], kind: type[Message]) -> list[Any]:
 
 
 def answers(effects: list[ev.Effect], kind: type[Any] = object, host: str = "") -> list[Any]:
-    """Return the messages of this type that the master sent directly, to processes on ``host`` or
-    on any host."""
+    """Return the master's direct messages of this type, to ``host`` or to any host."""
     told = [
         answer for answer in every(effects, ev.SendToProcess) if host in ("", answer.address.host)
     ]

@@ -1,5 +1,4 @@
-"""Tests of the deadline for attaching: a live node that never attaches to its parent must give up
-its place."""
+"""Tests of the deadline for attaching: a node that never attaches to its parent loses its place."""
 
 from __future__ import annotations
 
@@ -26,8 +25,7 @@ def mesh(master_with: Any) -> Any:
 
 
 def asking(mesh: Any, seconds: float, partition: int = 1) -> list[ev.Effect]:
-    """Let time pass in which the node of a partition answers probes and asks for a new edge every 2
-    s."""
+    """Let time pass in which a partition's node answers probes and asks for edges every 2 s."""
     effects: list[ev.Effect] = []
     for second in range(int(seconds)):
         now = mesh.tick(1.0)
@@ -44,8 +42,7 @@ def asking(mesh: Any, seconds: float, partition: int = 1) -> list[ev.Effect]:
 
 
 def test_it_is_closed_in_time_and_told_why(mesh: Any) -> None:
-    """A node that never attached is closed after ``attach_s``, with a reason, and may not
-    return."""
+    """A node that never attached is closed after ``attach_s``, with a reason, for good."""
     assert every(asking(mesh, ATTACH_S - 2), ev.Note) == []
     assert 2 in mesh.machine.members.live
     effects = asking(mesh, 4)
@@ -55,14 +52,13 @@ def test_it_is_closed_in_time_and_told_why(mesh: Any) -> None:
     assert "ports, security group" in note.text
     closed = answers(effects, IdClosed, "w1")[0]
     assert closed.node == 2
-    assert not closed.free  # it would fail again: Spark shall try another executor
+    assert not closed.free  # it would fail again, so Spark should try another executor
     assert "no edge for 41 s" in closed.reason
     assert answers(effects, Disown, "w0")
 
 
 def test_right_under_the_master_it_is_told_too(master_with: Any) -> None:
-    """A child of the master that never attaches is closed, too, with the driver program in the
-    reason."""
+    """A master's child that never attaches is closed, too; the reason names the driver program."""
     master = master_with(partitions=2, attach_s=ATTACH_S)
     master.join(0)
     effects: list[ev.Effect] = []

@@ -1,5 +1,4 @@
-"""Tests of updates with model buffers, which are averaged and not added, and of notes about lagging
-nodes."""
+"""Tests of commits with model buffers, which are averages, and of notes about lagging nodes."""
 
 from __future__ import annotations
 
@@ -13,8 +12,7 @@ from tests.unit.protocol.spoken import every, only, sent
 
 
 def test_the_average_is_there_before_its_commit_counts(node: Any, make: Any) -> None:
-    """The average is applied before its commit is reported, because a chunk may be read between the
-    two."""
+    """The average is applied before the commit counts: a chunk may be read between the two."""
     node.training()
     node.step(ev.UpdatePublished(Payload(BUFFERS, 0, 0, b"mine"), 0, 0, 1, 1))
     average = make.committed(1, 1, b"ours", form=BUFFERS)
@@ -54,8 +52,7 @@ def notes(master: Any, node: int, lag: int) -> list[str]:
 
 
 def test_a_slow_node_is_named_and_again_when_it_is_much_worse(master: Any) -> None:
-    """A node that lags by LAG_LEAST commits is noted, and noted again when its lag has grown
-    fourfold."""
+    """A node that lags by LAG_LEAST commits is noted, and again when the lag is fourfold."""
     master.running()
     assert notes(master, 1, LAG_LEAST // 2) == []
     assert [text.split(": ")[0] for text in notes(master, 1, LAG_LEAST)] == [

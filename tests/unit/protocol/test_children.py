@@ -1,5 +1,4 @@
-"""Tests of ``Children``: where each child continues, what it is sent, and which states and requests
-it gets."""
+"""Tests of ``Children``: where each child continues, and which commits and states it is sent."""
 
 from __future__ import annotations
 
@@ -90,8 +89,7 @@ def test_whoever_the_log_does_not_reach_takes_a_snapshot(parent_with: Any) -> No
 
 
 def test_whoever_holds_chunks_goes_on_with_them_where_the_log_reaches(parent_with: Any) -> None:
-    """A child in the middle of a fetch continues it if the log reaches its commit, or else starts
-    another."""
+    """A child's fetch continues if the log reaches its commit; otherwise another one starts."""
     parent = parent_with(log_bytes=2 * ONE)
     parent.commit(5)
     answers = sent(parent.attach(4, whole=False, catching=True), AttachReply)
@@ -110,8 +108,7 @@ def test_whoever_is_ahead_of_its_parent_waits_for_it(parent: Any) -> None:
 
 
 def test_without_a_replica_there_is_nothing_to_copy(parent: Any) -> None:
-    """A parent without a replica does not answer a child that needs a snapshot, but serves others
-    from its log."""
+    """A parent without a replica ignores children that need a snapshot, and serves the others."""
     parent.commit(3)
     parent.history.whole = False
     assert parent.attach(0, whole=False) == []
@@ -123,8 +120,7 @@ def test_without_a_replica_there_is_nothing_to_copy(parent: Any) -> None:
 
 
 def test_the_same_words_get_the_same_answer(parent: Any) -> None:
-    """A repeated attach message gets the same reply, because the child may have used the first
-    one."""
+    """A repeated attach message gets the same reply, as the child may have used the first."""
     first = sent(parent.attach(0, whole=False), AttachReply)
     parent.commit(2)
     again = parent.attach(0, whole=False)
@@ -235,8 +231,7 @@ def test_a_sum_goes_only_where_it_weighs_less(parent_with: Any, make: Any, light
 
 
 def test_what_a_child_has_made_itself_weighs_next_to_nothing_singly(parent_with: Any) -> None:
-    """Commits of a child's own updates are sent singly unless their sum is smaller than the bare
-    headers."""
+    """A child's own commits are sent singly, unless their sum is smaller than the headers."""
     own = [9]
     effects = late(parent_with(window_bytes=ONE), 2, *own)
     assert every(effects, ev.SendMerged)  # two headers weigh more than a few entries
@@ -309,8 +304,7 @@ def test_whoever_is_inside_of_a_sum_takes_a_snapshot(parent: Any, make: Any) -> 
 
 
 def test_whoever_holds_chunks_gets_a_sum_like_anybody(parent: Any, make: Any) -> None:
-    """A child in the middle of a fetch gets sums, too; it requests chunks with part of a sum
-    again."""
+    """A fetching child gets sums, too; it requests chunks with part of a sum again."""
     parent.commit(2)
     parent.append(make.merged(2, 6))
     effects = parent.attach(1, whole=False, catching=True)
@@ -350,8 +344,7 @@ def test_who_is_behind_itself_promises_no_snapshot(parent_with: Any) -> None:
 
 
 def test_an_origin_is_asked_for_again_each_time_later(parent: Any) -> None:
-    """Resend requests for one gap are spaced with doubling waits, as updates under way show the
-    same gap."""
+    """The time between resend requests doubles, as updates under way show the same gap."""
     child, now_s, waits = parent.child(), 0.0, []
     assert parent.children.request_resend(child, 7, 3, now_s) == [ev.Send(5, ResendRequest(7))]
     for _ in range(9):
@@ -375,8 +368,7 @@ def test_an_origin_that_answered_is_asked_at_once_after_the_next_gap(parent: Any
 
 
 def test_the_state_says_what_was_sent_and_what_came(parent: Any, make: Any) -> None:
-    """A state has the newest commit sent, the bytes received, incomplete messages included, and
-    those forwarded."""
+    """A state has the newest commit sent, the bytes received so far and the bytes forwarded."""
     parent.attach()
     child = parent.child()
     parent.commit(2)

@@ -1,5 +1,4 @@
-"""Tests of ``Children``: chunks of a snapshot within the limits of a link, and the memory limit for
-all children."""
+"""Tests of ``Children``: sending chunks of snapshots, and the memory limit for all children."""
 
 from __future__ import annotations
 
@@ -50,8 +49,7 @@ def test_a_chunk_comes_after_every_commit_that_may_be_in_it(parent_with: Any) ->
 def test_what_is_applied_goes_as_a_sum_before_a_chunk_and_the_rest_singly(
     parent_with: Any, make: Any
 ) -> None:
-    """Before a chunk, applied commits go as a sum and later ones singly, so that no chunk contains
-    part of a sum."""
+    """Before a chunk, only applied commits go as a sum, so that no chunk contains part of it."""
     parent = parent_with(window_bytes=ONE)
     parent.attach(whole=False)
     parent.asks(0)
@@ -66,8 +64,7 @@ def test_what_is_applied_goes_as_a_sum_before_a_chunk_and_the_rest_singly(
 
 
 def test_as_many_chunks_go_as_weigh_what_went_before_them(parent_with: Any, make: Any) -> None:
-    """The bytes of chunks may equal those of the commits before them, so chunks get through on a
-    busy link."""
+    """Chunks may equal the commits before them in bytes, so they get through on a busy link."""
     parent = parent_with(window_bytes=CHUNK)
     parent.attach(whole=False)
     parent.asks(0)
@@ -169,8 +166,7 @@ def test_everybody_gets_a_turn(parent_with: Any) -> None:
 
 
 def test_a_message_that_needs_all_the_room_gets_it_in_its_turn(parent_with: Any, make: Any) -> None:
-    """A message that needs all the memory is sent in its turn; small messages do not take its room
-    forever."""
+    """A message that needs all the memory gets it in its turn, despite many small messages."""
     parent = parent_with(total_bytes=10 * ONE)
     big = make.committed(1, payload=b"x" * 20 * ONE)
     parent.append(big)

@@ -1,5 +1,4 @@
-"""Tests of notices that an id is closed: to whom they are sent, for how long, and when they are
-sent again."""
+"""Tests of notices of closed ids: to whom they are sent, for how long, and when again."""
 
 from __future__ import annotations
 
@@ -31,8 +30,7 @@ def test_the_closed_one_and_its_parent_are_told_for_two_leases(mesh_of: Any) -> 
 
 
 def closed_in_vain(mesh_of: Any) -> Any:
-    """Close node 7 and let all notices expire; assume that they were lost and its parent still has
-    it."""
+    """Close node 7 and let all notices expire, as if lost: its parent still has it."""
     master = mesh_of(8)
     lose(master, 3, 7)
     keep_alive(master, 32.0)

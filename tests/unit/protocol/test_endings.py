@@ -1,5 +1,4 @@
-"""Tests of ``TaskEnding``: the texts on the wire never change, and are decoded to members of the
-enum."""
+"""Tests of ``TaskEnding``: the texts on the wire never change, and are decoded to enum members."""
 
 from __future__ import annotations
 

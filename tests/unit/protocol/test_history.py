@@ -1,5 +1,4 @@
-"""Tests of ``Log`` and ``History``: which entries are kept, and from which commits a replica can
-continue."""
+"""Tests of ``Log`` and ``History``: what is kept, and from which commits a replica can continue."""
 
 from __future__ import annotations
 
@@ -128,8 +127,7 @@ def test_a_copy_goes_on_from_what_is_applied_and_still_held_singly(make: Any) ->
 
 
 def test_after_a_snapshot_the_past_is_another(make: Any) -> None:
-    """``restart_at`` continues after a snapshot, with an empty log and the snapshot's sequence
-    numbers."""
+    """``restart_at`` empties the log and takes the sequence numbers of the snapshot."""
     made = history(make, (1, 1), (1, 2))
     made.whole = True
     made.restart_at(9, [(1, 5), (2, 4)])

@@ -1,5 +1,4 @@
-"""Tests of ``InFlight``: a node's own updates until they are committed, also after a change of its
-id."""
+"""Tests of ``InFlight``: a node's own updates until they are committed, under all its ids."""
 
 from __future__ import annotations
 
@@ -64,6 +63,7 @@ def test_a_table_strikes_everything_up_to_its_seqs(make: Any) -> None:
 
 
 def test_under_a_new_id_only_what_was_not_committed_gets_new_numbers(make: Any) -> None:
+    """Under a new id, uncommitted updates are renumbered from 1; committed ones are not."""
     uplink = filled(make, 4)
     uplink.renumber({1: 2}, 5, 0.0)
     assert keys(uplink) == [(1, 1), (1, 2), (5, 1), (5, 2)]
@@ -92,6 +92,7 @@ def test_a_second_return_moves_what_the_first_one_moved(make: Any) -> None:
 
 
 def test_the_first_id_moves_nothing(make: Any) -> None:
+    """The first id has no updates to renumber."""
     uplink = InFlight(100)
     uplink.renumber({}, 1, 0.0)
     assert (uplink.last_seq, keys(uplink)) == (0, [])
@@ -107,8 +108,7 @@ def test_repeats_keep_a_distance_unless_forced(make: Any) -> None:
 
 
 def test_where_a_round_takes_long_repeats_keep_a_longer_distance(make: Any) -> None:
-    """Resends are at least ROUNDS commit times apart, because updates under way show the same
-    gap."""
+    """Resends are ROUNDS commit times apart, as updates under way show the same gap."""
     uplink = filled(make, 2)
     uplink.acknowledge(1, 1, 20.0)
     assert uplink.round_s == 20.0
@@ -118,8 +118,7 @@ def test_where_a_round_takes_long_repeats_keep_a_longer_distance(make: Any) -> N
 
 
 def waits(uplink: InFlight, count: int, now_s: float = 0.0) -> list[float]:
-    """Return the first ``count`` waits until the oldest update is overdue, with a back-off after
-    each."""
+    """Return the waits until the oldest update is overdue, with a back-off after each."""
     out = []
     for _ in range(count):
         before_s = now_s
@@ -183,8 +182,7 @@ def test_an_update_from_before_a_return_says_nothing_of_a_round(make: Any) -> No
 
 
 def test_progress_is_a_commit_or_the_first_of_a_new_list(make: Any) -> None:
-    """``progress_s`` is the time of the last commit, or of the first update added since all were
-    committed."""
+    """``progress_s``: the last commit, or the first update added after all were committed."""
     uplink = filled(make, 1)
     uplink.acknowledge(1, 1, 3.0)
     assert uplink.progress_s == 3.0

@@ -30,8 +30,7 @@ def chunk(content: bytes) -> OptimizerChunk:
 
 
 def audited(master: Any, *, lends: bool = True) -> list[ev.Effect]:
-    """Stop the fit, drain, and let both workers and the master report equal hashes; return the
-    effects."""
+    """Stop and drain the fit, and let all report equal hashes; return the effects."""
     effects = master.step(ev.StopRequested("enough"))
     for node in (1, 2):
         effects += master.say(node, final=0, lends=lends)
@@ -44,8 +43,7 @@ def audited(master: Any, *, lends: bool = True) -> list[ev.Effect]:
 
 
 def both_lending(master: Any) -> Any:
-    """Start training with both workers as sources of optimizer state; node 2 has taken more
-    steps."""
+    """Start training with both workers as sources; node 2 has taken more steps."""
     master.running()
     for node, steps in ((1, 5), (2, 7)):
         master.say(node, steps=steps, activity=Activity.STEPPING, lends=True)
@@ -119,8 +117,7 @@ def test_what_is_on_its_way_ends_first_and_the_last_ones_are_new(master_with: An
 
 
 def test_a_wish_that_comes_late_gets_the_last_ones(master_with: Any) -> None:
-    """A request after the last copies were fetched returns those, since the driver polls only now
-    and then."""
+    """A request after the last copies returns those: the driver polls only now and then."""
     master = both_lending(master_with(last_copies=ONE))
     master.step(ev.StopRequested("enough"))
     master.tick(0.1)

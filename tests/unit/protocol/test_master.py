@@ -52,8 +52,7 @@ def test_after_a_gap_the_origin_is_asked_once_for_a_while(master: Any, make: Any
 
 
 def test_a_child_hears_how_much_came_from_it(master: Any, make: Any) -> None:
-    """Bytes of repeated updates are acknowledged, too, and the master forwards everything at
-    once."""
+    """Bytes of repeated updates are acknowledged, too, as received and as forwarded."""
     master.running()
     for _ in range(2):
         master.hear(1, make.update(1, 1))
@@ -85,8 +84,7 @@ def test_a_repeat_is_neither_numbered_nor_asked_for(master: Any, make: Any) -> N
 def test_whoever_handed_an_update_on_is_asked_for_what_lacks_before_it(
     master: Any, make: Any
 ) -> None:
-    """A resend request goes to the child that delivered the update with the gap, which may be a
-    relay."""
+    """A resend request goes to the child that delivered the update, which may be a relay."""
     master.running()
     assert every(master.hear(2, make.update(1, 1)), ev.ApplyCommit)
     assert sent(master.hear(2, make.update(1, 3)), ResendRequest, 2) == [ResendRequest(1)]
@@ -100,8 +98,7 @@ def test_a_stranger_moves_a_counter(master: Any, make: Any) -> None:
 
 
 def test_whoever_asks_is_sent_what_follows(master: Any, make: Any) -> None:
-    """A CommitsRequest is answered with the following commits; one beyond the newest commit is
-    ignored."""
+    """A CommitsRequest is answered with the later commits; one beyond the head is ignored."""
     master.running()
     for seq in (1, 2):
         master.hear(1, make.update(1, seq))
@@ -111,8 +108,7 @@ def test_whoever_asks_is_sent_what_follows(master: Any, make: Any) -> None:
 
 
 def test_what_the_log_no_longer_holds_takes_a_snapshot(master_with: Any, make: Any) -> None:
-    """If the log no longer reaches a child's commit, the child fetches a snapshot, and then gets
-    later commits."""
+    """A child that the log no longer reaches fetches a snapshot, and then gets commits again."""
     master = master_with(log_bytes=1).running()
     for seq in (1, 2, 3):
         master.hear(1, make.update(1, seq))
@@ -139,8 +135,7 @@ def test_what_is_acknowledged_late_goes_once(master: Any, make: Any) -> None:
 
 
 def test_a_fit_goes_on_while_anything_is_received_anywhere(master: Any, make: Any) -> None:
-    """Commits received by any child count as progress of the fit, as commits may be rare on slow
-    links."""
+    """Commits that any child receives are progress: new commits may be rare on slow links."""
     master.running().tick(5.0)
     before_s = master.machine.phases.progress_s
     master.hear(1, make.report(received=0), 1.0)
@@ -230,8 +225,7 @@ def test_a_status_counts_whoever_hands_it_on(master: Any, make: Any) -> None:
 
 
 def test_a_failure_ends_the_fit_with_host_partition_and_trace(master: Any) -> None:
-    """A training failure aborts the fit with host, partition and traceback, and all members are
-    notified."""
+    """A failure aborts the fit with host, partition and traceback, and notifies all members."""
     effects = master.running().direct(TrainingFailure(node=2, reason="NaN", trace="t"))
     abort = aborted(effects)
     assert (abort.reason, abort.trace, abort.host, abort.partition) == ("NaN", "t", "h", 1)
@@ -239,8 +233,7 @@ def test_a_failure_ends_the_fit_with_host_partition_and_trace(master: Any) -> No
 
 
 def test_after_a_failure_whoever_still_speaks_is_told(master: Any, make: Any) -> None:
-    """After an abort, each node that still sends a message is notified, and nothing else
-    happens."""
+    """After an abort, each node that still sends messages is notified; nothing else happens."""
     master.running().direct(TrainingFailure(node=2, reason="NaN", trace="t"))
     assert [closed.node for closed in answers(master.hear(1, make.report()), IdClosed)] == [1]
     assert [closed.node for closed in answers(master.join(1), IdClosed)] == [2]
@@ -253,8 +246,7 @@ def test_after_a_failure_whoever_still_speaks_is_told(master: Any, make: Any) ->
 
 
 def test_after_a_failure_also_those_are_told_that_have_no_place_yet(master_with: Any) -> None:
-    """After an abort, a node that repeats its join is notified, although it does not know its id
-    yet."""
+    """After an abort, a node that joins again is notified, even if it does not know its id."""
     master = master_with(partitions=3, fan_out=1, depth=3)
     master.join(0)
     master.join(1)
@@ -272,8 +264,7 @@ def test_counters_pass_through(master: Any) -> None:
 
 
 def test_counters_name_the_former_ids_of_their_process(master: Any) -> None:
-    """Reported counters name the process's former ids, so that its cumulative counters are not
-    added twice."""
+    """Reported counters name former ids, so that cumulative counters are not added twice."""
     master.running().evict(1)
     master.enter(0, count=2, ids=(1, 3))
     (told,) = every(master.say(3, stats={"steps": 1.0}), ev.ReportCounters)
@@ -302,8 +293,7 @@ def test_somebody_unknown_among_direct_messages_moves_a_counter(master: Any) -> 
 
 
 def test_what_workers_say_is_heard_from_anybody_who_has_the_key(master: Any) -> None:
-    """Printed lines are shown from any process that has the key, member or not, with no other
-    effect."""
+    """Printed lines of any process with the key, member or not, are shown; no other effect."""
     says = WorkerLog(host="h", partition=77, lines=[("training", "hello")], skipped=0)
     assert master.direct(says) == [ev.ShowWorkerLog(says)]
     assert master.running().direct(says) == [ev.ShowWorkerLog(says)]

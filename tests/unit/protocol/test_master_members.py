@@ -1,5 +1,4 @@
-"""Tests of memberships at the master: ids, evictions, returns, refusals and granted residual
-files."""
+"""Tests of memberships at the master: ids, evictions, returns, refusals and residual files."""
 
 from __future__ import annotations
 
@@ -99,8 +98,7 @@ def test_the_same_join_gets_the_same_answer(master: Any) -> None:
 
 
 def test_another_edge_of_a_live_node_keeps_what_is_known_of_it(master: Any) -> None:
-    """A new edge of a live node does not change its recorded status; an older request is
-    ignored."""
+    """A new edge of a live node keeps its recorded status; an older request is ignored."""
     master.running()
     master.say(1, steps=5, after_seq=1, batch=2, activity=Activity.STEPPING)
     effects = master.join(0, request=2)
@@ -114,8 +112,7 @@ def test_another_edge_of_a_live_node_keeps_what_is_known_of_it(master: Any) -> N
 
 
 def test_a_moved_master_forgets_edges_and_orders_them_again(master: Any) -> None:
-    """After a change of its address, the master closes the edges to its children and gives them new
-    ones."""
+    """After a change of its address, the master replaces the edges to its children."""
     master.running()
     effects = master.step(ev.EndpointChanged("master", 2))
     assert every(effects, ev.CloseEdge) == [ev.CloseEdge(1), ev.CloseEdge(2)]

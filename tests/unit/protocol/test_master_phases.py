@@ -96,8 +96,7 @@ def test_a_fit_drains_audits_and_is_done(master: Any, make: Any) -> None:
 
 
 def test_whoever_drains_hears_that_the_last_epoch_is_over(master: Any, make: Any) -> None:
-    """The state that announces draining has the new epoch count, even if no scan of all members is
-    due."""
+    """The state that announces draining has the new epoch count, even between two scans."""
     master.running()
     master.machine._scan_due_s = master.now_s
     for node in (1, 2):
@@ -119,8 +118,7 @@ def test_it_is_not_done_before_the_driver_has_a_hash_of_its_own(master: Any, mak
 
 
 def test_the_final_commit_waits_for_every_last_update(master: Any, make: Any) -> None:
-    """The final commit is fixed only after every worker's last update; later updates are
-    ignored."""
+    """The final commit is fixed after every worker's last update; later ones are ignored."""
     finished(master, make)
     master.say(1, final=1)
     master.say(2, final=2)
@@ -144,8 +142,7 @@ def test_who_dies_before_the_end_holds_nothing_up(master: Any, make: Any) -> Non
 def test_a_pause_of_the_process_does_not_count_as_waiting_for_the_end(
     master: Any, make: Any
 ) -> None:
-    """After a pause of the master's process, the first answer closes no id of a worker whose answer
-    is still queued."""
+    """After a pause of the master, queued answers are still processed before ids are closed."""
     finished(master, make)
     master.now_s += 600.0
     for node in (1, 2):
@@ -173,8 +170,7 @@ def test_the_end_has_a_deadline(master_with: Any, make: Any, what: str) -> None:
 
 
 def test_the_end_has_all_its_time_after_a_long_step(master_with: Any) -> None:
-    """The deadline of draining starts when the phase begins, even if the last commit was long
-    ago."""
+    """The deadline of draining starts with the phase, even long after the last commit."""
     master = master_with(end_s=5.0).running()
     for _ in range(30):
         master.tick(1.0)
@@ -187,8 +183,7 @@ def test_the_end_has_all_its_time_after_a_long_step(master_with: Any) -> None:
 
 
 def test_a_stop_drains_what_there_is(master: Any, make: Any) -> None:
-    """A requested stop drains at once and keeps its first reason; workers that join are refused
-    without failure."""
+    """A stop drains at once and keeps its first reason; later joins get a harmless refusal."""
     master.running()
     master.hear(1, make.update(1, 1, batch=1))
     master.step(ev.StopRequested("enough"))
@@ -229,8 +224,7 @@ def test_without_any_rows_there_is_nothing_to_train(master_with: Any) -> None:
 
 
 def test_who_could_not_read_its_rows_says_so_first(master_with: Any) -> None:
-    """A worker that joined without rows may still report its failure, which is then the reason of
-    the abort."""
+    """If no worker has rows, a reported failure is the reason of the abort."""
     master = master_with(partitions=1)
     assert not every(master.enter(0, rows=0, batches=0) + master.tick(), ev.Abort)
     failed = TrainingFailure(node=1, reason="row 3 is null", host="h", trace="")
@@ -238,8 +232,7 @@ def test_who_could_not_read_its_rows_says_so_first(master_with: Any) -> None:
 
 
 def test_nobody_waits_for_ever_for_rows_that_do_not_come(master_with: Any) -> None:
-    """If all partitions are empty and no failure is reported within ``start_s``, the fit is
-    aborted."""
+    """If no worker has rows and none reports a failure, the fit is aborted after ``start_s``."""
     master = master_with(partitions=1)
     master.enter(0, rows=0, batches=0)
     effects: list[ev.Effect] = []
@@ -285,8 +278,7 @@ def tick_alive(master: Any, seconds: float) -> list[ev.Effect]:
 
 
 def test_a_finished_worker_is_asked_to_give_up_its_slot(master: Any, make: Any) -> None:
-    """A finished worker is asked to leave after ``release_s``, and its residual file is
-    recorded."""
+    """A finished worker is asked to leave after ``release_s``; its file is recorded."""
     one_waits(master, make)
     assert answers(tick_alive(master, 8), Release) == []
     asked = answers(tick_alive(master, 4), Release, "w0")
@@ -313,8 +305,7 @@ def test_slots_are_given_up_one_at_a_time(master_with: Any, make: Any) -> None:
 
 
 def test_who_may_not_know_its_id_yet_is_not_asked(master_with: Any) -> None:
-    """A worker without a confirmed place is not asked, even if its empty partition counts as
-    trained."""
+    """A worker whose place is not confirmed is not asked, even if its partition is empty."""
     master = master_with(partitions=4, fan_out=1, depth=4, release_s=3.0, start_s=1.0)
     master.enter(0)
     master.join(1, rows=0, batches=0)
@@ -340,8 +331,7 @@ def test_a_partition_without_a_worker_has_a_deadline(master_with: Any, make: Any
 
 
 def test_a_partition_without_a_worker_waits_while_others_train(master_with: Any, make: Any) -> None:
-    """The deadline does not run while other workers train: they free their slots when they are
-    finished."""
+    """The deadline does not run while others train: they free their slots when finished."""
     master = master_with(rejoin_s=30.0, release_s=1e9)
     master.running()
     master.evict(2)

@@ -102,8 +102,7 @@ def test_what_overtakes_the_answer_to_the_attach_is_dropped(node: Any, make: Any
 
 @pytest.mark.parametrize("snapshot", [True, False])
 def test_what_was_dropped_so_is_asked_for_at_once(node: Any, make: Any, snapshot: bool) -> None:
-    """Commits dropped before the attach reply are requested with it; perhaps no later commit would
-    show the gap."""
+    """Commits dropped before the reply are requested at once: no later one may show the gap."""
     node.opened()
     node.told(make.welcome())
     node.hear(make.committed(1))
@@ -138,8 +137,7 @@ def test_it_says_that_it_is_here(node: Any) -> None:
 
 
 def test_another_place_is_taken_without_a_request(node: Any, make: Any) -> None:
-    """A node that the master moves drops its old edge and continues over the new one from its
-    newest commit."""
+    """A node that the master moves drops its old edge and continues over the new one."""
     node.training()
     node.hear(make.committed(1))
     effects = node.told(make.welcome(edge=7, parent=3))
@@ -223,6 +221,7 @@ def test_it_waits_until_all_have_joined_and_then_trains(node: Any, make: Any) ->
 
 
 def test_updates_are_numbered_and_sent_and_struck_when_committed(node: Any, make: Any) -> None:
+    """Published updates are numbered from 1 and sent; a commit removes its update."""
     node.training()
     updates = [sent(node.step(make.published(batch)), Update)[0] for batch in (1, 2)]
     assert [(u.origin, u.seq, u.batch) for u in updates] == [(1, 1, 1), (1, 2, 2)]
@@ -232,6 +231,7 @@ def test_updates_are_numbered_and_sent_and_struck_when_committed(node: Any, make
 
 
 def test_others_updates_are_delivered_in_order_once(node: Any, make: Any) -> None:
+    """Commits are applied once and in order; after a gap the missing ones are requested."""
     node.training()
     first = node.hear(make.committed(1))
     assert only(first, ev.ApplyCommit).update.commit == 1
@@ -242,8 +242,7 @@ def test_others_updates_are_delivered_in_order_once(node: Any, make: Any) -> Non
 
 
 def test_commits_that_are_merely_late_are_not_asked_for(node: Any, make: Any) -> None:
-    """Commits that were sent but have not arrived are not requested, since a slow link may take
-    long."""
+    """Commits that are late but were sent are not requested, as a slow link may take long."""
     node.training()
     for _ in range(8):
         effects = node.alive(head=5, sent=5) + node.tick(1.0)
@@ -251,8 +250,7 @@ def test_commits_that_are_merely_late_are_not_asked_for(node: Any, make: Any) ->
 
 
 def test_a_gap_is_asked_about_once_in_a_while(node: Any, make: Any) -> None:
-    """Requests after a gap are at least ASK_SPACING_S apart, as commits under way show the same
-    gap."""
+    """Requests are ASK_SPACING_S apart, as commits under way show the same gap."""
     node.training()
     assert sent(node.hear(make.committed(3)), CommitsRequest) == [CommitsRequest(0)]
     assert sent(node.hear(make.committed(4), ASK_SPACING_S / 2), CommitsRequest) == []
@@ -262,8 +260,7 @@ def test_a_gap_is_asked_about_once_in_a_while(node: Any, make: Any) -> None:
 
 
 def test_a_full_window_stops_training_and_a_commit_lets_it_go_on(node_with: Any, make: Any) -> None:
-    """Training waits while the window of uncommitted updates is full, and continues after a
-    commit."""
+    """Training waits while the window of uncommitted updates is full."""
     node = node_with(window_bytes=1).training()
     node.step(make.published(1))
     assert (node.order, node.machine.directive.reason[:11]) == (Command.WAIT, "its updates")
@@ -272,8 +269,7 @@ def test_a_full_window_stops_training_and_a_commit_lets_it_go_on(node_with: Any,
 
 
 def test_one_publication_at_a_time_where_the_link_sets_the_pace(node_with: Any, make: Any) -> None:
-    """With ``publications_max``, training continues without publishing until the last publication
-    is committed."""
+    """With ``publications_max``, training continues unpublished until a commit comes."""
     node = node_with(window_bytes=1, publications_max=1).training()
     assert node.machine.directive.publishes
     node.step(make.published(1))
@@ -287,8 +283,7 @@ def test_one_publication_at_a_time_where_the_link_sets_the_pace(node_with: Any, 
 def test_where_all_wait_for_the_slowest_link_a_round_is_as_long(
     node_with: Any, make: Any, max_lead: int | None, round_s: float
 ) -> None:
-    """With ``max_lead``, ``round_s`` is at least the longest delay of any link, as reported in the
-    state."""
+    """With ``max_lead``, ``round_s`` is at least the longest link delay in the state."""
     node = node_with(publications_max=1, max_lead=max_lead).training()
     node.hear(make.state(wait_ms=20_000))
     assert node.machine.directive.round_s == 0.0, "nothing of it was committed"
@@ -300,8 +295,7 @@ def test_where_all_wait_for_the_slowest_link_a_round_is_as_long(
 def test_a_relay_reckons_with_its_own_children_too(
     node_with: Any, make: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With ``max_lead``, a relay's ``round_s`` is at least the delay of its own links to
-    children."""
+    """With ``max_lead``, ``round_s`` is at least the delay of the links to children."""
     monkeypatch.setattr(Children, "max_link_delay_s", property(lambda children: 7.0))
     node = node_with(publications_max=1, max_lead=3).training()
     node.step(make.published(1))
@@ -358,8 +352,7 @@ def test_who_trains_alone_waits_for_nobody(node_with: Any, make: Any) -> None:
 
 
 def test_its_trainer_hears_how_many_train_and_how_far_they_are(node: Any, make: Any) -> None:
-    """The directive to train has the numbers of workers, committed minibatches and finished
-    epochs."""
+    """The directive has the numbers of workers, committed minibatches and finished epochs."""
     node.training()
     node.hear(make.state(training=4, minibatches=30, epochs=2))
     command = node.machine.directive

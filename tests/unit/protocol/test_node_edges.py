@@ -36,8 +36,7 @@ def test_updates_that_never_arrive_open_another_edge(node: Any, make: Any) -> No
 def test_updates_that_arrive_and_are_not_numbered_yet_leave_the_edge_alone(
     node: Any, make: Any
 ) -> None:
-    """An edge stays if sent bytes arrive, even if they are not committed: a slow mesh needs no new
-    edges."""
+    """An edge stays if bytes arrive but are not committed: a new one would not be faster."""
     node.training().step(make.published(1))
     effects: list[ev.Effect] = []
     for taken in range(1, 49):
@@ -69,8 +68,7 @@ def test_patience_begins_when_something_is_sent(node: Any) -> None:
 
 
 def test_each_edge_that_was_opened_in_vain_gets_more_patience(node: Any, make: Any) -> None:
-    """The timeout doubles with each edge given up, as some links need longer than a lease for a
-    message."""
+    """The timeout doubles with each edge given up, as slow links need long for a message."""
     node.training()
     waits = []
     for _ in range(3):
@@ -127,8 +125,7 @@ def test_a_message_that_takes_seven_leases_keeps_its_edge(node: Any, make: Any) 
 def test_a_long_update_that_goes_up_slowly_keeps_its_edge_and_goes_once(
     node: Any, make: Any
 ) -> None:
-    """An edge stays while parts of a long update keep arriving at the parent; the update is sent
-    once."""
+    """An edge stays while parts of a long update reach the parent; it is sent once."""
     node.training()
     effects = node.step(make.published(1, b"x" * 9_000_000))
     for second in range(1, 71):

@@ -1,5 +1,4 @@
-"""Tests of the end of a worker's task: drain, audit, release and failure, and the deadlines of all
-waits."""
+"""Tests of the end of a worker's task: drain, audit, release, failure, and the waits' deadlines."""
 
 from __future__ import annotations
 
@@ -34,8 +33,7 @@ def own_words(effects: list[ev.Effect]) -> list[Any]:
 
 
 def test_it_drains_audits_and_ends(node: Any, make: Any) -> None:
-    """A node drains, audits the final commit, leaves and ends, repeating each status until it is
-    acknowledged."""
+    """A node drains, audits, leaves and ends, and repeats its statuses until acknowledged."""
     node.training()
     node.step(make.published(1))
     node.hear(make.state(Phase.DRAINING))
@@ -59,8 +57,7 @@ def test_it_drains_audits_and_ends(node: Any, make: Any) -> None:
 
 
 def test_a_phase_that_was_overtaken_does_not_come_back(node: Any, make: Any) -> None:
-    """A state of an earlier phase is ignored; otherwise training would continue after the last
-    update."""
+    """A state of an earlier phase is ignored, so no training follows the last update."""
     node.training()
     node.hear(make.state(Phase.DRAINING))
     node.step(ev.TrainerDrained())
@@ -157,8 +154,7 @@ def test_a_released_one_leaves_unheard_after_a_while(node: Any) -> None:
 
 
 def test_a_failure_is_repeated_until_it_was_heard(node: Any, make: Any) -> None:
-    """A failed node repeats its report until the master confirms it, and then fails with its own
-    reason."""
+    """A failure report is repeated until the master confirms it; then the task fails."""
     node.training()
     failed = TrainingFailure(node=1, reason="NaN", trace="t", host="h", attempt=10)
     assert said(node.step(ev.TrainerFailed("NaN", "t")), TrainingFailure) == [failed]
@@ -175,8 +171,7 @@ def test_a_failure_says_what_the_worker_was_doing(node: Any) -> None:
 
 
 def test_what_its_code_says_is_told_at_once_and_once(node: Any) -> None:
-    """Printed lines are sent to the master at once and never repeated, also before the node has an
-    id."""
+    """Printed lines are sent to the master at once and only once, also before joining."""
     says = WorkerLog(host="h", partition=0, lines=[("training", "loss 0.5")], skipped=3)
     event = ev.OutputPrinted([("training", "loss 0.5")], 3)
     assert said(node.step(event), WorkerLog) == [says]
@@ -226,8 +221,7 @@ def test_nobody_answers_the_join(node: Any, make: Any) -> None:
 
 
 def test_a_place_that_is_not_ready_yet_is_waited_for(node: Any) -> None:
-    """A node waits for its place while the master probes it: the nodes above may still fetch
-    replicas."""
+    """A node waits for its place while the master probes it: others may get theirs first."""
     node.opened()
     for _ in range(200):
         node.told(Probe(7))  # the id that the master has chosen for it
@@ -277,8 +271,7 @@ def test_snapshots_that_grow_old_again_and_again_are_no_progress(node: Any, make
 
 
 def test_a_long_step_is_not_taken_for_a_missing_snapshot(node: Any, make: Any) -> None:
-    """While a complete snapshot waits for a long step to finish, the deadline for snapshots does
-    not run."""
+    """The deadline for a snapshot does not run while a complete one waits for a long step."""
     node.training()
     node.step(ev.ActivityChanged(Activity.STEPPING))
     node.hear(make.behind(3))
@@ -312,8 +305,7 @@ def test_a_step_has_a_deadline_and_a_waiting_trainer_none(node: Any, make: Any) 
 
 
 def test_a_long_snapshot_is_not_taken_for_a_long_step(node_with: Any, make: Any) -> None:
-    """The deadline of a step does not run while the trainer is paused, although its activity stays
-    STEPPING."""
+    """The deadline of a step does not run during a pause, although the activity is STEPPING."""
     node = node_with(lease_s=1e6).training()
     node.step(ev.ActivityChanged(Activity.STEPPING))
     node.hear(make.behind(5))
@@ -330,8 +322,7 @@ def test_a_long_snapshot_is_not_taken_for_a_long_step(node_with: Any, make: Any)
 
 
 def test_commits_that_do_not_arrive_have_a_deadline(node: Any, make: Any) -> None:
-    """A task fails if commits that exist do not arrive for ``stuck_s``, although the master is
-    heard."""
+    """A task fails if existing commits do not arrive for ``stuck_s``."""
     node.training()
     beat(node, 100, alive=True, head=0)
     beat(node, 115, alive=True, head=5, sent=5)
@@ -350,8 +341,7 @@ def test_one_sleep_does_not_excuse_the_next_silence(node: Any, make: Any) -> Non
 
 
 def test_time_asleep_counts_for_no_wait(node: Any, make: Any) -> None:
-    """Time in which the process did not run does not count as silence of the master, or as a long
-    step."""
+    """A pause of the process counts neither as silence of the master nor as a long step."""
     node.training()
     node.step(ev.ActivityChanged(Activity.STEPPING))
     assert isinstance(node.tick(3_600.0)[0], ev.ReopenStreams)

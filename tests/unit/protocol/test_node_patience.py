@@ -40,8 +40,7 @@ def test_a_slow_network_gets_twice_as_long_each_time() -> None:
 
 
 def test_contact_begins_anew_after_a_gap_that_a_message_of_the_master_ends() -> None:
-    """After a gap, contact counts as steady only after another full lease of signs, whatever
-    message ended the gap."""
+    """After a gap, contact is steady only after another lease, whatever ended the gap."""
     fit = FitView(NodeLimits(lease_s=2.0), 0.0)
     for tick in range(1, 6):
         fit.on_master_heard(tick / 2)

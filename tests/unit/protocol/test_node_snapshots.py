@@ -1,5 +1,4 @@
-"""Tests of a worker's node that falls behind and fetches a snapshot, or loses its id and
-returns."""
+"""Tests of a worker's node that fetches a snapshot, applies sums, or loses its id and returns."""
 
 from __future__ import annotations
 
@@ -22,8 +21,7 @@ from tests.unit.protocol.spoken import every, only, said, sent
 
 
 def test_a_node_that_fell_behind_pauses_and_takes_a_snapshot(node: Any, make: Any) -> None:
-    """A node that fell behind pauses its trainer, holds new commits, installs the snapshot and
-    trains again."""
+    """A node that fell behind pauses, fetches and installs a snapshot, and trains again."""
     node.training()
     for batch in (1, 2):
         node.step(make.published(batch))
@@ -89,8 +87,7 @@ def test_a_chunk_of_a_commit_that_is_not_here_shows_a_gap(node: Any, make: Any) 
 
 
 def test_chunks_that_the_parent_has_forgotten_are_asked_for_again(node: Any, make: Any) -> None:
-    """A second SnapshotRequired means that the parent forgot the requests, so the chunks are
-    requested again."""
+    """A second SnapshotRequired means that requests were forgotten, so they are repeated."""
     node.training()
     node.hear(make.behind(7))
     node.hear(make.committed(8))
@@ -98,8 +95,7 @@ def test_chunks_that_the_parent_has_forgotten_are_asked_for_again(node: Any, mak
 
 
 def test_falling_behind_again_while_a_replica_is_installed(node: Any, make: Any) -> None:
-    """SnapshotRequired during an installation starts another fetch, which is installed after the
-    first."""
+    """SnapshotRequired during an installation starts another fetch, installed afterwards."""
     node.training()
     node.hear(make.behind(3))
     node.step(ev.TrainerPaused(2))
@@ -114,8 +110,7 @@ def test_falling_behind_again_while_a_replica_is_installed(node: Any, make: Any)
 
 
 def test_an_edge_that_dies_while_catching_up_keeps_what_has_come(node: Any, make: Any) -> None:
-    """Over a new edge a fetch keeps its chunks and held commits, and requests only the missing
-    chunks."""
+    """Over a new edge, a fetch keeps its chunks and commits and requests the missing chunks."""
     node.training()
     node.me.replication.chunks = 2
     node.hear(make.behind(3))
@@ -158,8 +153,7 @@ def test_a_sum_is_taken_by_whoever_is_exactly_there(node: Any, make: Any) -> Non
 
 
 def test_a_sum_from_somewhere_else_is_refused(node: Any, make: Any) -> None:
-    """A sum that begins before or after the node's newest commit is not applied; missing commits
-    are requested."""
+    """A sum that does not begin right after the node's newest commit is not applied."""
     node.training()
     node.hear(make.committed(1))
     for merged in (make.merged(0, 5), make.merged(2, 5)):
@@ -169,8 +163,7 @@ def test_a_sum_from_somewhere_else_is_refused(node: Any, make: Any) -> None:
 
 
 def test_a_sum_counts_while_a_snapshot_comes(node: Any, make: Any) -> None:
-    """A sum that arrives during a fetch is held for older chunks, and own updates in it count as
-    committed."""
+    """A sum during a fetch is held for older chunks; own updates in it are committed."""
     node.training()
     node.step(make.published(1))
     node.me.replication.chunks = 2
@@ -243,8 +236,7 @@ def returned(node: Any, make: Any, committed: int) -> list[ev.Effect]:
 
 
 def test_a_returner_sends_what_was_not_committed_under_its_new_id(node: Any, make: Any) -> None:
-    """A returned node sends its uncommitted updates again under the new id, and reports its own
-    position."""
+    """A returned node resends uncommitted updates under its new id, and keeps its position."""
     node.training()
     for batch in (1, 2, 3):
         node.step(make.published(batch))
@@ -278,8 +270,7 @@ def test_updates_made_between_closing_and_welcome_get_new_numbers_too(node: Any,
 
 
 def test_closed_twice_before_the_welcome_came(node: Any, make: Any) -> None:
-    """A node whose new id, 5, is closed before its welcome arrived joins again, and sends its
-    updates as node 6."""
+    """A node whose new id 5 is closed before its welcome arrives joins again, as node 6."""
     node.training()
     node.step(make.published(1))
     node.told(make.closed(1, 0))
@@ -323,8 +314,7 @@ def test_whoever_comes_back_leaves_its_children_to_others(node: Any, make: Any) 
 
 
 def test_whoever_comes_back_before_it_had_a_replica_starts_afresh(node: Any, make: Any) -> None:
-    """A node that rejoins before it had a replica starts as a new worker, with a position and
-    residual files."""
+    """A node that rejoins before it had a replica starts as a new worker."""
     node.joined()
     node.told(make.closed(1, 0))
     node.opened()
@@ -375,8 +365,7 @@ def test_nobody_waits_for_what_a_newcomer_or_returner_missed(node_with: Any, mak
 def test_a_newcomer_counts_from_where_the_slowest_is_when_it_can_train(
     node_with: Any, make: Any
 ) -> None:
-    """A new worker's steps count from those of the slowest worker at the time of its
-    installation."""
+    """A new worker's steps count from the slowest worker's at the time of installation."""
     node = node_with(max_lead=2).joined()
     node.hear(make.state(slowest=50))
     node.hear(make.chunk(0))

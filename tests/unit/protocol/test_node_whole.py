@@ -83,8 +83,7 @@ def test_a_new_edge_in_the_middle_of_a_snapshot_goes_on_with_it(whole: Any, make
 def test_an_id_that_is_closed_before_it_began_leaves_its_grants_to_the_next(
     whole: Any, make: Any
 ) -> None:
-    """A process that rejoins before it began is new and gets its files; after that it counts as
-    returned."""
+    """A process that rejoins before it began gets its files; later it counts as returned."""
     whole.told(make.closed(1, 0))
     whole.opened()
     again = {"count": 2, "request": 2, "closed": [(1, 0)], "grants": ["f"]}
@@ -98,8 +97,7 @@ def test_an_id_that_is_closed_before_it_began_leaves_its_grants_to_the_next(
 
 
 def test_in_mid_training_it_borrows_an_updaters_state(whole: Any, make: Any) -> None:
-    """A node that begins in mid-training fetches an optimizer state, and is credited with the
-    slowest worker's steps."""
+    """A late node fetches an optimizer state, and starts at the slowest worker's steps."""
     whole.hear(make.state(slowest=9))
     begun(whole)
     assert whole.me.transfers.fetch is not None

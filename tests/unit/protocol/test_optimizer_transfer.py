@@ -1,5 +1,4 @@
-"""Tests of optimizer transfer: which worker fetches whose state, how chunks are requested, and for
-how long."""
+"""Tests of optimizer transfer: who fetches whose state, and how chunks are requested and sent."""
 
 from __future__ import annotations
 
@@ -80,8 +79,7 @@ def test_chunks_that_do_not_make_the_copy_that_they_name_begin_anew() -> None:
 
 
 def test_chunks_are_asked_for_a_few_at_a_time_and_again_each_time_later() -> None:
-    """A few chunks are requested at once; without an answer they are requested again, at doubling
-    intervals."""
+    """A few chunks are requested at once, and again at doubling intervals."""
     fetch = OptimizerFetch(10.0, 10.0)
     fetch.take(chunk(0, b"012345678"), 0.0)
     some = list(range(1, 1 + ASKED_AT_ONCE))
@@ -91,8 +89,7 @@ def test_chunks_are_asked_for_a_few_at_a_time_and_again_each_time_later() -> Non
 
 
 def test_chunks_are_not_asked_for_again_while_others_come() -> None:
-    """Pending chunks are not requested again while other chunks arrive one by one over a slow
-    link."""
+    """Pending chunks are not requested again while others arrive over a slow link."""
     fetch = OptimizerFetch(60.0, 60.0)
     fetch.take(chunk(0, b"01234"), 0.0)
     assert fetch.next_requests(0.0) == [1, 2, 3, 4]
@@ -104,8 +101,7 @@ def test_chunks_are_not_asked_for_again_while_others_come() -> None:
 
 
 def test_patience_with_a_chunk_follows_what_the_last_one_took() -> None:
-    """The retry time is at least twice the last chunk's time, since a link further up may be
-    slow."""
+    """The retry time is at least twice the last chunk's: a link further up may be slow."""
     fetch = OptimizerFetch(60.0, 60.0)
     assert fetch.next_requests(0.0) == [0]
     fetch.take(chunk(0, b"01234"), 1.9)
@@ -141,8 +137,7 @@ def test_each_chunk_that_comes_extends_the_deadline() -> None:
 
 
 def test_who_joins_late_waits_for_an_updaters_state(node_with: Any, make: Any) -> None:
-    """A worker that joins in mid-training waits for another worker's optimizer state before it
-    trains."""
+    """A worker that joins in mid-training waits for another worker's optimizer state."""
     node = late(node_with(optimizer_wait_s=5.0), make)
     assert (node.order, node.machine.directive.reason[:11]) == (Command.WAIT, "the updater")
     assert not node.me.transfers.is_source
@@ -174,8 +169,7 @@ def test_a_pause_of_the_process_does_not_count_as_waiting_for_it(node_with: Any,
 def test_nothing_is_lent_before_the_trainer_has_what_was_borrowed(
     node_with: Any, make: Any
 ) -> None:
-    """A worker serves its fetched state only after a step, when its trainer has certainly installed
-    that state."""
+    """A worker serves a fetched state only after a step, when it is certainly installed."""
     borrower = late(node_with(optimizer_wait_s=5.0), make)
     assert only(borrower.hear(chunk()), ev.InstallOptimizer).payload == b"0"
     assert not borrower.me.transfers.is_source
@@ -185,8 +179,7 @@ def test_nothing_is_lent_before_the_trainer_has_what_was_borrowed(
 
 
 def test_a_borrowed_state_is_lent_on_and_a_fresh_one_never(node_with: Any, make: Any) -> None:
-    """A latecomer with a fetched state becomes a source for others; one with a fresh state never
-    does."""
+    """A latecomer with a fetched state becomes a source; one with a fresh state never does."""
     borrower = late(node_with(optimizer_wait_s=5.0), make)
     borrower.hear(chunk())
     fresh = late(node_with(optimizer_wait_s=5.0), make)
@@ -204,8 +197,7 @@ def test_a_borrowed_state_is_lent_on_and_a_fresh_one_never(node_with: Any, make:
 def test_who_goes_on_in_the_middle_borrows_whatever_the_slowest_has_done(
     node_with: Any, make: Any, welcome: dict[str, int]
 ) -> None:
-    """A successor that starts in mid-partition fetches a state even if the slowest worker has 0
-    steps."""
+    """A successor in mid-partition fetches a state even if the slowest worker has 0 steps."""
     node = node_with(optimizer_wait_s=5.0).joined(**welcome)
     node.hear(make.state(slowest=0))
     node.hear(make.chunk(0))
@@ -238,8 +230,7 @@ def test_a_parent_that_has_trained_lends_its_own(node: Any) -> None:
 
 
 def test_one_that_has_not_trained_asks_above_but_answers_no_for_itself(node: Any) -> None:
-    """An untrained worker forwards a child's request to its parent, and ignores one from the
-    master."""
+    """An untrained worker forwards a child's request, and ignores the master's."""
     node.training().with_child(5)
     ask = OptimizerRequest(5, None, 0)
     assert node.hear(ask, sender=5) == [ev.Send(0, ask)]
@@ -249,8 +240,7 @@ def test_one_that_has_not_trained_asks_above_but_answers_no_for_itself(node: Any
 def test_the_master_asks_the_same_worker_again_and_brings_the_answer_down(
     master: Any, make: Any
 ) -> None:
-    """The master forwards requests to the same source each time, and its chunks down to the
-    asker."""
+    """The master forwards requests to one source, and the source's chunks to the asker."""
     master.running()
     ask = OptimizerRequest(2, None, 0)
     assert master.hear(2, ask) == []  # nobody has trained
@@ -265,8 +255,7 @@ def test_the_master_asks_the_same_worker_again_and_brings_the_answer_down(
 def test_who_was_asked_first_is_asked_for_the_rest_whoever_has_trained_more_since(
     master_with: Any,
 ) -> None:
-    """The source stays the same while it lives, because chunks of two sources do not form one
-    copy."""
+    """The source stays the same while it lives: chunks of two sources form no copy."""
     master = master_with(partitions=3).running()
     ask = OptimizerRequest(3, None, 0)
     for node, steps in ((1, 5), (2, 3)):
@@ -282,8 +271,7 @@ def test_who_was_asked_first_is_asked_for_the_rest_whoever_has_trained_more_sinc
 
 
 def test_a_chunk_goes_down_to_whoever_leads_to_the_asker_and_else_up(node: Any, make: Any) -> None:
-    """A chunk is forwarded to the child that leads to the asker, or to the parent if no child
-    does."""
+    """A chunk is forwarded to the child that leads to the asker, or else to the parent."""
     node.training().with_child(5).with_child(6)
     node.hear(make.report(make.status(8)), sender=5)
     assert node.hear(chunk(asker=8)) == [ev.Send(5, chunk(asker=8))]
@@ -295,8 +283,7 @@ def test_a_chunk_goes_down_to_whoever_leads_to_the_asker_and_else_up(node: Any, 
 def test_a_chunk_never_goes_back_where_it_came_from(
     node: Any, make: Any, sender: int, asker: int
 ) -> None:
-    """A chunk is dropped if its only way leads back to the sender; otherwise two nodes could
-    exchange it forever."""
+    """A chunk never goes back to its sender: two nodes could exchange it forever."""
     node.training().with_child(5)
     node.hear(make.report(make.status(8)), sender=5)
     assert node.hear(chunk(asker=asker), sender=sender) == []

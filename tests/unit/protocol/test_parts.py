@@ -1,5 +1,4 @@
-"""Tests of the master's small parts: leases, partitions, residual checkpoints, members and the
-sequencer."""
+"""Tests of small parts of the master: leases, partitions, residual files, members, sequencer."""
 
 from __future__ import annotations
 
@@ -21,8 +20,7 @@ LEASE_S = 10.0
 
 
 def beat(leases: Leases, until_s: float, from_s: float = 0.0) -> list[tuple[int, float]]:
-    """Check the leases every second until one expires; return (node, seconds of silence) of
-    those."""
+    """Check the leases every second until one expires; return (node, seconds of silence)."""
     lost: list[tuple[int, float]] = []
     now_s = from_s
     while now_s < until_s and not lost:
@@ -135,8 +133,7 @@ def test_a_grant_follows_its_process_to_another_id() -> None:
 
 
 def test_what_is_left_is_known_by_executor() -> None:
-    """Files that workers left are recorded by executor; a later record of a file replaces the
-    earlier one."""
+    """Files that workers left are recorded by executor; the newest record of a file counts."""
     checkpoints = ResidualCheckpoints({})
     checkpoints.record("e", 1, ResidualCheckpoint("p", 1.5))
     checkpoints.record(
@@ -202,8 +199,7 @@ def test_those_train_who_have_a_replica_and_are_not_finished(master: Any) -> Non
 
 
 def test_a_status_that_was_overtaken_takes_no_worker_back(master: Any, make: Any) -> None:
-    """An overtaken status lowers neither a worker's steps nor its activity, and FINISHED is
-    final."""
+    """An overtaken status lowers neither steps nor activity, and FINISHED is final."""
     master.running()
     old = make.status(1, count=1, steps=0, activity=Activity.CATCHING_UP)
     master.say(1, steps=4, activity=Activity.STEPPING)
@@ -219,8 +215,7 @@ def test_a_status_that_was_overtaken_takes_no_worker_back(master: Any, make: Any
 
 
 def test_updates_are_numbered_in_their_origins_order(make: Any) -> None:
-    """Each origin's updates are numbered once and in order; repeats, gaps and unknown origins are
-    ignored."""
+    """Updates are numbered once, in each origin's order; all others are ignored."""
     sequencer = Sequencer(10**6, IgnoredMessages())
     sequencer.admit(1)
     sequencer.admit(2)

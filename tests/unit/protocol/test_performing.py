@@ -18,8 +18,7 @@ ADMITTED, HASH, NOTE = ev.IdAssigned(1, 0, 0, 0, (), False), ev.HashReplica(9), 
 
 
 def dying_at(*deaths: Effect) -> tuple[Callable[[Effect], None], list[Effect]]:
-    """Return a function that performs effects and raises DriverLost at ``deaths``, and the list of
-    performed ones."""
+    """Return a function that raises DriverLost at ``deaths``, and the list of what it performed."""
     done: list[Effect] = []
 
     def perform(effect: Effect) -> None:
@@ -47,8 +46,7 @@ def test_all_is_performed_in_order() -> None:
 def test_what_needs_no_driver_is_performed_after_its_death(
     effects: list[Effect], death: Effect, performed: list[Effect]
 ) -> None:
-    """After DriverLost, only effects that need no media driver are performed, and the error is
-    raised."""
+    """After DriverLost, only effects that need no media driver are performed."""
     perform, done = dying_at(death)
     with pytest.raises(DriverLost, match=type(death).__name__):
         perform_all(effects, perform)
@@ -56,8 +54,7 @@ def test_what_needs_no_driver_is_performed_after_its_death(
 
 
 def test_the_first_of_two_losses_is_raised() -> None:
-    """Of two DriverLost errors the first is raised; the second may come from effects nested in
-    another."""
+    """Of two DriverLost errors the first is raised; nested effects may cause the second."""
     perform, done = dying_at(CLOSE, HASH)
     with pytest.raises(DriverLost, match="CloseEdge"):
         perform_all([CLOSE, HASH, NOTE], perform)

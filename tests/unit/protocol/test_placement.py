@@ -44,8 +44,7 @@ def probed(effects: list[ev.Effect]) -> list[int]:
 
 
 def test_nobody_is_ordered_under_one_that_is_not_there_yet(master_with: Any) -> None:
-    """A node gets its place only after its parent's place is confirmed; parent and node then learn
-    the same edge."""
+    """A node gets a place only after its parent's is confirmed; both learn the same edge."""
     master = master_with(partitions=3, **MESH)
     assert ordered(master.join(0, executor="e0")) == [(1, 0)]
     assert ordered(master.join(1, executor="e1")) == [(2, 0)]
@@ -92,8 +91,7 @@ def test_another_edge_of_a_node_has_other_streams(mesh_of: Any) -> None:
 
 
 def test_once_it_is_there_its_parent_holds_its_lease(mesh_of: Any) -> None:
-    """Once a place is confirmed, the node's parent holds the lease; the master holds its own
-    children's only."""
+    """Once a place is confirmed, the parent holds the lease; the master holds its children's."""
     master = mesh_of(3)
     keep_alive(master, 30.0)
     assert list(master.machine.members.live) == [1, 2, 3]
@@ -192,8 +190,7 @@ def test_who_is_asked_already_is_not_asked_twice_as_often(mesh_of: Any) -> None:
 
 
 def test_those_who_stay_silent_go_in_one_change(mesh_of: Any) -> None:
-    """Nodes that stay silent are closed together: here 3, 4 and 8, of which node 1 reports 3 and
-    4."""
+    """Silent nodes are closed together: here 3, 4 and 8, of which node 1 reports 3 and 4."""
     master = mesh_of(10)  # 3: 7, 8  4: 9, 10
     before = master.machine.placement.tree
     silent(master, 1, 3)
@@ -259,8 +256,7 @@ def test_a_strangers_complaint_is_nothing(mesh_of: Any) -> None:
 
 
 def test_who_asks_gets_another_edge_and_its_parent_is_asked(mesh_of: Any) -> None:
-    """A node that asks gets a new edge, and its old parent and all nodes below that parent are
-    probed."""
+    """A node that asks gets a new edge; its parent and all nodes below that are probed."""
     master = mesh_of(8)
     effects = master.join(2, request=2, executor="e2")
     assert ordered(effects) == [(3, 1)]
@@ -294,8 +290,7 @@ def test_a_lost_nodes_children_wait_for_its_successor(mesh_of: Any) -> None:
 
 
 def test_who_has_answered_takes_the_place_and_not_who_may_be_gone_as_well(mesh_of: Any) -> None:
-    """A node that answered its probe becomes the successor, not the deeper leaf that has not
-    answered."""
+    """A node that answered its probe becomes the successor, not a deeper silent leaf."""
     master = mesh_of(8)
     keep_alive(master, 5.0, 1, 8)
     for node in (3, 4):

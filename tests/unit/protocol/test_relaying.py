@@ -1,5 +1,4 @@
-"""Tests of a relay: what a worker in a mesh does for the nodes below it. It is node 1, its parent
-node 4."""
+"""Tests of a relay: what it does for the nodes below it. It is node 1, its parent node 4."""
 
 from __future__ import annotations
 
@@ -177,8 +176,7 @@ def test_a_slow_child_holds_up_neither_the_node_nor_its_brothers(node_with: Any,
 
 
 def test_the_question_for_an_origin_goes_to_the_child_that_leads_to_it(relay: Any) -> None:
-    """A resend request is forwarded to the child that leads to the origin, or ignored if none
-    does."""
+    """A resend request goes to the child that leads to the origin; it is ignored without one."""
     below(relay, 8)
     assert relay.hear(ResendRequest(8)) == [ev.Send(5, ResendRequest(8))]
     assert relay.hear(ResendRequest(8), AGAIN_LEAST_S / 2) == [
@@ -211,8 +209,7 @@ def test_a_question_for_all_goes_to_all(relay: Any, make: Any) -> None:
 
 
 def complaints(relay: Any, seconds: float, *speaking: int) -> list[ChildSilent]:
-    """Let time pass in which only the children ``speaking`` send heartbeats; return the reports of
-    silence."""
+    """Let time pass in which only ``speaking`` children send heartbeats; return the reports."""
     effects: list[ev.Effect] = []
     for _ in range(int(seconds * 2)):
         relay.alive()
@@ -223,8 +220,7 @@ def complaints(relay: Any, seconds: float, *speaking: int) -> list[ChildSilent]:
 
 
 def test_a_silent_child_is_complained_of_until_something_is_done(relay: Any) -> None:
-    """A silent child is reported to the master every quarter lease until the master orders to
-    disown it."""
+    """A silent child is reported every quarter lease until the master disowns it."""
     edge = relay.me.children.by_node[5].edge
     assert complaints(relay, LEASE_S, 6) == []
     assert complaints(relay, 1.0, 6) == [ChildSilent(1, 5, edge)]

@@ -87,8 +87,7 @@ def test_other_rows_than_the_checkpoints_end_it_with_a_remedy(
 
 
 def test_rows_that_change_between_attempts_are_said_to_do_so(make: Any) -> None:
-    """Once a worker's rows have matched the checkpoint, different rows mean that they changed
-    between attempts."""
+    """After an attempt with the checkpoint's rows, other rows have changed between attempts."""
     master = master_of(make, spec_of((0, 2), (1, 0)))
     master.join(1, rows=7, checksum=5, batches=3)
     abort = aborted(master.join(1, rows=8, checksum=5, batches=3, token=99, attempt=99))
@@ -96,8 +95,7 @@ def test_rows_that_change_between_attempts_are_said_to_do_so(make: Any) -> None:
 
 
 def test_where_all_is_trained_it_ends_without_anybody(make: Any) -> None:
-    """A fit whose partitions are all trained ends without any worker, and refuses those that
-    join."""
+    """A fit whose partitions are all trained ends without workers, and refuses joins."""
     master = master_of(make, spec_of((2, 0), (2, 0)))
     effects = [*master.tick(), *master.tick()]
     assert master.phase is Phase.AUDIT
@@ -123,8 +121,7 @@ def test_who_begins_where_the_fit_did_borrows_no_updater(node_with: Any, make: A
 
 
 def test_who_could_not_read_its_rows_says_so_and_does_not_join(node: Any) -> None:
-    """A worker that cannot read its rows reports the failure and does not join, since it would
-    state wrong rows."""
+    """A worker that cannot read its rows reports that, and does not join with wrong rows."""
     told = node.step(ev.TrainerFailed("no room on the disk", "trace"))
     message = only(told, ev.SendDirect).message
     who = node.machine.membership.identity
@@ -192,8 +189,7 @@ def test_what_comes_after_that_is_counted_and_dropped(master: Any) -> None:
 
 
 def all_lending(master: Any) -> Any:
-    """Start training with three nodes, all of them sources, of which node 2 has taken the most
-    steps."""
+    """Start training with three sources, of which node 2 has taken the most steps."""
     master.running()
     for node, steps in ((1, 5), (2, 7), (3, 3)):
         master.say(node, steps=steps, activity=Activity.STEPPING, lends=True)

@@ -1,5 +1,4 @@
-"""Tests that the table of messages matches the state machines, and that docs/protocol.md has both
-tables."""
+"""Tests that the table of messages matches the machines, and docs/protocol.md has both tables."""
 
 from __future__ import annotations
 
@@ -24,8 +23,7 @@ NAMED = {(route.kind, route.way): route.handler for route in ROUTES}
 
 
 def sample(kind: type, make: Make) -> m.Message:
-    """Return a message of this type, as a node under ``PARENT`` with ``CHILD``, or a master, may
-    get it."""
+    """Return a message of this type, for a node under ``PARENT`` with ``CHILD`` or a master."""
     made: list[m.Message] = [
         make.join(), make.welcome(), make.adopt(6), make.attach(), make.attached(), make.report(),
         make.state(m.Phase.DONE), make.closed(1), make.behind(7), make.chunk(0), make.merged(0, 2),

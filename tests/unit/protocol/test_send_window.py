@@ -1,5 +1,4 @@
-"""Tests of ``SendWindow``: how many bytes may be under way on a link, and how the window follows
-the delay."""
+"""Tests of ``SendWindow``: how many bytes may be under way, and how that follows the delay."""
 
 from __future__ import annotations
 
@@ -26,8 +25,7 @@ KIB = 1 << 10
 
 
 class Wire:
-    """A simulated wire with a rate and a delay, and a window that limits the messages of one size
-    on it."""
+    """A simulated wire with a rate and a delay, and the window of its sender."""
 
     def __init__(
         self,
@@ -61,8 +59,7 @@ class Wire:
             self.way.append((self.free_s + self.delay_s, upto))
 
     def run(self, seconds: float, *, wants: bool = True) -> None:
-        """Every 10 ms, acknowledge what arrived, and send what the window allows if ``wants`` is
-        true."""
+        """Every 10 ms, acknowledge what arrived, and send what has room if ``wants``."""
         until_s = self.now_s + seconds
         while self.now_s < until_s:
             self.now_s += 0.01
@@ -83,8 +80,7 @@ class Wire:
 
 
 def test_what_a_message_counts_is_the_same_at_both_ends(make: Any) -> None:
-    """Both ends compute the same weight of a message, also for chunks, whose bytes the sender's
-    machine lacks."""
+    """Both ends compute the same weight of a message, also for chunks."""
     assert message_weight(make.update(1, 1, b"12345"), 0) == HEADER_BYTES + 5
     assert message_weight(make.committed(1, payload=b""), 0) == HEADER_BYTES
     assert message_weight(make.chunk(3), 1000) == HEADER_BYTES + 1000
@@ -132,8 +128,7 @@ def test_the_window_is_never_more_than_the_most_that_is_allowed() -> None:
 
 
 def test_only_what_the_neighbour_is_done_with_makes_room() -> None:
-    """Only bytes that the neighbour has forwarded make room; bytes that merely arrived still wait
-    there."""
+    """Only forwarded bytes make room; bytes that merely arrived still wait there."""
     link = SendWindow(1000, 0.0)
     link.on_sent(1000, 0.0)
     link.on_ack(1000, 0, 1.0)
@@ -176,8 +171,7 @@ def test_nobody_is_done_with_more_than_was_handed_over() -> None:
 @pytest.mark.parametrize("rate", [125e3, 1.25e6, 12.5e6, 125e6])
 @pytest.mark.parametrize("delay_s", [0.0, 0.02, 0.5])
 def test_a_link_is_used_and_its_queue_stays_short(rate: float, delay_s: float) -> None:
-    """From 1 Mbit/s to 1 Gbit/s and for delays up to 0.5 s, at least 85 % of the rate is used, and
-    messages spend at most 5 * QUEUE_S in queues."""
+    """From 1 Mbit/s to 1 Gbit/s, 85 % of the rate is used; queues are at most 5 * QUEUE_S."""
     wire = Wire(rate, delay_s, size=max(8 * KIB, int(rate / 500)))
     wire.run(20.0)
     wire.watch()
@@ -225,8 +219,7 @@ def test_a_queue_is_answered_once_not_for_every_message_in_it() -> None:
 
 
 def test_a_queue_that_turns_out_twice_as_long_is_answered_again() -> None:
-    """The window shrinks again if later messages of a queue waited more than twice as long as its
-    first one."""
+    """The window shrinks again if later messages of a queue waited twice as long."""
     wire = Wire(12.5e6, 0.001, window_max=4 << 20)
     wire.run(20.0)
     wire.narrow(100)
@@ -241,8 +234,7 @@ def test_a_queue_that_turns_out_twice_as_long_is_answered_again() -> None:
 
 
 def test_a_window_that_holds_nothing_back_does_not_grow() -> None:
-    """The window does not grow while no message has to wait for it, because the link's limit is not
-    reached."""
+    """The window does not grow while no message waits: the link's limit is not reached."""
     link = SendWindow(PLENTY, 0.0)
     for i in range(100):
         assert link.has_room(1000)
@@ -270,8 +262,7 @@ def test_to_have_held_something_back_once_says_nothing_of_later() -> None:
 
 
 def test_the_rate_is_what_goes_through_while_something_is_under_way() -> None:
-    """The rate counts only the time in which something is under way, so idle time does not lower
-    it."""
+    """The rate counts only time in which something is under way; idle time is left out."""
     wire = Wire(1e6)
     assert wire.link.rate == 0.0
     wire.run(20.0)
@@ -282,8 +273,7 @@ def test_the_rate_is_what_goes_through_while_something_is_under_way() -> None:
 
 
 def test_the_oldest_without_a_sign_of_arrival_is_known_by_its_time() -> None:
-    """``since_s`` is the time of the oldest sent message without a sign of arrival, or of the last
-    such sign."""
+    """``since_s``: when the oldest message without a sign of arrival was sent, or the last sign."""
     link = SendWindow(PLENTY, 0.0)
     link.on_sent(100, 1.0)
     link.on_sent(100, 2.0)

@@ -1,5 +1,4 @@
-"""Tests of pauses of a process: each stored time is postponed by the pause, or listed here with the
-reason why not."""
+"""Tests of pauses of a process: each stored time is postponed, or listed here with a reason."""
 
 from __future__ import annotations
 
@@ -78,8 +77,7 @@ def times_in(parts: dict[str, Any]) -> dict[str, float]:
 
 @pytest.fixture
 def busy(node: Any, make: Any) -> Any:
-    """Return a node in which every wait has begun: updates in flight, a fetch, a leave and a
-    failure."""
+    """A node in which every wait has begun: updates in flight, a fetch, a leave, a failure."""
     node.training()
     node.step(make.published(), 1.0)
     node.step(ev.ReplicaHashed(0, "digest", None))
@@ -119,8 +117,7 @@ def test_a_short_pause_is_no_sleep(busy: Any) -> None:
 
 
 def test_every_time_of_a_master_is_shifted_or_is_named_with_its_reason(master: Any) -> None:
-    """The master postpones its times before the first event after the pause takes effect, or they
-    are listed here."""
+    """The master postpones its times before the first event after a pause takes effect."""
     master.running().evict(2)
     master.step(ev.OptimizerCopyRequest())
     before = times_of_master(master.machine)

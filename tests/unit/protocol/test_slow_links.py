@@ -15,8 +15,7 @@ WIDE = 1e9  # bytes per second
 
 
 def told(backlog: Backlog, waits: list[bool], carries: float = 0.0) -> list[float]:
-    """Observe the backlog once per second, while training makes 100 bytes/s; return the reported
-    rates."""
+    """Observe a backlog each second while training makes 100 bytes/s; return reported rates."""
     looks = [
         backlog.observe(wait, 100 * second, carries, float(second))
         for second, wait in enumerate(waits)
@@ -36,8 +35,7 @@ def test_a_burst_that_passes_is_no_narrow_link() -> None:
 
 
 def test_a_link_that_carries_more_than_is_made_is_not_to_blame() -> None:
-    """A link that carries more than training makes is not reported: its other end stalls, which is
-    reported separately."""
+    """A link that carries enough is not reported as slow: the cause is its other end."""
     assert told(Backlog(), [True] * 60, carries=WIDE) == []
 
 
@@ -63,8 +61,7 @@ def test_it_travels_among_a_relays_counters() -> None:
 
 
 def fed_too_little(parent: Any, **said: Any) -> list[SlowLink]:
-    """Let a child take one commit per second while five are made; return the slow links that were
-    found."""
+    """Let a child take one commit per second while five are made; return the slow links."""
     for second in range(2 * int(NARROW_S)):
         parent.now_s, head = float(second), parent.history.log.head
         parent.append(*(parent.make.committed(head + i, count=1000) for i in range(1, 6)))
@@ -85,8 +82,7 @@ def test_a_parent_names_the_child_that_takes_too_little(parent_with: Any) -> Non
 
 
 def test_who_takes_a_snapshot_has_no_slow_link_until_it_is_whole(parent_with: Any) -> None:
-    """A child that fetches a snapshot is not recorded as behind a slow link before the snapshot is
-    complete."""
+    """A child's link does not count as slow while the child fetches a snapshot."""
     parent = parent_with(window_bytes=ONE)
     parent.attach(whole=False, catching=True)
     assert parent.child().stage is SNAPSHOT

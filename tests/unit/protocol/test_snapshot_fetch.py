@@ -1,5 +1,4 @@
-"""Tests of ``SnapshotFetch``: which chunks it requests, keeps and drops, and when the snapshot is
-complete."""
+"""Tests of ``SnapshotFetch``: chunks that are requested, kept or dropped, and its completion."""
 
 from __future__ import annotations
 
@@ -12,8 +11,7 @@ PLENTY, ONE = 10**6, 1  # bytes: room for all commits of these tests, or for the
 
 
 def test_chunks_are_asked_for_a_few_at_a_time_and_once(make: Any) -> None:
-    """Each chunk is requested once, even if it takes a minute: it arrives, or its stream is
-    gone."""
+    """Each chunk is requested once, however long it takes: it arrives or its stream is gone."""
     catchup = SnapshotFetch(Log(PLENTY), 10, 0.0)
     assert catchup.next_requests() == list(range(ASKED_AT_ONCE))
     assert catchup.next_requests() == []
@@ -44,8 +42,7 @@ def passes(catchup: SnapshotFetch, held: Log, *commits: Any) -> None:
 
 
 def test_a_chunk_that_is_older_than_what_is_held_is_worthless(make: Any) -> None:
-    """A chunk is dropped and requested again if the log no longer has all commits after that
-    chunk."""
+    """A chunk is requested again if the log no longer has all commits after it."""
     held = Log(ONE)
     catchup = SnapshotFetch(held, 2, 0.0)
     catchup.take(make.chunk(0, 0), 0.0)
@@ -66,8 +63,7 @@ def test_a_chunk_beyond_the_last_is_ignored(make: Any) -> None:
 
 
 def test_progress_is_to_hold_more_chunks_than_ever(make: Any) -> None:
-    """Progress is made only when more chunks are held than ever before, also by a fetch that
-    replaced another."""
+    """Progress means to hold more chunks than ever before, also in a replaced fetch."""
     held = Log(ONE)
     catchup = SnapshotFetch(held, 3, 0.0)
     catchup.take(make.chunk(0, 0), 1.0)
@@ -91,8 +87,7 @@ def test_waiting_for_the_trainer_is_another_wait(make: Any) -> None:
 
 
 def test_another_parent_is_asked_for_what_is_lacking_at_once(make: Any) -> None:
-    """Chunks that the old parent sent are kept; only the missing ones are requested from the new
-    one."""
+    """Chunks of the old parent are kept; only missing ones are requested from the new one."""
     catchup = SnapshotFetch(Log(PLENTY), 3, 0.0)
     catchup.next_requests()
     catchup.take(make.chunk(0, 1), 0.1)
@@ -101,8 +96,7 @@ def test_another_parent_is_asked_for_what_is_lacking_at_once(make: Any) -> None:
 
 
 def test_a_chunk_with_half_a_sum_in_it_is_asked_for_again(make: Any) -> None:
-    """A chunk is useless if it contains part of a sum; chunks from before the sum, or with all of
-    it, are kept."""
+    """A chunk is useless if it contains part of a sum; with none or all of it, it is kept."""
     held = Log(PLENTY, base=3)
     catchup = SnapshotFetch(held, 4, 0.0)
     catchup.next_requests()

@@ -91,8 +91,7 @@ def test_a_worker_that_comes_back_begins_anew() -> None:
 
 
 def test_memory_is_bounded_and_older_counts_as_the_oldest(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only the newest commits are remembered; an older ``seen`` counts as the oldest remembered
-    one."""
+    """Only the newest commits are remembered; an older ``seen`` counts as the oldest."""
     monkeypatch.setattr(module, "REMEMBERED", 8)
     staleness = Staleness()
     for commit in range(1, 101):
@@ -103,8 +102,7 @@ def test_memory_is_bounded_and_older_counts_as_the_oldest(monkeypatch: pytest.Mo
 
 
 def test_the_master_counts_updates_and_what_was_told_without_one(master: Any, make: Any) -> None:
-    """The master counts minibatches of updates and those that a status reports without an
-    update."""
+    """The master counts minibatches of updates, and those reported without an update."""
     master.running()
     staleness = master.machine.order.staleness
     master.hear(1, make.update(1, 1, seen=0, batch=1))

@@ -1,5 +1,4 @@
-"""Tests of ``StatusTable``: which statuses go into the next report, how many, and when they are
-repeated."""
+"""Tests of ``StatusTable``: which statuses are in the next report, and when they are repeated."""
 
 from __future__ import annotations
 
@@ -44,6 +43,7 @@ def test_what_is_new_is_told_until_it_was_heard(make: Any) -> None:
 
 
 def test_only_what_changed_since_is_told_then(make: Any) -> None:
+    """A status that changes after a report stays pending when that report is acknowledged."""
     ledger = filled(make, 1, 2)
     stamp, _ = ledger.next_report()
     assert ledger.update(make.status(2, count=2, steps=9), 5)
@@ -134,8 +134,7 @@ def test_of_whoever_left_and_all_below_nothing_is_known(make: Any) -> None:
 
 
 def test_whoever_is_told_of_by_another_child_stands_under_that_one_now(make: Any) -> None:
-    """A repeated status from another child moves the node below that child, so dropping the first
-    child keeps it."""
+    """A status from another child moves the node there; dropping the first child keeps it."""
     ledger = filled(make, 1, via=5)
     assert not ledger.update(make.status(1), 6)  # the same status is no news
     assert ledger.child_towards(1) == 6
@@ -144,8 +143,7 @@ def test_whoever_is_told_of_by_another_child_stands_under_that_one_now(make: Any
 
 
 def test_counters_are_told_until_they_were_heard_and_then_only_anew(make: Any) -> None:
-    """Counters are in each report until they are acknowledged, and after that only if they have
-    changed."""
+    """Counters are reported until they are acknowledged, and later only if they have changed."""
     ledger = StatusTable()
     ledger.update(make.status(1, stats={"steps": 1.0}), 5)
     stamp, _ = ledger.next_report()

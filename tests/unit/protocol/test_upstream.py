@@ -1,5 +1,4 @@
-"""Tests of a relay's link to its parent: updates wait for room on it. The relay is node 1, its
-parent node 4."""
+"""Tests of a relay whose updates wait for room to its parent. It is node 1, its parent node 4."""
 
 from __future__ import annotations
 
@@ -32,8 +31,7 @@ def up(effects: list[ev.Effect]) -> list[tuple[int, int]]:
 
 
 def arrived(relay: Any, count: int, **fields: Any) -> list[ev.Effect]:
-    """Let the parent acknowledge ``count`` updates as received and forwarded; return the
-    effects."""
+    """Let the parent acknowledge ``count`` updates as forwarded; return the effects."""
     effects: list[ev.Effect] = relay.alive(
         bytes_received=count * ONE, bytes_forwarded=count * ONE, **fields
     )
@@ -41,8 +39,7 @@ def arrived(relay: Any, count: int, **fields: Any) -> list[ev.Effect]:
 
 
 def passed(effects: list[ev.Effect], child: int) -> list[tuple[int, int]]:
-    """Return (received, forwarded) updates of the child, from each state that was sent to that
-    child."""
+    """Return (received, forwarded) updates from each state that was sent to this child."""
     return [
         (s.bytes_received // ONE, s.bytes_forwarded // ONE) for s in sent(effects, State, child)
     ]
@@ -63,8 +60,7 @@ def test_what_the_link_has_no_room_for_waits_and_is_not_lost(relay: Any, make: A
 
 
 def test_updates_go_up_in_the_order_in_which_they_came(relay: Any, make: Any) -> None:
-    """Updates go up in their order of arrival, the relay's own included; small ones overtake no
-    others."""
+    """Updates go up in their order of arrival, own ones included; none overtakes another."""
     relay.hear(make.update(5, 1), sender=5)
     relay.hear(make.update(6, 1, b"x" * 100), sender=6)
     relay.step(make.published(1))
@@ -87,8 +83,7 @@ def test_a_child_hears_what_came_and_what_has_gone_on(relay: Any, make: Any) -> 
 def test_a_child_is_held_to_its_window_by_a_relay_that_cannot_go_on(
     relay: Any, node_with: Any, make: Any
 ) -> None:
-    """If the relay cannot forward, it stores at most one window of a child's updates; the rest
-    waits at the child."""
+    """A relay that cannot forward stores at most one window of a child's updates."""
     child = node_with(parent=1, flow_limits=relay.me.limits.flow_limits).training()
     for batch in range(1, 20):
         for update in sent(child.step(make.published(batch)), Update):
@@ -243,8 +238,7 @@ def test_a_part_from_a_stranger_says_nothing(relay: Any) -> None:
 
 
 def reopens(relay: Any, leases: float, **state: Any) -> bool:
-    """Return whether the relay opens fresh streams within ``leases`` while the master stays
-    heard."""
+    """Return whether the relay opens fresh streams within ``leases``; the master is alive."""
     for _ in range(int(10 * leases)):
         relay.alive(**state)
         if every(relay.tick(relay.me.limits.lease_s / 10), ev.ReopenStreams):
@@ -253,16 +247,14 @@ def reopens(relay: Any, leases: float, **state: Any) -> bool:
 
 
 def test_a_stream_upwards_is_dead_when_nothing_handed_up_arrives(relay: Any, make: Any) -> None:
-    """Unacknowledged bytes of a child's update make a relay replace its edge, even without own
-    updates."""
+    """A relay replaces its edge if a child's update is not acknowledged, even without own ones."""
     assert not reopens(relay, 1.5)
     relay.hear(make.update(5, 1), sender=5)
     assert reopens(relay, 1.5)
 
 
 def test_what_the_parent_has_counted_was_handed_up(relay: Any, make: Any) -> None:
-    """Bytes that the parent has received prove that the stream works, whether they are committed or
-    not."""
+    """Bytes that the parent received prove that the stream works, committed or not."""
     relay.hear(make.update(5, 1), sender=5)
     assert not reopens(relay, 3.5, bytes_received=ONE)
     relay.hear(make.update(5, 2), sender=5)
