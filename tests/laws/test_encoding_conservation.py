@@ -1,4 +1,4 @@
-"""I1: what was sent, kept, clipped and scaled away is what came in; replicas agree by bits.
+"""I1: sent, kept, clipped and scaled-away changes add up to the input; replicas are identical.
 
 All values are multiples of 1/8 on the grid 2^-3, where float32 adds exactly. So the law is tested
 with ==, for every backend, both ways to train, every form, aggregation and clipping.
@@ -38,7 +38,7 @@ shake_frequencies = st.sampled_from([0, 1, 2])
 
 @st.composite
 def trainings(draw: st.DrawFn) -> list[F32]:
-    """What a few steps change: f32[n] each, sparse ones and dense ones."""
+    """Draw the changes of a few training steps, f32[n] each, some sparse and some dense."""
     n = draw(st.integers(1, 60))
     some = st.one_of(st.just(0.0), eighths)
     return draw(st.lists(arrays(np.float32, n, elements=some, fill=st.just(0.0)), max_size=8))
@@ -46,7 +46,7 @@ def trainings(draw: st.DrawFn) -> list[F32]:
 
 @dataclass
 class World:
-    """One worker, and a replica elsewhere that applies what it publishes."""
+    """One worker, and a replica elsewhere that applies the published updates."""
 
     encoder: Encoder
     theta: F32
@@ -55,6 +55,7 @@ class World:
     sent: float = 0.0
 
     def learn(self, delta: F32) -> Encoded | None:
+        """Add ``delta`` to the residual, publish, and apply the update to the other replica."""
         if self.encoder.train_on == "replica":
             return self._received(self.encoder.publish(delta.copy(), self.theta))
         self.local += delta
@@ -71,14 +72,17 @@ class World:
         return update
 
     def held(self) -> F32:
+        """Return theta plus residual."""
         return self.theta + self.encoder.residual(self.local, self.theta)
 
     def destroyed(self) -> float:
+        """Return the mass that was clipped or scaled away."""
         counters = self.encoder.counters
         return counters.mass_clipped + counters.mass_scaled_away
 
 
 def world(encoder: Encoder) -> World:
+    """Return a worker and a replica with the same initial parameters."""
     start = np.arange(encoder.n_params, dtype=np.float32) * Q
     return World(encoder, start.copy(), start.copy(), start.copy())
 
@@ -105,6 +109,7 @@ def test_nothing_is_lost_that_is_not_counted(
     warm_up: WarmUp | None,
     shake_frequency: int,
 ) -> None:
+    """The mass that disappears in a publication is counted as clipped or scaled away."""
     n_params = steps[0].size if steps else 1
     worker = world(
         Encoder(
@@ -174,6 +179,7 @@ def test_both_backends_make_the_same_bytes(
 def test_nan_is_found_before_theta_changes(
     backend: str, train_on: str, delta: F32, where: int, bad: float
 ) -> None:
+    """NaN or infinity in the input raises an error before theta changes."""
     where %= delta.size
     delta[where] = bad
     worker = world(

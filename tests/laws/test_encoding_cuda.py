@@ -1,4 +1,4 @@
-"""The laws of encoding on a device hold in Numba's simulator, in a process of its own.
+"""The laws of encoding hold on a device, which Numba's simulator replaces, in a process of its own.
 
 Numba chooses between device and simulator when it is imported, once per process.
 """
@@ -16,8 +16,8 @@ pytestmark = pytest.mark.timeout(1600)
 
 ROOT = Path(__file__).parents[2]
 LIMIT_S = 1500.0  # the simulator takes 40 s alone, and many times that on a busy machine
-PASSED = 80  # at least so many, so that skipping all of them is no success
-ON_DEVICE_MEMORY = (  # the same tests as on the host; memory is a device's (``memories``)
+PASSED = 80  # so many must pass at least: skipped tests are no success
+ON_DEVICE_MEMORY = (  # tests that also run on the host, here in device memory (``memories``)
     "test_theta.py",
     "test_replica.py",
     "test_measuring.py",
@@ -28,7 +28,7 @@ ON_DEVICE_MEMORY = (  # the same tests as on the host; memory is a device's (``m
 
 
 def passed(*arguments: str) -> int:
-    """Run tests in a process under the simulator; how many passed."""
+    """Run tests in a process under the simulator, and return how many passed."""
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *arguments]
     environment = os.environ | {"NUMBA_ENABLE_CUDASIM": "1"}
     done = subprocess.run(

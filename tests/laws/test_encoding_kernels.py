@@ -1,4 +1,4 @@
-"""Every kernel set equals the NumPy definition with ==, whatever the floats; sums commute."""
+"""Each optimized kernel equals its NumPy definition exactly, for any floats; sums are exact."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ I32 = NDArray[np.int32]
 Hits = tuple[I32, I32]
 
 Q = 2.0**-20
-# Blocks are of 256 and 512 parameters, words of 64, packed bytes of 4.
+# Blocks have 256 or 512 parameters, words 64, packed bytes 4.
 sizes = st.one_of(
     st.integers(0, 40),
     st.sampled_from([63, 64, 65, 127, 255, 256, 257, 319, 511, 512, 513, 767, 1024, 1100]),
 )
-starts = st.integers(0, 3)  # an array's first parameter need not lie where vectors begin
+starts = st.integers(0, 3)  # arrays need not be aligned to vectors
 floats = st.floats(-20, 20, width=32)
 wild = st.floats(width=32, allow_subnormal=True)
 quanta = st.integers(1, 2**12).map(lambda half: 2 * half)
@@ -34,27 +34,27 @@ sides = st.sampled_from([1, -1])
 
 @st.composite
 def pairs(draw: st.DrawFn, elements: Any = floats) -> tuple[F32, F32]:
-    """local (or a residual) and theta, or the like: two arrays of one size."""
+    """Draw two arrays of one size, such as local parameters (or a residual) and theta."""
     n = draw(sizes)
     few = draw(arrays(np.float32, max(1, min(n, 30)), elements=elements))
     seed = draw(st.integers(0, 2**32 - 1))
     random = np.random.default_rng(seed)
     first = random.choice(few, n).astype(np.float32)
     theta = (random.integers(-(2**24), 2**24, n, endpoint=True) * Q).astype(np.float32)
-    if draw(st.booleans()):  # near to theta, where thresholds decide
+    if draw(st.booleans()):  # close to theta, so that values are near the threshold
         first = (theta + first * np.float32(2.0**-14)).astype(np.float32)
     return shifted(first, draw(starts)), shifted(theta, draw(starts))
 
 
 def shifted(values: F32, by: int) -> F32:
-    """The same values, beginning elsewhere in memory."""
+    """Return a copy of the values with another alignment in memory."""
     room = np.zeros(values.size + by, np.float32)
     room[by:] = values
     return room[by:]
 
 
 def same(name: str, *arguments: Any) -> Any:
-    """Run both versions on copies; demand equal answers and equal memory. Return both."""
+    """Run both kernels on copies; assert equal results and arrays, and return both."""
     answers: list[Any] = []
     memories: list[list[Any]] = []
     for kernels in (reference, kernels_cpu):
@@ -68,7 +68,7 @@ def same(name: str, *arguments: Any) -> Any:
 
 
 def shifted_like(array: NDArray[Any]) -> NDArray[Any]:
-    """A copy that begins as far from where vectors begin as the array does."""
+    """Return a copy with the same alignment, modulo 64 bytes."""
     by = array.ctypes.data % 64
     room = np.empty(array.nbytes + 128, np.uint8)
     begin = (by - room.ctypes.data) % 64
@@ -78,7 +78,7 @@ def shifted_like(array: NDArray[Any]) -> NDArray[Any]:
 
 
 def same_scan(name: str, first: F32, second: F32, tau: float, capacity: int) -> int:
-    """``same`` for a scan, whose codes are garbage after the hits; return ``worst``."""
+    """Compare two scans like ``same``, ignoring the codes after the hits; return ``worst``."""
     answers, memories = [], []
     for kernels in (reference, kernels_cpu):
         memory = (shifted_like(first), shifted_like(second))
@@ -94,12 +94,14 @@ def same_scan(name: str, first: F32, second: F32, tau: float, capacity: int) -> 
 
 @given(pair=pairs(), tau=quanta, spare=st.integers(-40, 40))
 def test_scans(pair: tuple[F32, F32], tau: int, spare: int) -> None:
+    """Scans find the same hits and the same largest value."""
     for name in ("scan_local", "scan_replica"):
         same_scan(name, *pair, tau * Q, max(0, pair[0].size + spare))
 
 
 @given(pair=pairs(wild), tau=quanta)
 def test_scans_find_what_is_not_finite(pair: tuple[F32, F32], tau: int) -> None:
+    """Scans report NaN and infinity, and report nothing else as such."""
     local, theta = pair
     for name in ("scan_local", "scan_replica"):
         worst = same_scan(name, local, theta, tau * Q, local.size)
@@ -110,6 +112,7 @@ def test_scans_find_what_is_not_finite(pair: tuple[F32, F32], tau: int) -> None:
 
 @given(pair=pairs(), tau=quanta, part=st.integers(1, 2**12))
 def test_move(pair: tuple[F32, F32], tau: int, part: int) -> None:
+    """Moving hits between theta and local gives the same arrays."""
     local, theta = pair
     step = min(tau, 2 * part)
     codes = np.zeros(local.size, np.int32)
@@ -120,6 +123,7 @@ def test_move(pair: tuple[F32, F32], tau: int, part: int) -> None:
 
 @given(pair=pairs(), tau=quanta, part=st.integers(1, 2**12), side=sides)
 def test_bitmaps(pair: tuple[F32, F32], tau: int, part: int, side: int) -> None:
+    """Encoding, counting, decoding and adding bitmaps give the same results."""
     values, theta = pair
     step = min(tau, 2 * part)
     out = np.full((values.size + 3) // 4, 0xFF, np.uint8)
@@ -162,6 +166,7 @@ def test_adding_a_bitmap_is_adding_its_entries(pair: tuple[F32, F32], tau: int, 
 
 @given(pair=pairs(), data=st.data())
 def test_applying_and_adding(pair: tuple[F32, F32], data: st.DataObject) -> None:
+    """Applying and summing updates give the same arrays."""
     local, theta = pair
     seed = data.draw(st.integers(0, 2**32 - 1))
     random = np.random.default_rng(seed)
@@ -181,6 +186,7 @@ def test_applying_and_adding(pair: tuple[F32, F32], data: st.DataObject) -> None
     seed=st.integers(0, 2**32 - 1),
 )
 def test_clipping_and_norms(n: int, limit: int, seed: int) -> None:
+    """Clipping and the norms of residuals give the same results."""
     random = np.random.default_rng(seed)
     local, theta = ((random.integers(-40, 40, n) / 8).astype(np.float32) for _ in range(2))
     same("clip_local", local, theta, limit / 8)
@@ -191,7 +197,7 @@ def test_clipping_and_norms(n: int, limit: int, seed: int) -> None:
 
 @st.composite
 def updates(draw: st.DrawFn) -> tuple[int, list[Hits]]:
-    """Some updates to one model, small enough to stay within the exact range."""
+    """Draw some updates of one model, small enough to stay in the exact range."""
     n = draw(st.integers(1, 200))
     made = []
     for seed in draw(st.lists(st.integers(0, 2**32 - 1), min_size=1, max_size=6)):
@@ -265,7 +271,7 @@ def test_an_overflow_is_counted_exactly_when_theta_leaves_the_range(
         assert kernels.move(theta.copy(), theta.copy(), codes, tau * Q, 0.0, Q) == expected
         scratch, out = np.zeros(512, np.uint8), np.zeros((n + 3) // 4, np.uint8)
         learnt = (amounts * Q).astype(np.float32)
-        learnt[1:] = 0  # what does not move is no overflow, wherever it is
+        learnt[1:] = 0  # an entry that does not change is no overflow
         expected = (1, 0) if over.size and over[0] == 0 else (0, -1)
         answer = kernels.bitmap_replica(learnt, theta.copy(), tau * Q, tau * Q, 1, Q, scratch, out)
         assert answer == (1, 0, *expected)

@@ -1,4 +1,4 @@
-"""I1 with thresholds per layer: what was sent, kept, clipped and scaled away is what came in.
+"""I1 with thresholds per layer: sent, kept, clipped and scaled-away changes add up to the input.
 
 Values are multiples of 1/8 on the grid 2^-3, where float32 adds exactly, so the law holds with ==.
 """
@@ -25,6 +25,7 @@ eighths = st.integers(-40, 40).map(lambda quanta: quanta / 8)
 
 @st.composite
 def layered(draw: st.DrawFn) -> Layers:
+    """Draw layers with different sizes and threshold multipliers."""
     sizes = draw(st.lists(st.integers(1, 12), min_size=1, max_size=4))
     multipliers = draw(st.lists(st.integers(1, 5), min_size=len(sizes), max_size=len(sizes)))
     return Layers(tuple(np.cumsum(sizes).tolist()), tuple(multipliers))
@@ -48,6 +49,7 @@ def test_nothing_is_lost_that_is_not_counted_and_both_backends_agree(
     warm_up: WarmUp | None,
     data: st.DataObject,
 ) -> None:
+    """The mass that disappears is counted as clipped or scaled away; both backends are equal."""
     n = layers.stops[-1]
     encoders = [
         Encoder(

@@ -1,7 +1,4 @@
-"""I1 with levels: what was sent, kept, clipped and scaled away is what came in; sums are exact.
-
-Values are multiples of 1/8 on the grid 2^-3, where float32 adds exactly, so laws hold with ==.
-"""
+"""I1 with levels: sent, kept, clipped and scaled-away changes add up to the input; exact sums."""
 
 from __future__ import annotations
 
@@ -57,6 +54,7 @@ thresholds = st.sampled_from(
 
 @st.composite
 def layered(draw: st.DrawFn) -> Layers:
+    """Draw layers with different sizes and threshold multipliers."""
     sizes = draw(st.lists(st.integers(1, 20), min_size=1, max_size=3))
     multipliers = draw(st.lists(st.integers(1, 5), min_size=len(sizes), max_size=len(sizes)))
     return Layers(tuple(np.cumsum(sizes).tolist()), tuple(multipliers))
@@ -88,6 +86,7 @@ def test_nothing_is_lost_that_is_not_counted_and_both_backends_agree(
     workers: int,
     data: st.DataObject,
 ) -> None:
+    """The mass that disappears is counted as clipped or scaled away; both backends are equal."""
     n, used = layers.stops[-1], layers if use_layers else None
     options = {
         "train_on": train_on,
@@ -145,6 +144,7 @@ values = arrays(np.float32, st.integers(1, 600), elements=st.floats(-20, 20, wid
 def test_the_fast_kernels_are_the_defined_ones(
     local: NDArray[np.float32], tau: int, limit: int, seed: int
 ) -> None:
+    """The fast kernels for levels give the same results as the reference kernels."""
     seed, n, answers = seed % 2**32, local.size, []
     tau_here = np.float32(2 * tau * 2.0**-8)
     theta = np.roll(local, 1) / np.float32(2)
@@ -175,6 +175,7 @@ def test_the_fast_kernels_are_the_defined_ones(
 def test_the_fast_sample_is_the_defined_one(
     local: NDArray[np.float32], sign: int, seed: int, size: int
 ) -> None:
+    """The fast sampling kernel gives the same sample as the reference kernel, also with NaN."""
     theta, answers = np.roll(local, 1) / np.float32(3), []
     local[seed % local.size] = np.nan
     for kernels in (reference, kernels_cpu):
@@ -186,6 +187,7 @@ def test_the_fast_sample_is_the_defined_one(
 
 
 def test_a_sample_sees_all_alike() -> None:
+    """A sample contains each parameter with equal probability."""
     n, zeros = 1000, np.zeros(1000, np.float32)
     where, sizes, counts = np.zeros(500, np.int32), np.zeros(500, np.float32), np.zeros(n)
     for seed in range(200):
@@ -193,11 +195,12 @@ def test_a_sample_sees_all_alike() -> None:
         np.testing.assert_array_equal(sizes, where)
         counts += np.bincount(where, minlength=n)
     assert counts.mean() == 100
-    assert counts.std() == pytest.approx(10, rel=0.1)  # as Poisson has it
+    assert counts.std() == pytest.approx(10, rel=0.1)  # as in a Poisson distribution
 
 
 @given(tau=st.sampled_from([0.25, 1.0]), seed=st.integers(0, 2**32 - 1))
 def test_all_may_be_chosen_and_nobody_who_is_below_twice_tau(tau: float, seed: int) -> None:
+    """Values from 2 tau are always chosen, those below tau never, others with a probability."""
     residual = np.array([tau, -tau, 2 * tau, -3 * tau, 0.9 * tau] * 70, np.float32)
     codes = np.zeros(400, np.int32)
     for kernels in (reference, kernels_cpu):
@@ -209,7 +212,7 @@ def test_all_may_be_chosen_and_nobody_who_is_below_twice_tau(tau: float, seed: i
 
 @st.composite
 def leveled(draw: st.DrawFn) -> tuple[I32, NDArray[np.uint8], int]:
-    """Codes of hits, their levels, and a number of parameters that has room for them."""
+    """Draw codes of hits, their levels, and a sufficient number of parameters."""
     most = draw(st.sampled_from([7, 300, 2**31 - 2]))
     indices = sorted(draw(st.sets(st.integers(0, most), min_size=1, max_size=200)))
     codes = [~i if draw(st.booleans()) else i for i in indices]
@@ -220,6 +223,7 @@ def leveled(draw: st.DrawFn) -> tuple[I32, NDArray[np.uint8], int]:
 
 @given(case=leveled(), half=st.integers(1, 2**20))
 def test_levels_round_trip(case: tuple[I32, NDArray[np.uint8], int], half: int) -> None:
+    """Encoded levels decode to the same entries, and the message is within its size bound."""
     codes, of, n_params = case
     top = int(of.max())
     out = np.full(levels.bytes_max(codes.size, n_params, top) + gaps.FLUSH_BYTES, 255, np.uint8)
@@ -256,6 +260,7 @@ def test_sums_round_trip_within_their_bound(array: I32) -> None:
 
 @given(payload=st.binary(max_size=60), n_params=st.integers(0, 40), layout=st.integers(0, 5))
 def test_any_bytes_are_a_sum_or_a_wire_error(payload: bytes, n_params: int, layout: int) -> None:
+    """Any bytes are a valid sum or raise WireError."""
     try:
         total = codec.decode_quanta_untrusted(bytes([layout]) + payload, n_params)
     except WireError:
@@ -266,12 +271,13 @@ def test_any_bytes_are_a_sum_or_a_wire_error(payload: bytes, n_params: int, layo
 
 @given(n=st.integers(1, 200), parts=st.lists(st.integers(0, 2**32 - 1), max_size=6))
 def test_a_sparse_sum_is_the_dense_one(n: int, parts: list[int]) -> None:
+    """A sparse sum of updates equals the dense one."""
     dense, total, other = np.zeros(n, np.int32), UpdateSum(n), UpdateSum(n)
     for number, seed in enumerate(parts):
         random = np.random.default_rng(seed)
         where = np.flatnonzero(random.random(n) < random.choice([0.02, 0.5])).astype(np.int32)
         quanta = random.integers(-3, 4, where.size).astype(np.int32) * np.int32(2**29)
-        dense[where] += quanta  # wraps around, as sums do
+        dense[where] += quanta  # int32 overflow wraps around, as in sums
         (total if number % 2 else other).add((where, quanta))
     total.add_total(other)
     np.testing.assert_array_equal(total.dense(), dense)

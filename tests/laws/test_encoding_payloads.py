@@ -1,4 +1,4 @@
-"""Payloads: what was written is read; any bytes are either valid or a WireError."""
+"""Payloads: what was encoded decodes to the same; any bytes are valid or raise WireError."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ N_MAX = 2**31 - 1
 
 @st.composite
 def hits(draw: st.DrawFn) -> tuple[I32, int]:
-    """Codes of hits, and a number of parameters that has room for them."""
+    """Draw codes of hits, and a sufficient number of parameters."""
     indices = draw(st.sets(st.integers(0, draw(st.sampled_from([7, 300, N_MAX - 1]))), min_size=1))
     n_params = draw(st.integers(max(indices) + 1, min(N_MAX, max(indices) + 1000)))
     codes = [~i if draw(st.booleans()) else i for i in sorted(indices)]
@@ -66,6 +66,7 @@ def test_any_gaps_are_valid_or_a_wire_error(payload: bytes, count: int, rice: in
 
 
 def check_update(payload: bytes, form: int, count: int, tau_quanta: int, n_params: int) -> None:
+    """Decode an update; it must raise WireError, or have valid entries in order and in range."""
     arguments = payload, form, count, tau_quanta, n_params
     try:
         indices, quanta = codec.decode_update_untrusted(*arguments)
@@ -84,7 +85,7 @@ def check_update(payload: bytes, form: int, count: int, tau_quanta: int, n_param
 
 
 def check_bitmap(bitmap: codec.Bitmap, indices: I32, quanta: I32, n_params: int) -> None:
-    """Adding it whole is adding its entries, wherever theta and local stand."""
+    """Assert that adding a bitmap as a whole equals adding its entries one by one."""
     kernels, scratch = backends.kernels(), np.empty(backends.SCRATCH_BYTES, np.uint8)
     whole = np.arange(2 * n_params, dtype=np.float32).reshape(2, n_params)
     singly = whole.copy()

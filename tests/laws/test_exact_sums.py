@@ -1,4 +1,4 @@
-"""The law of exact sums: however values are spread and merged, the sum is ``math.fsum``'s."""
+"""The law of exact sums: however values are split and merged, the sum equals ``math.fsum``."""
 
 from __future__ import annotations
 
@@ -26,11 +26,13 @@ def test_a_sum_is_exact_however_it_is_cut(values: list[float], cut: int) -> None
 
 
 def test_what_cancels_is_not_lost() -> None:
+    """Small values are kept when large ones cancel."""
     assert float(ExactSum.from_values(np.array([1e300, 1.0, -1e300, 2.0**-1074]))) == 1.0
     assert ExactSum.from_values(np.array([2.0**-1074])).quanta == 1 << 52
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_what_is_no_number_is_refused(value: float) -> None:
+    """NaN and infinity raise UsageError."""
     with pytest.raises(UsageError, match=str(value)):
         ExactSum.from_values(np.array([1.0, value]))

@@ -1,4 +1,4 @@
-"""Laws of the up link: each update is committed once, in its origin's order, under whichever id."""
+"""Laws of the way to the master: each update is committed once and in order, under any id."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Numbered = tuple[int, int]
 
 
 class Origin:
-    """A process under its present id; an update's payload is its number among all it made."""
+    """A process under its present id; an update's payload is its number among its updates."""
 
     def __init__(self, name: int) -> None:
         self.name, self.node = name, -1
@@ -26,7 +26,7 @@ class Origin:
 
 
 class UpLinkMachine(RuleBasedStateMachine):
-    """Origins that lose their ids and come back, a network that does what it likes, one root."""
+    """Origins that lose their ids and return, a lossy and reordering network, one sequencer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -35,12 +35,13 @@ class UpLinkMachine(RuleBasedStateMachine):
         self.origins = [Origin(name) for name in range(ORIGINS)]
         self.holders: dict[int, Origin] = {}
         self.flying: list[Update] = []
-        self.numbers: list[Commit] = []  # on their way back
+        self.numbers: list[Commit] = []  # commits under way to their origins
         self.committed: list[list[int]] = [[] for _ in range(ORIGINS)]
         for origin in self.origins:
             self.admit(origin)
 
     def admit(self, origin: Origin) -> None:
+        """Give an origin a new id, and renumber its uncommitted updates."""
         self.next_id += 1
         origin.node = self.next_id
         self.holders[origin.node] = origin
@@ -49,6 +50,7 @@ class UpLinkMachine(RuleBasedStateMachine):
 
     @rule(name=st.integers(0, ORIGINS - 1), arrives=st.booleans())
     def publishes(self, name: int, arrives: bool) -> None:
+        """Add an update to those in flight; if it ``arrives`` is false, it gets lost."""
         origin = self.origins[name]
         origin.made += 1
         update = Update(
@@ -67,6 +69,7 @@ class UpLinkMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.flying)
     @rule(which=st.integers(0, 10**6), again=st.booleans())
     def arrives(self, which: int, again: bool) -> None:
+        """Deliver any update that is under way; if ``again``, it stays and may come once more."""
         index = which % len(self.flying)
         update = self.flying[index] if again else self.flying.pop(index)
         committed = self.sequencer.number(update)
@@ -78,7 +81,7 @@ class UpLinkMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.numbers)
     @rule(count=st.integers(1, 5))
     def numbers_come_down(self, count: int) -> None:
-        """In commit order, as the down link promises."""
+        """Deliver commits to their origins in commit order, as over the way down."""
         for _ in range(min(count, len(self.numbers))):
             self.acknowledge(self.numbers.pop(0))
 
@@ -102,14 +105,14 @@ class UpLinkMachine(RuleBasedStateMachine):
 
     @invariant()
     def nothing_is_forgotten(self) -> None:
-        """What is not committed is still in the origin's list."""
+        """Uncommitted updates are still stored at their origin."""
         for origin in self.origins:
             kept = [int.from_bytes(u.payload.data, "little") for u in origin.uplink.uncommitted]
             lacking = range(len(self.committed[origin.name]) + 1, origin.made + 1)
             assert kept[len(kept) - len(lacking) :] == list(lacking)
 
     def teardown(self) -> None:
-        """Sent again once more, everything is committed and every list is empty."""
+        """After one more resend, all updates are committed and no origin stores any."""
         self.flying = []
         for name in range(ORIGINS):
             self.sends_all_again(name)

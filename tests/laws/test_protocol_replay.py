@@ -1,4 +1,4 @@
-"""Laws of the way down: commits, sums and chunks reach a child once and unbroken, on any link."""
+"""Laws of the way to a child: commits, sums and chunks arrive once and in order, on any link."""
 
 from __future__ import annotations
 
@@ -28,26 +28,26 @@ LOG_BYTES = 1500
 SERVING = FlowLimits(window_max=400, total_max=600, n_params=50, chunk_bytes=100)
 NODES = (5, 6)
 CHUNKS = 3
-SPACING_S = 1.0  # between two questions, as the child keeps it
+SPACING_S = 1.0  # between two requests of a child
 PLACE = Address("h", 1, 1, 2)
 
 
 class Below:
-    """A child: what is under way to it and back, in order, and what it has."""
+    """A child: the messages under way to it and from it, in order, and what it has received."""
 
     def __init__(self) -> None:
         self.flying: deque[Commit | MergedRange | Chunk | SnapshotRequired] = deque()
         self.reports: deque[Heartbeat] = deque()
         self.received = self.taken = self.base = 0
-        self.missing: set[int] = set()  # chunks of the snapshot that it takes
+        self.missing: set[int] = set()  # chunks of the snapshot that it fetches
         self.sums: list[MergedRange] = []
         self.chunks: list[Chunk] = []
 
 
 class DownMachine(RuleBasedStateMachine):
-    """A parent with its history, two children, streams that deliver in order as late as they like.
+    """A parent with its history, and two children, over ordered streams with any delay.
 
-    A stream may break off and be opened anew; nothing else is ever lost.
+    A stream may break and be opened again; nothing else is ever lost.
     """
 
     def __init__(self) -> None:
@@ -61,7 +61,7 @@ class DownMachine(RuleBasedStateMachine):
             self.opens(node)
 
     def opens(self, node: int) -> None:
-        """Over a new edge; it says what it has."""
+        """Open a new edge to a child, which attaches with its newest commit."""
         self.edge += 1
         mine = self.below[node]
         mine.flying.clear()
@@ -78,6 +78,7 @@ class DownMachine(RuleBasedStateMachine):
         self.perform(effects)
 
     def begins(self, node: int, base: int) -> None:
+        """Begin a snapshot fetch of a child as of ``base``."""
         mine = self.below[node]
         mine.received = mine.base = base
         mine.missing = set(range(CHUNKS))
@@ -86,12 +87,13 @@ class DownMachine(RuleBasedStateMachine):
 
     @rule(node=st.sampled_from(NODES))
     def asks_for_chunks(self, node: int) -> None:
-        """Those that are under way, too: they come twice then, and count once."""
+        """Request all missing chunks; those under way arrive twice and count once."""
         for index in sorted(self.below[node].missing):
             child = self.children.by_node[node]
             self.perform(self.children.on_chunk_request(child, index, self.now_s))
 
     def perform(self, effects: list[ev.Effect]) -> None:
+        """Put sent messages on their streams."""
         for effect in effects:
             match effect:
                 case ev.Send(to=node, message=message):
@@ -112,6 +114,7 @@ class DownMachine(RuleBasedStateMachine):
 
     @rule(size=st.integers(0, 300), count=st.integers(0, 60), origin=st.integers(4, 6))
     def commit(self, size: int, count: int, origin: int) -> None:
+        """Append a commit of ``size`` bytes and ``count`` entries, and serve the children."""
         head = self.history.log.head + 1
         self.history.append(
             Commit(
@@ -125,6 +128,7 @@ class DownMachine(RuleBasedStateMachine):
 
     @rule(lag=st.integers(0, 3))
     def trainer_applies(self, lag: int) -> None:
+        """Let the parent's replica apply all but the last ``lag`` commits."""
         self.history.applied = max(self.history.applied, self.history.log.head - lag)
         self.perform(self.children.feed_all(self.now_s))
 
@@ -134,6 +138,7 @@ class DownMachine(RuleBasedStateMachine):
             self.take(node)
 
     def take(self, node: int) -> None:
+        """Take the next message from a child's stream, and queue a heartbeat."""
         mine = self.below[node]
         message = mine.flying.popleft()
         if isinstance(message, SnapshotRequired):
@@ -168,7 +173,7 @@ class DownMachine(RuleBasedStateMachine):
     @precondition(lambda self: any(b.reports for b in self.below.values()))
     @rule(node=st.sampled_from(NODES), skip=st.integers(0, 5))
     def acknowledges(self, node: int, skip: int) -> None:
-        """Some of the older ones were replaced by newer ones before they went."""
+        """Deliver a heartbeat of a child; ``skip`` older ones are replaced by it."""
         reports = self.below[node].reports
         if not reports:
             return
@@ -179,17 +184,18 @@ class DownMachine(RuleBasedStateMachine):
 
     @rule(seconds=st.floats(0.0, 90.0))
     def time_passes(self, seconds: float) -> None:
-        """However late they are: nothing goes twice."""
+        """Let time pass; the invariants show that nothing is sent twice."""
         self.now_s += seconds
         self.perform(self.children.feed_all(self.now_s))
 
     @rule(node=st.sampled_from(NODES))
     def breaks_off(self, node: int) -> None:
+        """Break a child's streams and open a new edge."""
         self.opens(node)
 
     @rule(node=st.sampled_from(NODES))
     def takes_a_copy(self, node: int) -> None:
-        """It has no replica any more, but all the commits up to here."""
+        """Let a child lose its replica but keep its commits, and attach again."""
         self.below[node].missing = set(range(CHUNKS))
         self.below[node].base = self.below[node].received
         self.below[node].sums.clear()
@@ -201,7 +207,7 @@ class DownMachine(RuleBasedStateMachine):
 
     @invariant()
     def what_is_under_way_is_bounded(self) -> None:
-        """But for one message that is longer, and what goes in one piece with a chunk."""
+        """The bytes under way stay within the limits, plus one long message."""
         longest = LOG_BYTES + 364 + SERVING.chunk_bytes + 64
         for node in NODES:
             assert self.child(node).link.under_way <= SERVING.window_max + longest
@@ -210,6 +216,7 @@ class DownMachine(RuleBasedStateMachine):
 
     @invariant()
     def both_ends_count_the_same(self) -> None:
+        """The parent's count of sent bytes equals those taken and under way."""
         for node, mine in self.below.items():
             flying = sum(
                 message_weight(message, SERVING.chunk_bytes)
@@ -225,7 +232,7 @@ class DownMachine(RuleBasedStateMachine):
         assert self.history.log.bytes <= LOG_BYTES or len(held) == 1
 
     def teardown(self) -> None:
-        """Once everything that is sent arrives and is acknowledged, each has everything."""
+        """Once everything sent is acknowledged, each child has all commits and chunks."""
         self.history.applied = self.history.log.head
         self.perform(self.children.feed_all(self.now_s))
         for _ in range(400):

@@ -1,4 +1,4 @@
-"""Laws of sharing: a map that never changes, and what was made of it, answer as dicts would."""
+"""Laws of ``PersistentMap``: each version equals a dict, and never changes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from sparkstrom.protocol.common.topology import BLOCK, PersistentMap
 
 keys = st.sampled_from([0, 1, BLOCK - 1, BLOCK, BLOCK + 1, 5 * BLOCK, 10**6])
-steps = st.lists(st.tuples(keys, st.integers(0, 9) | st.none()))  # None: without this key
+steps = st.lists(st.tuples(keys, st.integers(0, 9) | st.none()))  # None: remove the key
 
 
 @given(steps=steps)

@@ -1,4 +1,4 @@
-"""Laws of the tree: whatever comes and goes, it is one tree over exactly those who are there."""
+"""Laws of ``Topology``: after any joins and losses, it is one tree of exactly the present nodes."""
 
 from __future__ import annotations
 
@@ -19,30 +19,32 @@ Frozen = tuple[int, dict[int, int], dict[int, int]]
 
 
 def frozen(tree: Topology) -> Frozen:
+    """Return a copy of the tree's content."""
     return tree.version, dict(tree.nodes), dict(tree.places)
 
 
 def parents(tree: Topology) -> dict[int, int]:
+    """Return each node's parent."""
     return {node: tree.parent(node) for node in tree.places if node != MASTER}
 
 
 def check(tree: Topology, live: set[int]) -> None:
-    """It is one tree over exactly these, within its bounds, and all its answers agree."""
+    """Assert that this is one tree of these nodes, within its limits, and its methods agree."""
     above = parents(tree)
     assert set(above) == live
     assert len(tree) == len(live)
     assert all(node in tree for node in (MASTER, *live))
     children: dict[int, set[int]] = {node: set() for node in (MASTER, *live)}
     for node, parent in above.items():
-        children[parent].add(node)  # a parent is there
+        children[parent].add(node)  # every parent is in the tree
     for node, below in children.items():
         found = list(tree.children(node))
         assert len(found) == len(set(found)) <= tree.fan_out
         assert set(found) == below
     reached = tree.descendants(MASTER)
-    assert sorted(reached) == sorted(live)  # from the master, each once: no circle, no island
+    assert sorted(reached) == sorted(live)  # each is reached once: no cycle, no separate part
     depths = [tree.depth(node) for node in reached]
-    assert depths == sorted(depths)  # the nearest first
+    assert depths == sorted(depths)  # nearest first
     for node, depth in zip(reached, depths, strict=True):
         path = tree.path(node)
         assert 1 <= depth == len(path) <= tree.depth_max
@@ -54,7 +56,7 @@ def check(tree: Topology, live: set[int]) -> None:
 
 
 class TreeMachine(RuleBasedStateMachine):
-    """Nodes come, near somebody or not, and go, alone or many at once."""
+    """A tree to which nodes are added, near another one or not, and from which some leave."""
 
     shape = (2, 3)
 
@@ -66,6 +68,7 @@ class TreeMachine(RuleBasedStateMachine):
         self.past: list[tuple[Topology, Frozen]] = []
 
     def changed(self, tree: Topology, versions: int) -> None:
+        """Replace the tree, and keep the old version to see that it never changes."""
         assert tree.version == self.tree.version + versions
         self.past.append((self.tree, frozen(self.tree)))
         self.tree = tree
@@ -73,7 +76,8 @@ class TreeMachine(RuleBasedStateMachine):
     @precondition(lambda self: len(self.live) < self.tree.capacity)
     @rule(near=st.none() | st.integers(0, 10**6))
     def comes(self, near: int | None) -> None:
-        known = [MASTER, *self.live, 10**7]  # the last one is gone, or never was
+        """Add a node: below ``near`` if that has room, or else as high as possible."""
+        known = [MASTER, *self.live, 10**7]  # the last one is not in the tree
         beside = None if near is None else known[near % len(known)]
         node, self.next_id = self.next_id, self.next_id + 1
         room = self.room(beside)
@@ -85,9 +89,10 @@ class TreeMachine(RuleBasedStateMachine):
             assert self.tree.parent(node) == beside
         else:
             assert self.tree.depth(node) == high + 1  # as high as possible
-        assert before.items() <= parents(self.tree).items()  # nobody else is moved
+        assert before.items() <= parents(self.tree).items()  # no other node is moved
 
     def room(self, node: int | None) -> bool:
+        """Return whether this node can have another child."""
         if node is None or node not in self.tree:
             return False
         full = len(list(self.tree.children(node))) >= self.tree.fan_out
@@ -96,6 +101,7 @@ class TreeMachine(RuleBasedStateMachine):
     @precondition(lambda self: len(self.live) == self.tree.capacity)
     @rule()
     def is_full(self) -> None:
+        """A full tree refuses another node."""
         number = self.tree.capacity + 1
         with pytest.raises(UsageError, match=f"no place for worker {number}: a mesh of fan-out"):
             self.tree.attach(self.next_id)
@@ -103,6 +109,7 @@ class TreeMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.live)
     @rule(data=st.data())
     def go(self, data: st.DataObject) -> None:
+        """Remove some nodes; only their successors move."""
         gone = data.draw(st.sets(st.sampled_from(self.live), min_size=1, max_size=6))
         before = self.tree
         self.changed(before.detach(gone), len(gone))
@@ -110,7 +117,7 @@ class TreeMachine(RuleBasedStateMachine):
         self.only_successors_moved(before, gone)
 
     def only_successors_moved(self, before: Topology, gone: set[int]) -> None:
-        """One for each that is gone at most, and up into the place of one that it stood under."""
+        """At most one node per lost node has moved, up into the place of a lost node above it."""
         moved = [n for n in self.live if before.places[n] != self.tree.places[n]]
         assert len(moved) <= len(gone)
         places_of_the_gone = {before.places[node] for node in gone}
@@ -119,7 +126,7 @@ class TreeMachine(RuleBasedStateMachine):
             assert set(before.path(node)) & gone
         for node in self.live:
             if node not in moved and not gone & set(before.path(node)):
-                assert self.tree.path(node) == before.path(node)  # no link of its chain changed
+                assert self.tree.path(node) == before.path(node)  # its path is unchanged
 
     @invariant()
     def it_is_one_tree(self) -> None:
@@ -127,11 +134,12 @@ class TreeMachine(RuleBasedStateMachine):
 
     @invariant()
     def what_was_is_as_it_was(self) -> None:
+        """Earlier versions of the tree have not changed."""
         assert all(frozen(tree) == then for tree, then in self.past[-5:])
 
 
 def machine(shape: tuple[int, int]) -> type:
-    """The same for a tree of this fan-out and depth."""
+    """Return the test case for a tree of this fan-out and depth."""
     case: type = type(f"Tree{shape[0]}x{shape[1]}", (TreeMachine,), {"shape": shape}).TestCase
     case.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
     return case
@@ -144,6 +152,7 @@ TestChain, TestSmall, TestWide, TestMesh, TestFlat = map(machine, SHAPES)
 def test_a_full_tree_refuses_one_more_by_number_and_takes_it_once_one_is_gone(
     shape: tuple[int, int], seed: object
 ) -> None:
+    """A full tree refuses one more node, and takes it once another has left."""
     tree = filled(Topology(*shape), range(1, Topology(*shape).capacity + 1))
     check(tree, set(range(1, tree.capacity + 1)))
     with pytest.raises(UsageError, match=f"worker {tree.capacity + 1}: a mesh of fan-out"):
@@ -156,12 +165,14 @@ def test_a_full_tree_refuses_one_more_by_number_and_takes_it_once_one_is_gone(
 
 
 def filled(tree: Topology, nodes: Iterable[int]) -> Topology:
+    """Return the tree with these nodes added."""
     for node in nodes:
         tree = tree.attach(node)
     return tree
 
 
 def test_a_mesh_has_room_for_37448_workers_and_says_so_to_the_next() -> None:
+    """A mesh has room for 37,448 workers; one more is refused by name."""
     tree = Topology()
     assert (tree.fan_out, tree.depth_max) == (FAN_OUT, DEPTH) == (8, 5)
     assert tree.capacity == 37_448
@@ -197,6 +208,7 @@ def test_a_successor_is_not_one_of_those_that_are_gone() -> None:
 
 
 def test_whoever_is_in_doubt_succeeds_nobody_unless_all_are() -> None:
+    """A suspected leaf becomes a successor only if all leaves below the lost node are suspected."""
     tree = filled(Topology(2, 3), range(1, 15))
     assert tree.detach([1], {10}).nodes[1] == 9
     assert tree.detach([1], {10, 9, 8, 7}).nodes[1] == 10  # 3 and 4 are no leaves
@@ -210,7 +222,8 @@ def test_a_node_has_one_place() -> None:
 
 
 def test_everybody_stands_under_the_master_of_a_flat_one() -> None:
+    """In a flat tree every node is a child of the master."""
     tree = filled(Topology(*FLAT), range(1, 300))
     assert {tree.parent(node) for node in range(1, 300)} == {MASTER}
     assert set(tree.detach(range(2, 300, 2)).children(MASTER)) == set(range(1, 300, 2))
-    assert tree.attach(300, near=1).parent(300) == MASTER  # nobody stands under a worker
+    assert tree.attach(300, near=1).parent(300) == MASTER  # no node is placed under a worker

@@ -1,4 +1,4 @@
-"""Laws of the wire: what is encoded comes back; any other bytes are a WireError or say the same."""
+"""Laws of the wire format: encoded messages decode to themselves; any bytes are safe to decode."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ CONTROL: tuple[type, ...] = get_args(m.Control)
 
 
 def values(annotation: msgspec.inspect.Type) -> st.SearchStrategy[Any]:
-    """Anything that a field of this type may hold."""
+    """Return a strategy for all values that a field of this type may have."""
     match annotation:
         case msgspec.inspect.IntType(ge=low, lt=beyond, le=high):
             return st.integers(low or 0, high if high is not None else (beyond or 0) - 1)
@@ -84,6 +84,7 @@ def values(annotation: msgspec.inspect.Type) -> st.SearchStrategy[Any]:
 
 
 def structs(cls: type) -> st.SearchStrategy[Any]:
+    """Return a strategy for messages of this type."""
     described = msgspec.inspect.type_info(cls)
     assert isinstance(described, msgspec.inspect.StructType)
     fields = {field.name: values(field.type) for field in described.fields}
@@ -93,6 +94,7 @@ def structs(cls: type) -> st.SearchStrategy[Any]:
 
 
 def everything() -> st.SearchStrategy[m.Message]:
+    """Return a strategy for messages of all types."""
     data = [st.builds(cls, **fields) for cls, fields in DATA.items()]
     return st.one_of(*map(structs, CONTROL), *data)
 
@@ -108,6 +110,7 @@ def test_a_message_comes_back(cls: type, data: st.DataObject) -> None:
 
 @given(kind=st.integers(0, 255), body=st.binary(max_size=300))
 def test_any_bytes_are_a_wire_error_or_a_message(kind: int, body: bytes) -> None:
+    """Any bytes raise WireError, or decode to a message that can be encoded."""
     with contextlib.suppress(WireError):
         encode(decode_untrusted(kind, body))
 
@@ -116,7 +119,7 @@ def test_any_bytes_are_a_wire_error_or_a_message(kind: int, body: bytes) -> None
 def test_changed_bytes_are_a_wire_error_or_another_message(
     message: m.Message, data: st.DataObject
 ) -> None:
-    """Also what is nearly a message raises nothing else, and a data body has one meaning only."""
+    """Changed bytes raise WireError or are a message; data messages have only one encoding."""
     kind, body = encode(message)
     changed = bytearray(body)
     for _ in range(data.draw(st.integers(1, 3))):
@@ -126,6 +129,6 @@ def test_changed_bytes_are_a_wire_error_or_another_message(
     except WireError:
         return
     again_kind, again = encode(read)
-    assert decode_untrusted(again_kind, again) == read or read != read  # a NaN is not itself
+    assert decode_untrusted(again_kind, again) == read or read != read  # NaN differs from itself
     if kind is not Kind.CONTROL:
         assert again == bytes(changed)

@@ -1,4 +1,4 @@
-"""Bugs that are planted in plain fits and in meshes alike."""
+"""Bugs that tests plant in plain fits and in meshes, to see that a checker reports them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from sparkstrom.simulation.invariants import TopologyChecker
 from sparkstrom.simulation.replica import N_PARAMS, SimLearner
 
 Plant = Callable[[pytest.MonkeyPatch], None]
-SEEDS = range(60)  # one of them must catch it; most bugs show in the first
+SEEDS = range(60)  # one of them must show the bug; mostly the first does
 
 ROUGH = {"crashes": 3, "cuts": 2, "loss": 0.1, "stop": 0.0, "failure": 0.0}
 NARROW = ROUGH | {"window_bytes": 600, "log_bytes": 300, "max_lead": 6}
@@ -25,12 +25,13 @@ DEATHS = ROUGH | {"driver_deaths": 12}
 
 
 def violations(given: dict[str, Any], seeds: range) -> Iterator[str]:
-    """Of fits with four workers under the driver."""
+    """Yield the violations of fits with four workers directly under the master, seed by seed."""
     for seed in seeds:
         yield from simulate_seed(seed, 4, "plain", given).violations
 
 
 def drops_a_residual(patch: pytest.MonkeyPatch) -> None:
+    """Discard the residual at each publication."""
     publish = SimLearner.publish
 
     def lossy(self: SimLearner) -> bytes:
@@ -42,7 +43,7 @@ def drops_a_residual(patch: pytest.MonkeyPatch) -> None:
 
 
 def drops_the_rest(patch: pytest.MonkeyPatch) -> None:
-    """The media driver dies over one effect, and those after it never happen."""
+    """When the media driver dies, skip all remaining effects of the list."""
 
     def hasty(effects: Iterable[Effect], perform: Callable[[Effect], None]) -> None:
         for effect in effects:
@@ -52,13 +53,13 @@ def drops_the_rest(patch: pytest.MonkeyPatch) -> None:
 
 
 def drops_the_rest_unseen(patch: pytest.MonkeyPatch) -> None:
-    """The same where nobody compares machines with their transports: what becomes of it."""
+    """Do the same, and disable the check that compares machines with their transports."""
     drops_the_rest(patch)
     patch.setattr(TopologyChecker, "check_transports", lambda self, *seen: None)
 
 
 def says_not_alone(patch: pytest.MonkeyPatch) -> None:
-    """After its media driver's death a node believes that those below it still hear it."""
+    """After its media driver died, let a node report that its children's edges are still open."""
     on_opened = Joining.on_streams_opened
 
     def vain(self: Joining, opened: ev.StreamsOpened, now_s: float) -> list[Effect]:

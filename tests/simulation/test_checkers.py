@@ -1,4 +1,4 @@
-"""Each checker catches its planted bug: a simulator that cannot fail proves nothing."""
+"""Tests that the checkers of I1 to I3 report planted bugs: a check that never fails is useless."""
 
 from __future__ import annotations
 
@@ -33,10 +33,12 @@ from tests.simulation.planted import (
     violations,
 )
 
-# -- I1: nothing is lost on the way ------------------------------------------------------------
+# -- I1: what is learned is sent or kept -------------------------------------------------------
 
 
 def grants_a_file_twice(patch: pytest.MonkeyPatch) -> None:
+    """Grant each residual file again and again."""
+
     def generous(self: ResidualCheckpoints, executor: str, joiner: int) -> None:
         files = self._free.get(executor)
         if files:
@@ -47,18 +49,22 @@ def grants_a_file_twice(patch: pytest.MonkeyPatch) -> None:
 
 
 def counts_no_lost_mass(patch: pytest.MonkeyPatch) -> None:
+    """Do not count unused residual files as lost."""
     patch.setattr(ResidualCheckpoints, "count_lost", lambda self: None)
 
 
 def forgets_what_was_kept(patch: pytest.MonkeyPatch) -> None:
+    """Do not record the residual files that workers leave."""
     patch.setattr(ResidualCheckpoints, "record", lambda self, executor, owner, kept: None)
 
 
 def grants_again_on_return(patch: pytest.MonkeyPatch) -> None:
+    """Do not transfer a granted file to the new id of a returned process."""
     patch.setattr(ResidualCheckpoints, "transfer_grant", lambda self, former, joiner: None)
 
 
 def adds_its_grants_with_each_replica(patch: pytest.MonkeyPatch) -> None:
+    """Add the granted residual files with each installed replica."""
     take = TrainingLoop._add_saved_residuals
 
     def checkpoints(self: TrainingLoop) -> None:
@@ -70,7 +76,7 @@ def adds_its_grants_with_each_replica(patch: pytest.MonkeyPatch) -> None:
 
 
 def speaks_by_its_old_id(patch: pytest.MonkeyPatch) -> None:
-    """After a return its endpoint goes on with the id that was closed."""
+    """Keep sending under the closed id after a return."""
     carry = SimProcess._apply_effect
 
     def forgetful(self: SimProcess, effect: ev.Effect) -> None:
@@ -83,12 +89,12 @@ def speaks_by_its_old_id(patch: pytest.MonkeyPatch) -> None:
 
 
 def publishes_by_its_old_id(patch: pytest.MonkeyPatch) -> None:
-    """What was under way when it came back keeps its number."""
+    """Do not renumber the updates that are in flight at a return."""
     patch.setattr(InFlight, "renumber", lambda self, closed, node, now_s: None)
 
 
 def sees_orders_before_what_came_with_them(patch: pytest.MonkeyPatch) -> None:
-    """The newest item is taken one boundary after the order that it belongs to."""
+    """Let the trainer take the newest item one boundary too late, after its directive."""
     take = TrainerInbox.take
 
     def torn(self: TrainerInbox) -> list[Any]:
@@ -100,6 +106,7 @@ def sees_orders_before_what_came_with_them(patch: pytest.MonkeyPatch) -> None:
 
 
 def keeps_what_was_used_on_its_list(patch: pytest.MonkeyPatch) -> None:
+    """Do not mark used residual files as used."""
     patch.setattr(ResidualCheckpoints, "mark_used", lambda self, node: None)
 
 
@@ -107,6 +114,7 @@ def keeps_what_was_used_on_its_list(patch: pytest.MonkeyPatch) -> None:
 
 
 def numbers_a_repeat_again(patch: pytest.MonkeyPatch) -> None:
+    """Number a repeated update again."""
     number = Sequencer.number
 
     def forgetful(self: Sequencer, update: Update, *how: Any) -> Commit | None:
@@ -119,6 +127,7 @@ def numbers_a_repeat_again(patch: pytest.MonkeyPatch) -> None:
 
 
 def commits_another_payload(patch: pytest.MonkeyPatch) -> None:
+    """Commit a truncated payload."""
     number = Sequencer.number
 
     def garbling(self: Sequencer, update: Update, *how: Any) -> Commit | None:
@@ -129,6 +138,7 @@ def commits_another_payload(patch: pytest.MonkeyPatch) -> None:
 
 
 def goes_back_when_a_worker_dies(patch: pytest.MonkeyPatch) -> None:
+    """Set a partition back to its beginning when its worker leaves."""
     remove = Members.remove
 
     def forgetful(self: Members, *given: Any, **named: Any) -> Partition:
@@ -140,6 +150,8 @@ def goes_back_when_a_worker_dies(patch: pytest.MonkeyPatch) -> None:
 
 
 def counts_positions_before_their_updates(patch: pytest.MonkeyPatch) -> None:
+    """Count reported positions before their updates are committed."""
+
     def hasty(self: CommitOrder, member: Member) -> None:
         if member.pending is not None:
             self._members.partition_of(member).advance(member.pending[1])
@@ -148,6 +160,8 @@ def counts_positions_before_their_updates(patch: pytest.MonkeyPatch) -> None:
 
 
 def releases_the_untrained(patch: pytest.MonkeyPatch) -> None:
+    """Ask the first worker to leave, even if it has not finished."""
+
     def blind(self: VacantPartitions, waiting: int, now_s: float) -> None:
         member = next(iter(self._members.live.values()))
         self._released_s, member.releasing = now_s, "a slot is needed"
@@ -155,10 +169,11 @@ def releases_the_untrained(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(VacantPartitions, "_ask_finished_worker_to_leave", blind)
 
 
-# -- I3: equal bytes -------------------------------------------------------------------------------
+# -- I3: equal replicas ----------------------------------------------------------------------------
 
 
 def applies_twice(patch: pytest.MonkeyPatch) -> None:
+    """Apply commit 10 twice to each replica."""
     apply = SimReplica.apply_update
 
     def twice(self: SimReplica, committed: Commit) -> None:
@@ -170,6 +185,7 @@ def applies_twice(patch: pytest.MonkeyPatch) -> None:
 
 
 def forgets_one(patch: pytest.MonkeyPatch) -> None:
+    """Do not apply commit 10 to any replica."""
     apply = SimReplica.apply_update
 
     def never(self: SimReplica, committed: Commit) -> None:
@@ -182,6 +198,7 @@ def forgets_one(patch: pytest.MonkeyPatch) -> None:
 
 
 def applies_its_own_updates_twice(patch: pytest.MonkeyPatch) -> None:
+    """Apply the commit of a worker's own update, which its replica has already."""
     on_committed = Replication.on_commit
 
     def delivering(self: Replication, committed: Commit, now_s: float) -> list[ev.Effect]:
@@ -197,6 +214,7 @@ def applies_its_own_updates_twice(patch: pytest.MonkeyPatch) -> None:
 
 
 def applies_out_of_order(patch: pytest.MonkeyPatch) -> None:
+    """Reverse the order of commits that wait for the trainer."""
     feed = SimProcess.handle
 
     def shuffled(self: SimProcess, event: ev.Event, now_s: float) -> None:
@@ -209,14 +227,17 @@ def applies_out_of_order(patch: pytest.MonkeyPatch) -> None:
 
 
 def begins_with_other_parameters(patch: pytest.MonkeyPatch) -> None:
+    """Start workers with other initial parameters."""
     patch.setattr(sim_process, "SimReplica", lambda *given, whole: SimReplica(*given, whole=False))
 
 
 def claims_a_replica_that_it_lacks(patch: pytest.MonkeyPatch) -> None:
+    """Report to the parent that no snapshot is needed."""
     patch.setattr(Replication, "needs_no_snapshot", True)
 
 
 def begins_without_its_grants(patch: pytest.MonkeyPatch) -> None:
+    """Forget the granted residual files when starting from the initial replica."""
     apply = TrainingLoop._apply
 
     def forgetful(self: TrainingLoop, item: Any) -> None:
@@ -228,12 +249,14 @@ def begins_without_its_grants(patch: pytest.MonkeyPatch) -> None:
 
 
 def hashes_something_else(patch: pytest.MonkeyPatch) -> None:
+    """Replace every third hash of a replica by another one."""
     digest = SimReplica.digest
     calls = iter(range(10_000))
     patch.setattr(SimReplica, "digest", lambda self: "0" if next(calls) % 3 == 1 else digest(self))
 
 
 def installs_without_its_own_updates(patch: pytest.MonkeyPatch) -> None:
+    """Leave out own uncommitted updates when a snapshot is installed."""
     catch_up = Replication.continue_fetch
 
     def hasty(self: Replication, now_s: float) -> list[ev.Effect]:
@@ -245,10 +268,13 @@ def installs_without_its_own_updates(patch: pytest.MonkeyPatch) -> None:
 
 
 def installs_chunks_that_grew_old(patch: pytest.MonkeyPatch) -> None:
+    """Keep chunks that are no longer valid."""
     patch.setattr(SnapshotFetch, "drop_useless_chunks", lambda self: None)
 
 
 def trains_on_after_its_last_update(patch: pytest.MonkeyPatch) -> None:
+    """Accept states of an earlier phase, so that training continues after the last update."""
+
     def naive(self: node.Node, state: Any, now_s: float) -> list[ev.Effect]:
         self.fit.state, self.fit.done = state, state.phase is state.phase.DONE
         return []
@@ -257,6 +283,7 @@ def trains_on_after_its_last_update(patch: pytest.MonkeyPatch) -> None:
 
 
 def ends_without_audit(patch: pytest.MonkeyPatch) -> None:
+    """End instead of hashing the replica."""
     now = Directives.current
 
     def hasty(self: Directives) -> ev.Directive:
@@ -269,6 +296,8 @@ def ends_without_audit(patch: pytest.MonkeyPatch) -> None:
 
 
 def lends_a_fresh_state(patch: pytest.MonkeyPatch) -> None:
+    """Serve a fresh optimizer state of a latecomer to others."""
+
     def generous(self: OptimizerTransfers) -> bool:
         trainer = self._trainer
         catching_up = trainer.activity is Activity.CATCHING_UP or self.fetch is not None
@@ -278,6 +307,7 @@ def lends_a_fresh_state(patch: pytest.MonkeyPatch) -> None:
 
 
 def claims_what_it_has_not_applied(patch: pytest.MonkeyPatch) -> None:
+    """Report received commits as applied before the trainer has applied them."""
     on_committed = Replication.on_commit
 
     def hasty(self: Replication, committed: Commit, now_s: float) -> list[ev.Effect]:
@@ -339,6 +369,7 @@ PLANTED: list[tuple[Plant, str, dict[str, Any]]] = [
 def test_a_planted_bug_is_caught(
     plant: Plant, begins: str, given: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """One of the seeds shows a violation that begins with the expected text."""
     plant(monkeypatch)
     assert any(text.startswith(begins) for text in violations(given, SEEDS))
 

@@ -1,4 +1,4 @@
-"""Each checker of bounds, waits and ends catches the bug that is planted for it."""
+"""Tests that the checkers of bounds, waits and endings (I4, I5) report planted bugs."""
 
 from __future__ import annotations
 
@@ -28,22 +28,27 @@ from tests.simulation.planted import (
     violations,
 )
 
-# -- I4: nothing waits for ever, and what is bounded stays so ----------------------------------
+# -- I4: memory and waits are bounded ----------------------------------------------------------
 
 
 def waits_without_deadline(patch: pytest.MonkeyPatch) -> None:
+    """Disable the deadlines of all waits."""
     patch.setattr(Deadlines, "timeout_directive", lambda self, now_s: None)
 
 
 def sends_nothing_again(patch: pytest.MonkeyPatch) -> None:
+    """Never send an update again."""
     patch.setattr(InFlight, "updates_to_resend", lambda self, origin, now_s, force=False: [])
 
 
 def trusts_an_edge_on_which_something_is_heard(patch: pytest.MonkeyPatch) -> None:
+    """Never replace an edge on which control messages arrive but no data."""
     patch.setattr(ParentLink, "is_starved", lambda self, fit, stalled_since_s, now_s: False)
 
 
 def keeps_the_whole_log(patch: pytest.MonkeyPatch) -> None:
+    """Never drop old entries from the log."""
+
     def append(self: Log, entry: Entry) -> None:
         self._entries[self.head] = entry, self._end
         self._end += entry_bytes(entry)
@@ -53,14 +58,17 @@ def keeps_the_whole_log(patch: pytest.MonkeyPatch) -> None:
 
 
 def ignores_its_window(patch: pytest.MonkeyPatch) -> None:
+    """Publish although the window of uncommitted updates is full."""
     patch.setattr(InFlight, "has_room", lambda self: True)
 
 
 def ignores_the_slowest(patch: pytest.MonkeyPatch) -> None:
+    """Train without any step limit."""
     patch.setattr(Directives, "_train", lambda self, state: ev.Directive(ev.Command.TRAIN))
 
 
 def looks_at_no_commit(patch: pytest.MonkeyPatch) -> None:
+    """Allow ten more steps than the step limit."""
     steps_max = Directives._step_limit
 
     def far(self: Directives, *given: Any) -> tuple[int, ev.Directive]:
@@ -72,6 +80,7 @@ def looks_at_no_commit(patch: pytest.MonkeyPatch) -> None:
 
 
 def tells_more_than_is_committed(patch: pytest.MonkeyPatch) -> None:
+    """Announce more minibatches than are committed."""
     look_around = StateBroadcast.refresh
 
     def more(self: StateBroadcast) -> None:
@@ -82,10 +91,12 @@ def tells_more_than_is_committed(patch: pytest.MonkeyPatch) -> None:
 
 
 def waits_for_an_empty_partition(patch: pytest.MonkeyPatch) -> None:
+    """Treat an empty partition as not trained."""
     patch.setattr(Partition, "trained", property(lambda self: self.position >= self.end))
 
 
 def repeats_a_phase(patch: pytest.MonkeyPatch) -> None:
+    """Go back one phase when the audit begins."""
     enter = Phases._enter_phase
 
     def back(self: Phases, phase: Any, now_s: float) -> None:
@@ -97,6 +108,7 @@ def repeats_a_phase(patch: pytest.MonkeyPatch) -> None:
 
 
 def keeps_its_former_id_at_its_endpoint(patch: pytest.MonkeyPatch) -> None:
+    """Keep the first id for sending after the process got another one."""
     feed = SimProcess.handle
 
     def stubborn(self: SimProcess, event: ev.Event, now_s: float) -> None:
@@ -108,17 +120,20 @@ def keeps_its_former_id_at_its_endpoint(patch: pytest.MonkeyPatch) -> None:
 
 
 def says_what_nobody_can_read(patch: pytest.MonkeyPatch) -> None:
+    """Answer probes with an invalid node id."""
     patch.setattr(node, "ProbeReply", lambda node: ProbeReply(-1))
 
 
-# -- I5: no silent success ---------------------------------------------------------------------
+# -- I5: failures end the fit ------------------------------------------------------------------
 
 
 def swallows_a_failure(patch: pytest.MonkeyPatch) -> None:
+    """Ignore reports of training failures."""
     patch.setattr(Master, "_on_training_failure", lambda self, member, failed: [])
 
 
 def names_nobody(patch: pytest.MonkeyPatch) -> None:
+    """Abort without naming the worker that failed."""
     patch.setattr(
         Master,
         "_on_training_failure",
@@ -154,5 +169,6 @@ PLANTED: list[tuple[Plant, str, dict[str, Any]]] = [
 def test_a_planted_bug_is_caught(
     plant: Plant, begins: str, given: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """One of the seeds shows a violation that begins with the expected text."""
     plant(monkeypatch)
     assert any(text.startswith(begins) for text in violations(given, SEEDS))

@@ -1,4 +1,4 @@
-"""Fits whose controller dies: what is delivered has each minibatch once, over all controllers."""
+"""Simulated fits whose controller dies: over all controllers, each minibatch is committed once."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ RUNS = [("plain", 4, range(24), 2), ("mesh", 9, range(12), 1), ("links", 3, rang
 
 @pytest.mark.parametrize(("mode", "nodes", "seeds", "dies"), RUNS)
 def test_each_minibatch_is_delivered_once(mode: str, nodes: int, seeds: range, dies: int) -> None:
+    """Each minibatch is committed once, although controllers die and fits resume from copies."""
     died = 0
     for result in simulate_seeds(seeds, nodes, mode, {"controller_dies": dies}, CORES):
         repeat = f"--nodes {nodes} --mode {mode} --controller-dies {dies} --seeds {result.seed}"
@@ -25,6 +26,7 @@ def test_each_minibatch_is_delivered_once(mode: str, nodes: int, seeds: range, d
 
 
 def test_it_repeats_exactly() -> None:
+    """A run with dying controllers repeats exactly."""
     given = {"controller_dies": 2}
     assert simulate_seed(5, 4, "plain", given) == simulate_seed(5, 4, "plain", given)
 
@@ -33,7 +35,7 @@ def test_it_repeats_exactly() -> None:
 def test_a_copy_that_claims_more_or_less_than_it_has_is_seen(
     further: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """At the copy itself, and without that in what is delivered."""
+    """A copy for resuming whose position is one minibatch too high or too low is reported."""
     right = Partitions.as_starts
 
     def wrong(self: Partitions) -> object:

@@ -1,4 +1,4 @@
-"""Simulated fits through the real message endpoints, and what is checked of these."""
+"""Simulated fits through the endpoints of real fits, and tests of checks and virtual transport."""
 
 from __future__ import annotations
 
@@ -36,6 +36,7 @@ ENDPOINT = {"through": TransportMode.ENDPOINT}
 
 @pytest.mark.parametrize(("mode", "nodes"), [("plain", 4), ("mesh", 12)])
 def test_a_fit_through_endpoints_keeps_the_invariants(mode: str, nodes: int) -> None:
+    """Fits through endpoints violate no invariant, and all kinds of network faults occur."""
     seen: set[str] = set()
     for result in simulate_seeds(range(24), nodes, mode, ENDPOINT, CORES):
         repeat = (
@@ -47,17 +48,19 @@ def test_a_fit_through_endpoints_keeps_the_invariants(mode: str, nodes: int) -> 
 
 
 def test_a_share_of_the_seeds_goes_through_endpoints() -> None:
+    """Some random scenarios use real endpoints, and some encode messages."""
     ways = [conditions.draw_scenario(seed, 12, "mesh")[0].through for seed in range(400)]
     assert 10 < ways.count(TransportMode.ENDPOINT) < 45
     assert 10 < ways.count(TransportMode.CODEC) < 80
 
 
 def endpoint_world(seed: int, size: RunSize, **faults: Any) -> World:
+    """Return a simulation through endpoints without faults, except for those given."""
     return World(seed, replace(size, **ENDPOINT), replace(NO_FAULTS, **faults))
 
 
 def test_messages_are_cut_and_joined_and_repeats_are_counted() -> None:
-    """The mechanisms work in these runs, so that what breaks them is seen."""
+    """Frame lengths differ, and repeated frames are rejected, so these mechanisms are exercised."""
     world = endpoint_world(1, RunSize(nodes=4, fan_out=2, depth=3), repeat=0.3, edge_deaths=2)
     assert world.run() == []
     network = world.network
@@ -72,6 +75,7 @@ def test_messages_are_cut_and_joined_and_repeats_are_counted() -> None:
 
 
 def test_what_is_heard_twice_or_was_never_said_is_found() -> None:
+    """A message that is received twice, or was never sent, is reported."""
     found: list[str] = []
     hearing, slot = DeliveryChecker(found.append), EdgeEnd(3, None, 1.0)
     hearing.record_sent(3, None, CommitsRequest(1), 0.0)
@@ -82,7 +86,7 @@ def test_what_is_heard_twice_or_was_never_said_is_found() -> None:
 
 
 def test_what_is_missing_on_a_stream_that_lives_is_found() -> None:
-    """Not what was said before the edge was open, nor what is said again anyway."""
+    """A message missing on an intact stream is reported, unless it was allowed to get lost."""
     found: list[str] = []
     hearing, slot = DeliveryChecker(found.append), EdgeEnd(3, None, 1.0)
     for commit, must_s in ((1, 0.5), (2, 0.0), (3, 1.5), (4, 2.0)):
@@ -92,6 +96,7 @@ def test_what_is_missing_on_a_stream_that_lives_is_found() -> None:
 
 
 def test_what_is_said_directly_is_for_one_process() -> None:
+    """A direct message that is received twice is reported."""
     found: list[str] = []
     hearing = DeliveryChecker(found.append)
     hearing.record_direct(None, ProbeReply(7))
@@ -102,6 +107,7 @@ def test_what_is_said_directly_is_for_one_process() -> None:
 
 
 def test_a_seal_is_made_once_under_a_counter() -> None:
+    """A second frame sealed under the same counter is reported."""
     found: list[str] = []
     seal = LossMarkingSeal(found.append)
     head = Header(1, 7, MASTER, 3, 1, 0, 1)
@@ -116,7 +122,7 @@ def test_a_seal_is_made_once_under_a_counter() -> None:
 
 
 class Wire:
-    """Carries at once what it is to carry; a stream may be dead."""
+    """A network that delivers frames at once; if ``lives`` is false, all streams are dead."""
 
     def __init__(self) -> None:
         self.receivers: dict[FrameDestination, VirtualReceiver[str]] = {}
@@ -135,11 +141,13 @@ HERE, THERE = Endpoint("here", 1), Endpoint("there", 1)
 
 
 def pair() -> tuple[Wire, VirtualTransport[str], VirtualTransport[str]]:
+    """Return a network and two transports on it."""
     wire = Wire()
     return wire, *(VirtualTransport(wire, end.host, end, 1000) for end in (HERE, THERE))
 
 
 def test_frames_go_to_whoever_listens_and_to_nobody_else() -> None:
+    """Frames reach the receiver of their stream; without one they are not sent."""
     wire, here, there = pair()
     sender = here.open_sender(THERE, 5, control=True)
     assert sender.offer([b"a"]) == (0, OfferResult.UNCONNECTED)
@@ -155,6 +163,7 @@ def test_frames_go_to_whoever_listens_and_to_nobody_else() -> None:
 
 
 def test_who_does_not_look_is_back_pressure() -> None:
+    """A sender is BUSY while the receiver's buffer is full, until the receiver polls."""
     _, here, there = pair()
     there.open_receiver(5)
     sender = here.open_sender(THERE, 5, control=False)
@@ -173,6 +182,7 @@ def test_a_frame_that_is_too_long_is_refused() -> None:
 
 
 def test_what_arrives_on_a_closed_stream_is_gone_also_if_it_is_opened_again() -> None:
+    """Frames that arrive for a closed receiver are lost, even if the stream was opened again."""
     wire, here, there = pair()
     there.open_receiver(5)
     former = wire.receivers[THERE, 5, False]

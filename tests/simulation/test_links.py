@@ -1,4 +1,4 @@
-"""Whole fits over links of some rate, and that each checker of the flow sees its planted bug."""
+"""Simulated fits over slow links, and tests that flow checkers (F1 to F4) report planted bugs."""
 
 from __future__ import annotations
 
@@ -20,12 +20,14 @@ MODES = [("links", 6, range(20)), ("links-mesh", 9, range(12))]
 
 
 def violations(given: dict[str, Any], seeds: range) -> Iterator[str]:
+    """Yield the violations of fits with six workers, seed by seed."""
     for seed in seeds:
         yield from simulate_seed(seed, 6, "links", given).violations
 
 
 @pytest.mark.parametrize(("mode", "nodes", "seeds"), MODES)
 def test_a_fit_makes_good_use_of_its_links(mode: str, nodes: int, seeds: range) -> None:
+    """Fits over slow links violate no invariant."""
     for seed in seeds:
         repeat = f"python -m sparkstrom.simulation --mode {mode} --nodes {nodes} --seeds {seed}"
         assert simulate_seed(seed, nodes, mode, {}).violations == [], repeat
@@ -33,29 +35,31 @@ def test_a_fit_makes_good_use_of_its_links(mode: str, nodes: int, seeds: range) 
 
 @pytest.mark.parametrize(("seed", "nodes"), [(142, 6), (59, 4)], ids=["its link", "the lender's"])
 def test_what_comes_slowly_is_not_asked_for_again(seed: int, nodes: int) -> None:
-    """A chunk of an updater's state takes longer than the first patience with it."""
+    """A chunk that takes longer than the first retry time is not requested again."""
     assert simulate_seed(seed, nodes, "links", {}).violations == []
 
 
 @pytest.mark.parametrize("seed", [880103, 880172], ids=["its updates", "a relay's sums"])
 def test_a_host_far_too_slow_for_training_gets_its_messages_through(seed: int) -> None:
-    """Its edges are given up in the middle of messages, each time after a longer wait."""
+    """Messages of a very slow host get through, as timeouts double with each lost edge."""
     assert simulate_seed(seed, 8, "links-mesh", {}).violations == []
 
 
 @pytest.mark.parametrize(("mode", "nodes", "seed"), [("links", 12, 32), ("links-mesh", 8, 23)])
 def test_a_sum_goes_into_a_copy_under_way(mode: str, nodes: int, seed: int) -> None:
-    """It is as long as a real one, which the simulator's replica once could not read."""
+    """Sums of realistic size are applied during a snapshot fetch, where they once failed."""
     assert simulate_seed(seed, nodes, mode, {}).violations == []
 
 
 def sends_again_what_is_under_way(patch: pytest.MonkeyPatch) -> None:
+    """Send uncommitted updates again all the time."""
     patch.setattr(InFlight, "is_overdue", lambda self, now_s: len(self) > 0)
     patch.setattr(in_flight, "AGAIN_LEAST_S", 0.0)
     patch.setattr(in_flight, "ROUNDS", 0)
 
 
 def numbers_nothing_after_the_tenth(patch: pytest.MonkeyPatch) -> None:
+    """Number no update after commit 10."""
     number = Sequencer.number
 
     def tired(self: Sequencer, update: Any, *how: Any) -> Any:
@@ -65,10 +69,12 @@ def numbers_nothing_after_the_tenth(patch: pytest.MonkeyPatch) -> None:
 
 
 def hands_over_all_that_there_is(patch: pytest.MonkeyPatch) -> None:
+    """Ignore send windows."""
     patch.setattr(SendWindow, "has_room", lambda self, size: True)
 
 
 def drops_what_does_not_fit(patch: pytest.MonkeyPatch) -> None:
+    """Drop every tenth message of several frames."""
     put, calls = Outbox.put, itertools.count(1)
 
     def lossy(self: Outbox, frames: list[bytes], newest_of: Any = None) -> None:
@@ -95,6 +101,7 @@ PLANTED: list[tuple[Plant, str, dict[str, Any]]] = [
 def test_a_bug_planted_in_the_flow_is_caught(
     plant: Plant, begins: str, given: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """One of the seeds shows a violation that begins with the expected text."""
     plant(monkeypatch)
     assert any(text.startswith(begins) for text in violations(given, range(2)))
 

@@ -1,4 +1,4 @@
-"""Each checker catches the bug that is planted in a mesh."""
+"""Tests that the checkers of simulated meshes report the bug that a test plants in the code."""
 
 from __future__ import annotations
 
@@ -38,11 +38,13 @@ from tests.simulation.planted import (
 
 
 def violations(given: dict[str, Any], seeds: range) -> Iterator[str]:
+    """Yield the violations of meshes with nine workers, seed by seed."""
     for seed in seeds:
         yield from simulate_seed(seed, 9, "mesh", given).violations
 
 
 def misses_the_tenth(patch: pytest.MonkeyPatch, times: int) -> None:
+    """Apply commit 10 ``times`` times to each replica."""
     apply = SimReplica.apply_update
 
     def odd(self: SimReplica, committed: Commit) -> None:
@@ -62,17 +64,19 @@ def forgets_one(patch: pytest.MonkeyPatch) -> None:
 
 
 def hashes_something_else(patch: pytest.MonkeyPatch) -> None:
+    """Replace every third hash of a replica by another one."""
     digest = SimReplica.digest
     calls = iter(range(10_000))
     patch.setattr(SimReplica, "digest", lambda self: "0" if next(calls) % 3 == 1 else digest(self))
 
 
 def waits_without_deadline(patch: pytest.MonkeyPatch) -> None:
+    """Disable the deadlines of all waits."""
     patch.setattr(Deadlines, "timeout_directive", lambda self, now_s: None)
 
 
 def cuts_a_subtree_off(patch: pytest.MonkeyPatch) -> None:
-    """Whoever stood under a lost node is not told of another place, however often it asks."""
+    """Give no new edges to nodes that had a place, even if they ask."""
     move = Placement.move
 
     def only_newcomers(self: Placement, member: Member, now_s: float) -> None:
@@ -84,10 +88,12 @@ def cuts_a_subtree_off(patch: pytest.MonkeyPatch) -> None:
 
 
 def takes_no_notice_that_it_is_closed(patch: pytest.MonkeyPatch) -> None:
+    """Ignore notices that the node's id is closed."""
     patch.setattr(Joining, "on_id_closed", lambda self, closed: [])
 
 
 def keeps_the_edge_to_its_former_parent(patch: pytest.MonkeyPatch) -> None:
+    """Leave a parent without closing the edge to it."""
     leave = ParentLink.leave
 
     def clinging(self: ParentLink) -> list[ev.Effect]:
@@ -98,10 +104,12 @@ def keeps_the_edge_to_its_former_parent(patch: pytest.MonkeyPatch) -> None:
 
 
 def stands_under_the_master(patch: pytest.MonkeyPatch) -> None:
+    """Place every node under the master, beyond its fan-out."""
     patch.setattr(Topology, "parent", lambda self, node: 0)
 
 
 def skips_a_lost_update(patch: pytest.MonkeyPatch) -> None:
+    """Number an update after a gap, as if the missing ones were committed."""
     number = Sequencer.number
 
     def hasty(self: Sequencer, update: Update, *how: Any) -> Commit | None:
@@ -113,10 +121,12 @@ def skips_a_lost_update(patch: pytest.MonkeyPatch) -> None:
 
 
 def overruns_a_child(patch: pytest.MonkeyPatch) -> None:
+    """Ignore send windows and memory limits."""
     patch.setattr(Children, "_has_room", lambda self, child, size: True)
 
 
 def adds_its_own_again_with_a_sum(patch: pytest.MonkeyPatch) -> None:
+    """Do not subtract the worker's own updates from a received sum."""
     apply = SimReplica.apply_range
 
     def blind(self: SimReplica, item: ev.ApplyMergedRange) -> None:
@@ -128,7 +138,7 @@ def adds_its_own_again_with_a_sum(patch: pytest.MonkeyPatch) -> None:
 
 
 def numbers_copies_by_steps(patch: pytest.MonkeyPatch) -> None:
-    """As lenders did: two at equal steps give their copies one number."""
+    """Number optimizer copies by their steps, so copies of two sources may get the same number."""
 
     def by_steps(content: bytes) -> int:
         return 1 + OPTIMIZER_STRUCT.unpack_from(content)[1]
@@ -138,7 +148,7 @@ def numbers_copies_by_steps(patch: pytest.MonkeyPatch) -> None:
 
 
 def never_says_that_it_copies_again(patch: pytest.MonkeyPatch) -> None:
-    """Who waits below a relay that has lost its replica is judged as if that had one."""
+    """Treat a member that once had a replica as if it always had one."""
     on_status = Statuses.on_status
 
     def sticking(self: Statuses, status: Status, now_s: float) -> list[ev.Effect]:
@@ -198,6 +208,7 @@ MESHED: list[tuple[Plant, str, dict[str, Any]]] = [
 def test_a_bug_planted_in_a_mesh_is_caught(
     plant: Plant, begins: str, given: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """One of the seeds shows a violation that begins with the expected text."""
     plant(monkeypatch)
     assert any(text.startswith(begins) for text in violations(given, SEEDS))
 
@@ -212,6 +223,7 @@ def test_the_same_meshes_are_clean_without_the_bug(given: dict[str, Any]) -> Non
 
 
 def test_a_tree_of_others_than_the_living_and_one_that_is_too_deep_are_seen() -> None:
+    """A tree whose nodes are not the live members, or that is too deep, is reported."""
     found: list[str] = []
     tree = Topology(fan_out=1, depth_max=3).attach(1).attach(2).attach(3)
 
@@ -232,6 +244,7 @@ def test_a_tree_of_others_than_the_living_and_one_that_is_too_deep_are_seen() ->
 
 
 def test_a_circle_of_edges_is_seen() -> None:
+    """A cycle of edges is reported."""
     found: list[str] = []
 
     def standing(node: int, parent: int) -> SimpleNamespace:

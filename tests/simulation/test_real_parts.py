@@ -1,4 +1,4 @@
-"""Seeds that train small models of each kind, with real replicas and encoders."""
+"""Simulated fits that train small models of each kind, with replicas and encoders of real fits."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def keras_model() -> FlatModel:
     return KerasModel(model, loss, keras.optimizers.SGD(LEARNING_RATE))
 
 
-KINDS: dict[str, tuple[ModelFactory, tuple[str, ...]]] = {  # and what must be installed
+KINDS: dict[str, tuple[ModelFactory, tuple[str, ...]]] = {  # (model, required packages)
     "torch": (torch_model, ("torch",)),
     "jax": (jax_model, ("jax", "optax")),
     "keras": (keras_model, ("jax", "keras")),
@@ -85,12 +85,13 @@ def test_a_fit_of_each_kind_of_model_keeps_the_invariants(kind: str) -> None:
 
 
 def test_a_share_of_the_seeds_trains_real_replicas() -> None:
+    """Some random scenarios train real replicas."""
     kinds = [conditions.draw_scenario(seed, 12, "mesh")[0].replicas for seed in range(1000)]
     assert 5 < kinds.count(ReplicaKind.REAL) < 50
 
 
 def test_what_is_learnt_reaches_every_replica() -> None:
-    """The models do learn, and nobody has only zeros to agree about."""
+    """Real models do learn in the simulation: parameters change, and commits are made."""
     size = RunSize(nodes=3, epochs=4, batches=10)
     parts = RealComponentFactory(size, seed=2)
     world = World(2, size, NO_FAULTS, parts)
@@ -104,10 +105,12 @@ def test_what_is_learnt_reaches_every_replica() -> None:
 
 
 def calm_world(parts: RealComponentFactory) -> World:
+    """Return a simulation without faults."""
     return World(2, parts.size, replace(NO_FAULTS, step_s_max=0.1), parts)
 
 
 def test_a_residual_that_loses_something_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A residual that changes by itself is reported as a violation of I1."""
     from sparkstrom.runtime.theta import Replica
 
     parts, publish = RealComponentFactory(RunSize(nodes=2), seed=2), Replica.publish
@@ -126,6 +129,7 @@ def test_a_residual_that_loses_something_is_found(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_replica_of_other_bits_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A replica that skips every fifth commit is reported as a violation of I3."""
     from sparkstrom.runtime.theta import Theta
 
     parts, add = RealComponentFactory(RunSize(nodes=2), seed=2), Theta.add
@@ -140,4 +144,5 @@ def test_a_replica_of_other_bits_is_found(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_small_models_are_small() -> None:
+    """The small network has one hidden layer."""
     assert make_small_network().n_params == INPUTS * HIDDEN + HIDDEN + HIDDEN * CLASSES + CLASSES

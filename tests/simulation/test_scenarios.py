@@ -1,4 +1,4 @@
-"""Whole fits in which one thing is out of the ordinary."""
+"""Simulated fits with one unusual condition each, and seeds that once showed bugs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from sparkstrom.simulation.world import World
 
 
 class OddWorld(World):
-    """The second attempt at partition 1, and all later ones, say something else of themselves."""
+    """A simulation whose attempts at partition 1, from ``first`` on, join with facts ``odd``."""
 
     odd: dict[str, Any]
     first: int
@@ -41,6 +41,7 @@ class OddWorld(World):
 def test_what_cannot_go_well_ends_the_fit_everywhere(
     odd: dict[str, Any], first: int, words: str
 ) -> None:
+    """Another version, or other rows in a second attempt, aborts the fit and ends all processes."""
     world = OddWorld(3, RunSize(), replace(NO_FAULTS, crashes=0))
     world.odd, world.first = odd, first
     if first:
@@ -52,16 +53,18 @@ def test_what_cannot_go_well_ends_the_fit_everywhere(
 
 
 def crash_partition(world: World, partition: int) -> None:
+    """Kill the processes of a partition; Spark starts another attempt."""
     for process in of_partition(world, partition):
         world.end(process, restart=True)
 
 
 def of_partition(world: World, partition: int) -> list[Any]:
+    """Return the live processes of a partition."""
     return [p for p in world.alive if p.identity.partition == partition]
 
 
 class LateWorld(World):
-    """Spark has no slot for partition 3 until the start timeout is long over."""
+    """A simulation in which Spark starts the task of partition 3 only after 20 s."""
 
     def start(self, partition: int) -> None:
         if partition == 3 and self.time.now_s < 20.0:
@@ -71,22 +74,24 @@ class LateWorld(World):
 
 
 def test_a_fit_begins_without_a_late_worker_and_waits_for_its_partition() -> None:
+    """A fit begins without a late worker, and ends only after its partition was trained."""
     world = LateWorld(1, RunSize(), NO_FAULTS)
     assert world.run() == []
     assert world.phase is Phase.DONE
     assert any("began with 3 of 4 workers" in line for line in world.time.transcript)
     departed = [departure.reason for departure in world.master.members.departures]
-    assert "released" in departed  # a finished one gave up its slot for it
+    assert "released" in departed  # a finished worker gave up its slot for partition 3
 
 
 def test_more_restarts_than_anybody_would_bear() -> None:
+    """A fit with thirty crashes violates no invariant."""
     size, faults = with_overrides(
         RunSize(nodes=2), NO_FAULTS, {"crashes": 30, "restart_s_max": 0.5}
     )
     assert World(9, size, faults).run() == []
 
 
-# So that what happened then happens again.
+# These seeds showed their bugs in a run with these options.
 OBJECTS = {"through": TransportMode.OBJECTS, "replicas": ReplicaKind.NUMBERS}
 FOUND = [
     ("a returner was granted a second file", 33, 4, {}),
@@ -147,18 +152,21 @@ FOUND_IN_A_CHAIN = [
 @pytest.mark.parametrize(("seed", "nodes", "given"), [run[1:] for run in FOUND],
                          ids=[run[0] for run in FOUND])  # fmt: skip
 def test_what_once_went_wrong(seed: int, nodes: int, given: dict[str, Any]) -> None:
+    """Seeds that once showed a bug, which the test's id names, are clean."""
     assert simulate_seed(seed, nodes, "plain", OBJECTS | given).violations == []
 
 
 @pytest.mark.parametrize(("seed", "nodes", "given"), [run[1:] for run in FOUND_IN_A_MESH],
                          ids=[run[0] for run in FOUND_IN_A_MESH])  # fmt: skip
 def test_what_once_went_wrong_in_a_mesh(seed: int, nodes: int, given: dict[str, Any]) -> None:
+    """Mesh seeds that once showed a bug, which the test's id names, are clean."""
     assert simulate_seed(seed, nodes, "mesh", OBJECTS | given).violations == []
 
 
 @pytest.mark.parametrize("seed", [run[1] for run in FOUND_IN_A_CHAIN],
                          ids=[run[0] for run in FOUND_IN_A_CHAIN])  # fmt: skip
 def test_what_once_went_wrong_in_a_chain(seed: int) -> None:
+    """Seeds of a chain that once showed a bug, which the test's id names, are clean."""
     assert (
         simulate_seed(
             seed, 13, "mesh", CHAIN | OBJECTS | {"through": TransportMode.CODEC}
@@ -168,7 +176,7 @@ def test_what_once_went_wrong_in_a_chain(seed: int) -> None:
 
 
 class Wall(Network):
-    """Nothing passes on the edges of partition 2's first attempts; the join stream is open."""
+    """A network that blocks all edges of the first ``attempts`` at partition 2."""
 
     attempts = 0
 
@@ -180,13 +188,14 @@ class Wall(Network):
 
     @property
     def behind(self) -> list[SimProcess]:
+        """The processes whose edges are blocked."""
         tried = [p for p in self._processes.values() if p.identity.partition == 2]
         return tried[: self.attempts]
 
 
 @pytest.mark.parametrize("attempts", [1, 3])
 def test_who_speaks_with_the_master_and_with_no_neighbour_fails_in_time(attempts: int) -> None:
-    """It knocks for ever, and is told its place each time; Spark tries again somewhere else."""
+    """A worker that reaches the master but no neighbour fails in time; Spark tries again."""
     size = RunSize(nodes=5, fan_out=2, depth=4, per_executor=1)
     world = World(1, size, NO_FAULTS)
     wall = Wall(world.time, world.faults, world._arrive_at_master)
@@ -203,7 +212,7 @@ def test_who_speaks_with_the_master_and_with_no_neighbour_fails_in_time(attempts
 
 
 class Deaf(Network):
-    """Nothing that partition 1 says on its first edge to another worker gets through."""
+    """A network that blocks everything from partition 1 on its first edge to another worker."""
 
     first: tuple[SimProcess, int] | None = None
 
@@ -218,7 +227,7 @@ class Deaf(Network):
 
 
 def test_a_stream_that_broke_before_its_first_word_is_found_within_a_lease_and_a_bit() -> None:
-    """The one above has no commit yet, so that it may have no answer; but it hears nothing."""
+    """A node replaces an edge whose attach message gets no reply for about a lease."""
     size = RunSize(nodes=2, fan_out=1, depth=3, per_executor=1, lease_s=10.0, patience_s=30.0)
     world = World(1, size, NO_FAULTS)
     deaf = Deaf(world.time, world.faults, world._arrive_at_master)
@@ -238,7 +247,7 @@ def test_a_stream_that_broke_before_its_first_word_is_found_within_a_lease_and_a
 
 
 def ends_s(seed: int, faults: Faults, lead: int | None) -> dict[int, float]:
-    """When each partition of a calm mesh was trained to its end."""
+    """Return when each partition of a mesh was trained completely, in virtual seconds."""
     size = RunSize(nodes=7, fan_out=2, depth=5, max_lead=lead, kept_files=0, per_executor=1)
     world = World(seed, size, faults)
     out: dict[int, float] = {}
@@ -257,7 +266,7 @@ def ends_s(seed: int, faults: Faults, lead: int | None) -> dict[int, float]:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_a_machine_that_is_ten_times_slower_slows_nobody(seed: int) -> None:
-    """Without max_lead the others end when they would have; with it they wait for it."""
+    """A worker that is ten times slower delays the others only with ``max_lead``."""
     calm = replace(NO_FAULTS, step_s_max=0.2)
     usual, free = ends_s(seed, calm, None), ends_s(seed, replace(calm, slow=1), None)
     bound = ends_s(seed, replace(calm, slow=1), 2)
@@ -267,14 +276,14 @@ def test_a_machine_that_is_ten_times_slower_slows_nobody(seed: int) -> None:
     assert max(bound[p] for p in others) > max(free[p] for p in others)
 
 
-MARK = 1_000_000  # a commit that this fit never reaches
+MARK = 1_000_000  # a commit number that this fit never reaches
 
 
 @pytest.mark.parametrize(("leases", "breaks"), [(0.4, False), (0.8, True)])
 def test_a_short_cut_delays_what_is_sent_and_a_long_one_breaks_the_stream(
     leases: float, breaks: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As with Aeron: it repairs what it can, in order, and what it cannot is gone for good."""
+    """A short outage delays messages in order; a long one breaks the stream, as in Aeron."""
     world = World(1, RunSize(nodes=1, epochs=100), replace(NO_FAULTS, step_s_max=0.1))
     got: list[tuple[float, int]] = []
     feed = SimProcess.handle

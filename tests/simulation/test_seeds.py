@@ -1,4 +1,4 @@
-"""Whole fits under faults drawn from a seed; every invariant is checked from outside."""
+"""Simulated fits with faults drawn from a seed; checkers test all invariants from outside."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ def test_a_fit_keeps_the_invariants(nodes: int, seeds: range) -> None:
 
 @pytest.mark.parametrize("seeds", MESH)
 def test_a_mesh_keeps_the_invariants_and_sees_every_kind_of_fault(seeds: range) -> None:
+    """Meshes violate no invariant, and every kind of fault occurs."""
     seen: set[str] = set()
     for result in simulate_seeds(seeds, 12, "mesh", {}, CORES):
         repeat = f"python -m sparkstrom.simulation --mode mesh --nodes 12 --seeds {result.seed}"
@@ -46,6 +47,7 @@ def test_a_run_repeats_exactly(mode: str) -> None:
 @pytest.mark.parametrize("mode", ["plain", "mesh"])
 @pytest.mark.parametrize("seed", range(3))
 def test_without_faults_every_update_is_committed_in_little_time(mode: str, seed: int) -> None:
+    """Without faults, no invariant is violated, and at least 20 updates are made."""
     result = simulate_seed(seed, 4, mode, CALM | {"empty_partitions": 0, "resumed": 0})
     assert result.violations == []
     assert result.faults == {}
@@ -54,5 +56,6 @@ def test_without_faults_every_update_is_committed_in_little_time(mode: str, seed
 
 @pytest.mark.parametrize("fan_out", [1, 2, 3])
 def test_a_tree_as_narrow_as_can_be(fan_out: int) -> None:
+    """Chains and narrow trees violate no invariant, even with crashes."""
     given = {"fan_out": fan_out, "depth": 7, "crashes": 2}
     assert simulate_seed(1, 7, "mesh", CALM | given).violations == []

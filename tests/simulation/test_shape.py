@@ -1,4 +1,4 @@
-"""Who goes on: a subtree waits for the copy above it, as long as that goes on itself."""
+"""Tests of ``TopologyChecker``: which nodes without progress are excused by a node above them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LIMITS = SimpleNamespace(fan_out=1, depth=3)
 
 @dataclass(eq=False)
 class Seen:
-    """What the checker looks at of a process."""
+    """The attributes of a process that the checker reads."""
 
     name: str
     node: Any
@@ -30,6 +30,7 @@ class Seen:
 def seen(
     name: str, number: int | None, parent: int | None, *, received: int, whole: bool = True
 ) -> Seen:
+    """Return a process with this id, parent and newest commit; ``whole``: it may be copied."""
     machine = SimpleNamespace(
         node=number,
         link=SimpleNamespace(parent=parent, attached=True),
@@ -39,7 +40,7 @@ def seen(
 
 
 def master_of(live: dict[int, Any], tree: Topology) -> Any:
-    """What the checker looks at of the master."""
+    """Return the attributes of the master that the checker reads."""
     members, placement = SimpleNamespace(live=live), SimpleNamespace(tree=tree)
     return SimpleNamespace(members=members, placement=placement, limits=LIMITS)
 
@@ -48,8 +49,8 @@ def master_of(live: dict[int, Any], tree: Topology) -> Any:
     ("whole", "installed", "goes_on", "cut_off"),
     [
         (False, True, True, set()),
-        (False, True, False, {"above"}),  # it is named itself, again and again
-        (False, False, False, {"below"}),  # its first copy: nobody else can be named
+        (False, True, False, {"above"}),  # reported itself, again and again
+        (False, False, False, {"below"}),  # without a first replica it is not reported itself
         (True, True, True, {"below"}),
     ],
     ids=["the copy goes on", "a copy stands still", "its first one stands still", "no copy"],
@@ -57,6 +58,7 @@ def master_of(live: dict[int, Any], tree: Topology) -> Any:
 def test_only_a_copy_that_goes_on_is_waited_for(
     whole: bool, installed: bool, goes_on: bool, cut_off: set[str]
 ) -> None:
+    """A node is excused while the node above fetches a snapshot and makes progress."""
     violations: list[str] = []
     shape = TopologyChecker(violations.append, LEASE_S)
     above = seen("above", 1, MASTER, received=10, whole=whole)
@@ -76,6 +78,7 @@ def test_only_a_copy_that_goes_on_is_waited_for(
 def test_who_waits_for_its_place_is_lost_once_nobody_gets_one(
     above_is_placed: bool, places_go_on: bool, cut_off: set[str]
 ) -> None:
+    """A node whose parent has no place yet is excused while other nodes get theirs."""
     violations: list[str] = []
     shape = TopologyChecker(violations.append, LEASE_S)
     below, tree = seen("below", 2, 1, received=5), Topology(fan_out=1, depth_max=3)
@@ -94,7 +97,11 @@ def test_who_waits_for_its_place_is_lost_once_nobody_gets_one(
 
 @pytest.mark.parametrize("copies", [True, False], ids=["a copy above goes on", "none above it"])
 def test_who_has_no_edge_waits_for_the_copy_above_its_place(copies: bool) -> None:
-    """The master has ids for both that they have not heard of: the places above are not theirs."""
+    """A node without an edge is excused if a node above its place fetches a snapshot.
+
+    The master has given new ids to two processes that do not know them yet, so only its tree shows
+    their places.
+    """
     violations: list[str] = []
     shape = TopologyChecker(violations.append, LEASE_S)
     relay = seen("relay", 1, MASTER, received=10, whole=not copies)
@@ -102,7 +109,7 @@ def test_who_has_no_edge_waits_for_the_copy_above_its_place(copies: bool) -> Non
     middle.identity.token, last.identity.token = 2, 3
     middle.node.replication.history.whole = middle.has_replica = False
     middle.node.link.attached = last.node.link.attached = False
-    last.node.node = 9  # which is closed
+    last.node.node = 9  # a closed id
     tree = Topology(fan_out=1, depth_max=3).attach(1).attach(2).attach(3)
     live = {
         node: SimpleNamespace(placed=node == 1, join=SimpleNamespace(token=node))

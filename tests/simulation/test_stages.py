@@ -1,6 +1,7 @@
-"""Every transition in the table of stages happens, and no run makes another one.
+"""Tests that all transitions in the table of stages happen, and no others.
 
-A transition that is not in the table is an ``AssertionError``, so a violation of its run.
+A transition that is not in the table raises AssertionError, which the simulator reports as a
+violation.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ RUNS: list[tuple[str, int, range, dict[str, Any]]] = [
 
 
 class Recording(dict[Row, Stage]):
-    """The table, and what was looked up in it."""
+    """The table of transitions, which records the rows that are looked up."""
 
     def __init__(self) -> None:
         super().__init__(stages.TRANSITIONS)
@@ -71,11 +72,11 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> Recording:
     return table
 
 
-# -- what seeds seldom make ----------------------------------------------------------------------
+# -- transitions that are rare in simulations ----------------------------------------------------
 
 
 def fetched(make: Make) -> NodeDriver:
-    """All of its first snapshot is with its trainer."""
+    """Return a node whose trainer is installing the complete first snapshot."""
     node = NodeDriver(make).joined()
     node.step(ev.TrainerPaused(1))
     node.hear(make.chunk(0))
@@ -84,6 +85,7 @@ def fetched(make: Make) -> NodeDriver:
 
 
 def falls_behind_before_it_is_whole(make: Make) -> NodeDriver:
+    """Let a node fall behind during its first fetch."""
     node = NodeDriver(make).joined()
     node.hear(make.behind(7))
     assert node.me.replication.pauses == 2
@@ -91,7 +93,7 @@ def falls_behind_before_it_is_whole(make: Make) -> NodeDriver:
 
 
 def refetches(make: Make) -> NodeDriver:
-    """Its log's beginning is gone again before the trainer has installed what came."""
+    """Let a node fall behind again while its trainer installs a snapshot."""
     node = fetched(make)
     node.hear(make.behind(7))
     assert node.me.replication.stage is ReplicaStage.REFETCHING
@@ -99,12 +101,14 @@ def refetches(make: Make) -> NodeDriver:
 
 
 def falls_behind_twice(make: Make) -> NodeDriver:
+    """Let it fall behind once more before the installation is finished."""
     node = refetches(make)
     node.hear(make.behind(9))
     return node
 
 
 def goes_on_fetching(make: Make) -> NodeDriver:
+    """Finish the installation while the next snapshot is being fetched."""
     node = refetches(make)
     node.step(ev.ReplicaInstalled())
     assert node.me.replication.stage is ReplicaStage.FETCHING
@@ -113,6 +117,7 @@ def goes_on_fetching(make: Make) -> NodeDriver:
 
 
 def released(make: Make, times: int = 2) -> NodeDriver:
+    """Return a training node that the master has asked to leave."""
     node = NodeDriver(make).training()
     for _ in range(times):
         node.told(Release("a slot is needed"))
@@ -122,6 +127,7 @@ def released(make: Make, times: int = 2) -> NodeDriver:
 
 
 def left(make: Make) -> NodeDriver:
+    """Return a node whose trainer has left, and which is asked once more."""
     node = released(make)
     node.step(ev.TrainerReleased(None))
     node.told(Release("a slot is needed"))
@@ -130,11 +136,13 @@ def left(make: Make) -> NodeDriver:
 
 
 def fails(node: NodeDriver) -> NodeDriver:
+    """Let training raise an exception."""
     node.step(ev.TrainerFailed("training raised", "trace"))
     return node
 
 
 def fails_again(make: Make) -> NodeDriver:
+    """Let a released node fail twice, and ask it to leave once more."""
     node = fails(fails(released(make)))
     node.told(Release("a slot is needed"))
     assert node.me.task.stage is TaskStage.FAILING
@@ -142,6 +150,7 @@ def fails_again(make: Make) -> NodeDriver:
 
 
 def is_superseded(node: NodeDriver) -> NodeDriver:
+    """Close the node's id because of a newer attempt, which ends the task."""
     node.told(node.make.closed(1, free=False))
     assert node.me.task.stage is TaskStage.ENDED
     assert node.order is ev.Command.FAIL
@@ -149,7 +158,7 @@ def is_superseded(node: NodeDriver) -> NodeDriver:
 
 
 def hears_on_after_its_end(make: Make) -> NodeDriver:
-    """What it was told, and what its trainer does, was under way already."""
+    """Deliver late requests and trainer events to a node that has ended; nothing changes."""
     node = is_superseded(released(make))
     node.told(Release("a slot is needed"))
     node.step(ev.TrainerReleased(None))
@@ -161,14 +170,14 @@ def hears_on_after_its_end(make: Make) -> NodeDriver:
 
 
 def complain(master: MasterDriver) -> None:
-    """Node 1 does not hear node 2 over the edge that 2 was ordered to open."""
+    """Let node 1 report that it hears nothing from node 2 over the newest edge."""
     order = master.member(2).order
     assert order is not None
     master.direct(ChildSilent(1, 2, order.edge))
 
 
 def ordered(make: Make) -> MasterDriver:
-    """Node 2 has its place under node 1, and has not come there."""
+    """Return a master that has sent node 2 a place below node 1, which is not confirmed yet."""
     master = MasterDriver(make, partitions=2, fan_out=1, depth=2)
     master.enter(0)
     master.join(1)
@@ -177,6 +186,7 @@ def ordered(make: Make) -> MasterDriver:
 
 
 def is_never_heard(make: Make) -> MasterDriver:
+    """Let the parent report twice that it hears nothing from node 2."""
     master = ordered(make)
     complain(master)
     complain(master)
@@ -185,6 +195,7 @@ def is_never_heard(make: Make) -> MasterDriver:
 
 
 def comes_late(make: Make) -> None:
+    """Let node 2 arrive after these reports."""
     master = is_never_heard(make)
     master.say(2)
     assert master.member(2).placed
@@ -192,7 +203,7 @@ def comes_late(make: Make) -> None:
 
 
 def gets_another_edge(make: Make) -> None:
-    """It lives: only the edge is no good, so it is ordered another one."""
+    """Let node 2 answer a probe, so that the master gives it another edge."""
     master = is_never_heard(make)
     before = master.member(2).order
     master.direct(ProbeReply(2))
@@ -204,7 +215,7 @@ def gets_another_edge(make: Make) -> None:
 
 
 def expires(master: MasterDriver) -> None:
-    """Nobody says anything for a lease."""
+    """Let time pass without messages until the lease of node 2 expires."""
     member = master.member(2)
     for _ in range(6):
         master.tick(master.machine.limits.lease_s / 5)
@@ -212,6 +223,7 @@ def expires(master: MasterDriver) -> None:
 
 
 def dies_before_it_is_ordered(make: Make) -> None:
+    """Let node 2 die while its parent has no confirmed place."""
     master = MasterDriver(make, partitions=2, fan_out=1, depth=2)
     master.join(0)
     master.join(1)
@@ -260,11 +272,13 @@ SCENES: dict[Callable[[Make], Any], set[Row]] = {
 def test_a_scene_makes_the_transitions_that_it_is_for(
     recorded: Recording, scene: Callable[[Make], Any]
 ) -> None:
+    """Each scene causes the transitions that are listed for it."""
     scene(Make())
     assert recorded.made >= SCENES[scene]
 
 
 def test_the_table_holds_what_runs_and_scenes_make_and_nothing_else(recorded: Recording) -> None:
+    """Simulations and scenes together cause every transition in the table."""
     for mode, nodes, seeds, given in RUNS:
         for seed in seeds:
             assert simulate_seed(seed, nodes, mode, given).violations == []
@@ -273,6 +287,7 @@ def test_the_table_holds_what_runs_and_scenes_make_and_nothing_else(recorded: Re
 
 
 def named(row: Row) -> tuple[str, str, str]:
+    """Return a transition as text: kind of stage, stage and trigger."""
     stage, cause = row
     return type(stage).__name__, stage.name, cause.name
 
@@ -291,6 +306,7 @@ def test_every_stage_is_reached_from_the_first(kind: type[Any]) -> None:
 
 
 def after_any(found: set[Stage]) -> Iterator[Stage]:
+    """Yield the stages that follow any of these."""
     return (to for (stage, _), to in stages.TRANSITIONS.items() if stage in found)
 
 

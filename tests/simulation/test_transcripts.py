@@ -1,6 +1,6 @@
-"""Cases worth reading, as they happen: each is kept in tests/transcripts and must not change.
+"""Transcripts of four instructive runs, which must equal the files in tests/transcripts.
 
-Where a change is meant, write them anew, and read the difference:
+After an intended change, write the files again, and review the difference:
 
     SPARKSTROM_WRITE_TRANSCRIPTS=1 python -m pytest tests/simulation/test_transcripts.py
 """
@@ -34,12 +34,12 @@ from sparkstrom.simulation.world import World
 
 KEPT = Path(__file__).parents[1] / "transcripts"
 WRITE = "SPARKSTROM_WRITE_TRANSCRIPTS"
-AFTER_S = 0.5  # of training
+AFTER_S = 0.5  # seconds of training before the trouble begins
 LOOK_S = 0.001
 
 
 class Told(Network):
-    """A network that tells the few messages which change who stands where, or holds what."""
+    """A network that adds messages about places, snapshots and sums to the transcript."""
 
     world: Story
     welcomed: set[int]
@@ -82,7 +82,7 @@ class Told(Network):
 
 
 class Story(World):
-    """Seven workers in a tree of fan-out 2, nothing goes wrong but what ``trouble`` does."""
+    """A mesh of seven workers, in which only ``trouble`` goes wrong."""
 
     def __init__(self, trouble: Callable[[Story], None], size: RunSize) -> None:
         super().__init__(7, size, replace(NO_FAULTS, delay_ms_max=1, step_s_max=0.4))
@@ -98,21 +98,23 @@ class Story(World):
             self.time.after(AFTER_S, self._trouble, self)
 
     def inner(self) -> SimProcess:
-        """The first that stands under the master and has children with uncommitted updates."""
+        """Return the process with children that has the lowest id."""
         inner = [p for p in self.alive if p.node.children.by_node]
         return min(inner, key=lambda p: p.node.node)
 
     def leaf(self) -> SimProcess:
+        """Return the process without children that has the highest id."""
         leaves = [p for p in self.alive if not p.node.children.by_node]
         return max(leaves, key=lambda p: p.node.node)
 
     def below(self, process: SimProcess) -> list[SimProcess]:
+        """Return the processes below this one in the master's tree."""
         under = self.master.placement.tree.descendants(process.node.node)
         return [p for p in self.alive if p.node.node in under]
 
 
 def inner_node_killed(world: Story) -> None:
-    """As soon as somebody below it has an update on its way."""
+    """Kill the inner node as soon as a node below it has an uncommitted update."""
     victim = world.inner()
     if not any(len(process.node.in_flight) for process in world.below(victim)):
         world.time.after(LOOK_S, inner_node_killed, world)
@@ -125,6 +127,7 @@ def inner_node_killed(world: Story) -> None:
 
 
 def cut_off_and_back(world: Story) -> None:
+    """Block all messages of the inner node for 2.5 leases."""
     victim = world.inner()
     until_s = world.time.now_s + 2.5 * world.size.lease_s
     world.time.say(f"nobody reaches {victim.name}, node {victim.node.node}, until {until_s:.1f}")
@@ -133,6 +136,7 @@ def cut_off_and_back(world: Story) -> None:
 
 
 def slow_child(world: Story) -> None:
+    """Suspend the last leaf for half a lease."""
     victim = world.leaf()
     victim.paused_until_s = world.time.now_s + world.size.lease_s / 2
     text = f"{victim.name}, node {victim.node.node}, stands still until {victim.paused_until_s:.1f}"
@@ -140,6 +144,7 @@ def slow_child(world: Story) -> None:
 
 
 def executor_killed(world: Story) -> None:
+    """Kill the executor with the most workers among those that run an inner node."""
     tasks = Counter(p.identity.executor for p in world.alive)
     inner = [p for p in world.alive if p.node.children.by_node]
     executor = max((p.identity.executor for p in inner), key=tasks.__getitem__)
@@ -162,7 +167,7 @@ STORIES: dict[str, tuple[Callable[[Story], None], RunSize]] = {
 
 
 def tell(name: str) -> str:
-    """The whole story, with how it ended."""
+    """Run a scenario and return its transcript."""
     trouble, size = STORIES[name]
     world = Story(trouble, size)
     assert world.run() == []
@@ -175,6 +180,7 @@ def tell(name: str) -> str:
 
 @pytest.mark.parametrize("name", STORIES)
 def test_a_story_is_told_as_it_was(name: str) -> None:
+    """A scenario's transcript equals the stored one."""
     kept, told = KEPT / f"{name}.txt", tell(name)
     if os.environ.get(WRITE):
         kept.write_text(told)
@@ -192,4 +198,5 @@ def test_a_story_is_told_as_it_was(name: str) -> None:
     ],
 )
 def test_a_story_shows_what_it_is_kept_for(name: str, words: str) -> None:
+    """A stored transcript contains the events that it was chosen for."""
     assert words in (KEPT / f"{name}.txt").read_text()

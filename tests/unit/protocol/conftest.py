@@ -1,4 +1,4 @@
-"""What these tests share: messages with defaults, and machines brought to where a test begins."""
+"""Helpers and fixtures of these tests: messages with defaults, and drivers for node and master."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ from tests.unit.protocol.parents import Parent
 
 HERE = Address("here", 7, 10, 11)
 UP = Address("above", 1, 1002, 1003)
-DIRECTLY = None  # the sender of what is told to the master directly
+DIRECTLY = None  # the sender of a message that a process sends directly to the master
 
 
 class Make:
-    """Messages by their telling fields."""
+    """A factory of messages; fields that the caller does not name have default values."""
 
     def update(
         self, origin: int, seq: int, payload: bytes = b"abcd", form: int = 0, **fields: Any
@@ -150,7 +150,7 @@ class Make:
 
 
 class NodeDriver:
-    """A node's machine and what it wanted last. ``parent`` is whom it was told to stand under."""
+    """A ``Node`` and a clock; ``parent`` is the node under which the master places it."""
 
     def __init__(
         self, make: Make, parent: int = MASTER, *, whole: bool = False, **limits: Any
@@ -163,21 +163,22 @@ class NodeDriver:
         self.beat = 0
 
     def step(self, event: ev.Event, after_s: float = 0.0) -> list[ev.Effect]:
+        """Advance the clock by ``after_s``, process the event and return the effects."""
         self.now_s += after_s
         return self.machine.step(event, self.now_s)
 
     def hear(
         self, message: Message, after_s: float = 0.0, sender: int | None = None
     ) -> list[ev.Effect]:
-        """From its parent, or somebody else."""
+        """Deliver a message from ``sender``, by default from the parent."""
         return self.step(ev.Received(self.parent if sender is None else sender, message), after_s)
 
     def told(self, message: Message, after_s: float = 0.0) -> list[ev.Effect]:
-        """By the master itself."""
+        """Deliver a message that the master sends directly."""
         return self.hear(message, after_s, MASTER)
 
     def alive(self, phase: Phase = Phase.RUNNING, **fields: Any) -> list[ev.Effect]:
-        """Another sign of the master's life comes down."""
+        """Deliver a state with the next beat, which shows that the master is alive."""
         self.beat += 1
         return self.hear(self.make.state(phase, beat=self.beat, **fields))
 
@@ -189,10 +190,11 @@ class NodeDriver:
         return self.machine.directive.order
 
     def opened(self, *, alone: bool = False) -> list[ev.Effect]:
+        """Report that the node listens on fresh streams."""
         return self.step(ev.StreamsOpened(HERE, alone))
 
     def opened_anew(self) -> None:
-        """Another edge to the same parent, which goes on from where the node is."""
+        """Give the node a new edge to its parent, over which it continues."""
         self.opened()
         edge, request = self.me.link.edge + 1, self.me.membership.request
         self.told(self.make.welcome(self.me.node, parent=self.parent, edge=edge, request=request))
@@ -200,14 +202,14 @@ class NodeDriver:
         assert self.me.link.attached
 
     def joined(self, **welcome: Any) -> NodeDriver:
-        """It has its place, and its first snapshot is asked for."""
+        """Give the node its id and its place; it requests its first snapshot."""
         self.opened()
         self.told(self.make.welcome(parent=self.parent, **welcome))
         self.hear(self.make.attached())
         return self
 
     def training(self) -> NodeDriver:
-        """It holds a replica as of commit 0 and trains."""
+        """Bring the node to the point where it has the replica of commit 0 and trains."""
         self.joined()
         self.hear(self.make.chunk(0))
         self.step(ev.TrainerPaused(1))
@@ -219,7 +221,7 @@ class NodeDriver:
         return self
 
     def with_child(self, child: int = 5, have: int = 0, *ids: int, **fields: Any) -> NodeDriver:
-        """A child that follows from ``have``."""
+        """Adopt and attach a child that has all commits up to ``have``."""
         edge = self.me.children.by_node[child].edge + 1 if child in self.me.children.by_node else 50
         self.told(self.make.adopt(child, edge))
         attach = self.make.attach(have, *(ids or (child,)), **({"whole": True} | fields))
@@ -229,7 +231,7 @@ class NodeDriver:
 
 
 class MasterDriver:
-    """The master's machine, with those right under it as its only senders."""
+    """A ``Master`` and a clock; messages come from its children, or directly."""
 
     def __init__(self, make: Make, partitions: int = 2, **given: Any) -> None:
         self.make = make
@@ -254,32 +256,35 @@ class MasterDriver:
         return self.step(ev.Received(sender, message), after_s)
 
     def direct(self, message: Message, after_s: float = 0.0) -> list[ev.Effect]:
-        """Somebody speaks to the master itself."""
+        """Deliver a message that a process sends directly to the master."""
         return self.hear(DIRECTLY, message, after_s)
 
     def join(self, partition: int = 0, **fields: Any) -> list[ev.Effect]:
         return self.direct(self.make.join(partition, **fields))
 
     def attach(self, node: int, **fields: Any) -> list[ev.Effect]:
-        """One of those right under the master takes its place."""
+        """Deliver the attach message of a child of the master."""
         have, ids = fields.pop("have", 0), fields.pop("ids", (node,))
         return self.hear(node, self.make.attach(have, *ids, **fields))
 
     def enter(self, partition: int = 0, **fields: Any) -> list[ev.Effect]:
-        """Join, and take the place that is assigned."""
+        """Let a worker join and take the place that the master assigns."""
         attach = {name: fields.pop(name) for name in ("have", "whole", "ids") if name in fields}
         effects = self.join(partition, **fields)
         node = self.machine.members.next_id - 1
         return effects + self.confirm(node, **attach)
 
     def confirm(self, node: int, **attach: Any) -> list[ev.Effect]:
-        """The node is where it was ordered to be."""
+        """Confirm the place of a node by its attach message, or a deeper one's by a status."""
         if self.machine.placement.tree.depth(node) == 1:
             return self.attach(node, **attach)
         return self.say(node)
 
     def say(self, node: int, received: int = 0, **fields: Any) -> list[ev.Effect]:
-        """The node's own words, through whoever leads to it; what is not named stays."""
+        """Deliver a status of the node in a heartbeat of the master's child above it.
+
+        Fields that are not given keep the values that the master knows.
+        """
         member = self.member(node)
         known: dict[str, Any] = {
             "steps": member.steps, "final": member.final, "whole": member.whole,
@@ -308,7 +313,7 @@ class MasterDriver:
         return self.machine.phases.phase
 
     def running(self) -> MasterDriver:
-        """All have joined and hold a replica; ids are 1, 2 and so on."""
+        """Let a worker for each partition join and report a replica; ids are 1, 2, ..."""
         for partition in range(len(self.machine.partitions)):
             self.enter(partition)
         self.tick()
@@ -318,7 +323,7 @@ class MasterDriver:
         return self
 
     def evict(self, node: int) -> list[ev.Effect]:
-        """This one, right under the master, is silent for a lease; the others are not."""
+        """Keep a child silent until its lease expires; other children send heartbeats."""
         effects: list[ev.Effect] = []
         for _ in range(6):
             effects += self.tick(self.machine.limits.lease_s / 5)
@@ -366,7 +371,7 @@ def parent(make: Make) -> Parent:
 
 @pytest.fixture
 def mesh_of(master_with: Any) -> Any:
-    """So many nodes in their places, each on its own executor, and training."""
+    """Return a function that makes a running mesh of so many nodes, one per executor."""
 
     def made(nodes: int, **given: Any) -> Any:
         master = master_with(partitions=nodes + 2, **(MESH | given))

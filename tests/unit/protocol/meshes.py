@@ -1,4 +1,4 @@
-"""Meshes: a master with nodes two under each, and what happens in it as time passes."""
+"""Helpers for tests of meshes: a master with two children per node, passing time, lost nodes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def host(node: int) -> str:
 
 
 def keep_alive(master: Any, seconds: float, *silent: int) -> list[ev.Effect]:
-    """Time passes; all say that they are here when they are asked, except these."""
+    """Let time pass while all nodes but ``silent`` answer; return the effects."""
     effects: list[ev.Effect] = []
     for _ in range(int(seconds * 4)):
         now = master.tick(0.25)
@@ -31,7 +31,7 @@ def keep_alive(master: Any, seconds: float, *silent: int) -> list[ev.Effect]:
 
 
 def silent(master: Any, parent: int, child: int) -> list[ev.Effect]:
-    """The parent complains."""
+    """Let a parent report a silent child to the master."""
     effects: list[ev.Effect] = master.direct(
         ChildSilent(parent, child, master.member(child).order.edge)
     )
@@ -39,7 +39,7 @@ def silent(master: Any, parent: int, child: int) -> list[ev.Effect]:
 
 
 def lose(master: Any, parent: int, node: int) -> list[ev.Effect]:
-    """Everybody else answers."""
+    """Report ``node`` as silent and keep it silent until its lease expires; others stay alive."""
     silent(master, parent, node)
     effects = keep_alive(master, 11.0, node)
     assert node not in master.machine.members.live

@@ -1,4 +1,4 @@
-"""A children on its own: its parent's history, and what the children are fed."""
+"""A ``Children`` object on its own, with the history from which it serves children."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from sparkstrom.protocol.common.flow_control import HEADER_BYTES
 from tests.unit.protocol.spoken import sent
 
 PLENTY = 10**6
-ONE = HEADER_BYTES + 4  # a commit of these tests
+ONE = HEADER_BYTES + 4  # weight of one commit of these tests
 CHUNK_BYTES = 1000
 
 
 class Parent:
-    """A children with a history that grows, at time ``now_s``."""
+    """A ``Children`` object, its growing history, and a clock ``now_s``."""
 
     def __init__(
         self,
@@ -36,28 +36,30 @@ class Parent:
         self.now_s = 0.0
 
     def child(self, node: int = 5, edge: int = 50) -> Child:
+        """Return the child, after adopting it if it is unknown."""
         if node not in self.children.by_node:
             self.children.adopt(self.make.adopt(node, edge), self.now_s)
         return self.children.by_node[node]
 
     def attach(self, have: int = 0, *ids: int, node: int = 5, **fields: Any) -> list[ev.Effect]:
+        """Deliver a child's attach message; it has all commits up to ``have``."""
         attach = self.make.attach(have, *(ids or (node,)), **({"whole": True} | fields))
         return self.children.on_attach(self.child(node), attach, self.now_s)
 
     def append(self, *entries: Any) -> list[ev.Effect]:
-        """These come, are applied, and go on to all children."""
+        """Append these entries to the log, mark them as applied, and serve all children."""
         for entry in entries:
             self.history.append(entry)
             self.history.applied = entry.commit
         return self.children.feed_all(self.now_s)
 
     def commit(self, count: int = 1, origin: int = 9) -> list[ev.Effect]:
-        """So many more of this origin's commits."""
+        """Append this many further commits of ``origin``."""
         head = self.history.log.head
         return self.append(*(self.make.committed(head + i, origin) for i in range(1, count + 1)))
 
     def report(self, received: int, node: int = 5, **fields: Any) -> list[ev.Effect]:
-        """Unless it says how much was taken, all that was handed over has arrived."""
+        """Deliver a child's heartbeat; by default it acknowledges all bytes sent."""
         child = self.child(node)
         report = self.make.report(
             received=received, **({"bytes_received": child.link.sent} | fields)
@@ -65,9 +67,10 @@ class Parent:
         return self.children.on_heartbeat(child, report, self.now_s)
 
     def asks(self, index: int = 0, node: int = 5) -> list[ev.Effect]:
+        """Deliver a child's request for a chunk."""
         return self.children.on_chunk_request(self.child(node), index, self.now_s)
 
 
 def fed(effects: list[ev.Effect], node: int = 5) -> list[int]:
-    """Commits that went to this child, one by one."""
+    """Return the numbers of the single commits that were sent to this child."""
     return [committed.commit for committed in sent(effects, Commit, node)]

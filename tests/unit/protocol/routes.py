@@ -1,4 +1,4 @@
-"""Who says what to whom, and who takes it there: the table of ``docs/protocol.md``, as data."""
+"""The table of messages in ``docs/protocol.md`` as data: each message's way and handler."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from sparkstrom.protocol.common import stages
 
 
 class Way(Enum):
-    """How a message comes to its receiver."""
+    """Between whom, and over which path, a message travels."""
 
     UP_TO_WORKER = "child, over the edge", "worker"
     UP_TO_MASTER = "child, over the edge", "master"
@@ -20,7 +20,7 @@ class Way(Enum):
 
 
 class Route(NamedTuple):
-    """One kind of message, one way, and what takes it."""
+    """One type of message on one way, and the method that handles it."""
 
     kind: type
     way: Way
@@ -71,7 +71,7 @@ ROUTES = [
 
 
 def messages_table() -> str:
-    """As it stands in the document."""
+    """Return the table of messages as Markdown, as in the document."""
     head = ["| message | from | to | taken by |", "|---|---|---|---|"]
     rows = [
         f"| `{kind.__name__}` | {way.value[0]} | {way.value[1]} | `{handler}` |"
@@ -81,7 +81,7 @@ def messages_table() -> str:
 
 
 def stages_table() -> str:
-    """The same of ``stages.TRANSITIONS``; a row has all stages with the same cause and effect."""
+    """Return ``stages.TRANSITIONS`` as Markdown; rows with equal trigger and result are merged."""
     head = ["| part | stage | when | next |", "|---|---|---|---|"]
     grouped: dict[tuple[stages.Trigger, stages.Stage], list[stages.Stage]] = {}
     for (stage, cause), to in stages.TRANSITIONS.items():

@@ -1,4 +1,4 @@
-"""Attaching: whoever lives, and never comes to the place that it is ordered, holds it for ever."""
+"""Tests of the deadline for attaching: a node that never attaches to its parent loses its place."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ATTACH_S = 40.0
 
 @pytest.fixture
 def mesh(master_with: Any) -> Any:
-    """Node 1 is in its place and has a replica, node 2 was ordered one below it."""
+    """A master with node 1 in its place and with a replica, and node 2 ordered below node 1."""
     made = master_with(partitions=4, fan_out=1, depth=4, attach_s=ATTACH_S)
     made.enter(0, executor="e0")
     made.say(1, activity=Activity.WAITING, whole=True)
@@ -25,7 +25,7 @@ def mesh(master_with: Any) -> Any:
 
 
 def asking(mesh: Any, seconds: float, partition: int = 1) -> list[ev.Effect]:
-    """It answers probes and asks every two seconds, as one does whose edges all stay silent."""
+    """Let time pass in which a partition's node answers probes and asks for edges every 2 s."""
     effects: list[ev.Effect] = []
     for second in range(int(seconds)):
         now = mesh.tick(1.0)
@@ -42,6 +42,7 @@ def asking(mesh: Any, seconds: float, partition: int = 1) -> list[ev.Effect]:
 
 
 def test_it_is_closed_in_time_and_told_why(mesh: Any) -> None:
+    """A node that never attached is closed after ``attach_s``, with a reason, for good."""
     assert every(asking(mesh, ATTACH_S - 2), ev.Note) == []
     assert 2 in mesh.machine.members.live
     effects = asking(mesh, 4)
@@ -51,12 +52,13 @@ def test_it_is_closed_in_time_and_told_why(mesh: Any) -> None:
     assert "ports, security group" in note.text
     closed = answers(effects, IdClosed, "w1")[0]
     assert closed.node == 2
-    assert not closed.free  # it would only end there again: the task fails, and Spark tries on
+    assert not closed.free  # it would fail again, so Spark should try another executor
     assert "no edge for 41 s" in closed.reason
     assert answers(effects, Disown, "w0")
 
 
 def test_right_under_the_master_it_is_told_too(master_with: Any) -> None:
+    """A master's child that never attaches is closed, too; the reason names the driver program."""
     master = master_with(partitions=2, attach_s=ATTACH_S)
     master.join(0)
     effects: list[ev.Effect] = []
@@ -69,6 +71,7 @@ def test_right_under_the_master_it_is_told_too(master_with: Any) -> None:
 
 
 def test_one_that_stood_in_a_place_before_comes_back(mesh: Any) -> None:
+    """A node that was attached before may return under a new id."""
     mesh.say(2)
     assert list(mesh.machine.placement.moving) == []
     closed = answers(asking(mesh, ATTACH_S + 4), IdClosed, "w1")[0]
@@ -76,12 +79,14 @@ def test_one_that_stood_in_a_place_before_comes_back(mesh: Any) -> None:
 
 
 def test_a_new_attempt_at_its_partition_is_welcome(mesh: Any) -> None:
+    """A new attempt at the closed node's partition is admitted."""
     asking(mesh, ATTACH_S + 4)
     again = mesh.join(1, token=999, attempt=99, executor="e1")
     assert answers(again, Welcome, "w1")[0].node == 3
 
 
 def test_a_place_that_is_confirmed_ends_the_wait(mesh: Any) -> None:
+    """A confirmed place ends the wait."""
     asking(mesh, ATTACH_S - 4)
     mesh.say(2)
     for _ in range(4):
@@ -91,6 +96,7 @@ def test_a_place_that_is_confirmed_ends_the_wait(mesh: Any) -> None:
 
 
 def test_who_waits_for_the_replica_of_the_one_above_has_time(master_with: Any) -> None:
+    """The deadline does not run while the parent has not received its first replica."""
     master = master_with(partitions=4, fan_out=1, depth=4, attach_s=ATTACH_S)
     master.enter(0, executor="e0")
     master.join(1, executor="e1")
@@ -99,6 +105,7 @@ def test_who_waits_for_the_replica_of_the_one_above_has_time(master_with: Any) -
 
 
 def test_who_waits_for_one_above_that_takes_another_snapshot_has_time_as_well(mesh: Any) -> None:
+    """The deadline does not run while the parent fetches another snapshot."""
     mesh.say(1, whole=False)
     asking(mesh, 3 * ATTACH_S)
     assert 2 in mesh.machine.members.live
@@ -108,7 +115,7 @@ def test_who_waits_for_one_above_that_takes_another_snapshot_has_time_as_well(me
 
 
 def test_so_has_who_waits_below_a_relay_that_the_master_has_no_edge_to(mesh: Any) -> None:
-    """Node 2 says through node 1 that it copies again; node 3 was ordered a place below it."""
+    """The same is true if the parent, node 2, reports its snapshot through another relay."""
     mesh.say(2, activity=Activity.STEPPING, whole=True)
     mesh.join(2, executor="e2")
     mesh.say(2, whole=False)
@@ -120,7 +127,7 @@ def test_so_has_who_waits_below_a_relay_that_the_master_has_no_edge_to(mesh: Any
 
 
 def test_who_is_not_even_ordered_a_place_waits_for_those_above(mesh: Any) -> None:
-    """Node 3 stands under node 2, which never comes; only that one's time runs."""
+    """The deadline of node 3 does not run while its parent, node 2, has no confirmed place."""
     mesh.join(2, executor="e2")
     effects = asking(mesh, ATTACH_S + 4)
     assert [note.text.split()[1] for note in every(effects, ev.Note)] == ["2"]

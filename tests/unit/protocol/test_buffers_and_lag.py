@@ -1,4 +1,4 @@
-"""What travels as an update and adds to no parameter; and who is named for being slow."""
+"""Tests of commits with model buffers, which are averages, and of notes about lagging nodes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.unit.protocol.spoken import every, only, sent
 
 
 def test_the_average_is_there_before_its_commit_counts(node: Any, make: Any) -> None:
-    """Between the two a copy of this replica may be read."""
+    """The average is applied before the commit counts: a chunk may be read between the two."""
     node.training()
     node.step(ev.UpdatePublished(Payload(BUFFERS, 0, 0, b"mine"), 0, 0, 1, 1))
     average = make.committed(1, 1, b"ours", form=BUFFERS)
@@ -22,6 +22,7 @@ def test_the_average_is_there_before_its_commit_counts(node: Any, make: Any) -> 
 def test_the_master_commits_the_average_of_the_newest_of_each_partition(
     master: Any, make: Any
 ) -> None:
+    """The master commits the average of the newest buffers of all partitions."""
     master.running()
     master.machine.order._average = b"+".join
     commits = [
@@ -32,7 +33,7 @@ def test_the_master_commits_the_average_of_the_newest_of_each_partition(
 
 
 def test_a_sum_ends_before_buffers(parent_with: Any, make: Any) -> None:
-    """They are in no sum: a child that was sent one beyond them would never have them."""
+    """A sum ends before a commit with buffers: inside a sum, the buffers would be lost."""
     parent = parent_with(window_bytes=ONE)
     average = make.committed(4, form=BUFFERS)
     parent.attach()
@@ -46,10 +47,12 @@ def test_a_sum_ends_before_buffers(parent_with: Any, make: Any) -> None:
 
 
 def notes(master: Any, node: int, lag: int) -> list[str]:
+    """Return the notes that follow from a status of ``node`` with this lag."""
     return [note.text for note in every(master.say(node, lag=lag), ev.Note)]
 
 
 def test_a_slow_node_is_named_and_again_when_it_is_much_worse(master: Any) -> None:
+    """A node that lags by LAG_LEAST commits is noted, and again when the lag is fourfold."""
     master.running()
     assert notes(master, 1, LAG_LEAST // 2) == []
     assert [text.split(": ")[0] for text in notes(master, 1, LAG_LEAST)] == [

@@ -1,4 +1,4 @@
-"""Family: what each child is fed, from where it goes on, and what it is asked and told."""
+"""Tests of ``Children``: where each child continues, and which commits and states it is sent."""
 
 from __future__ import annotations
 
@@ -31,6 +31,7 @@ from tests.unit.protocol.spoken import every, only, sent
 
 
 def test_a_child_gets_its_edge_once(parent: Any, make: Any) -> None:
+    """A repeated or older order to adopt a child opens no second edge."""
     order = make.adopt(5, 50)
     opened = ev.OpenEdge(5, 50, order.local, order.peer)
     assert parent.children.adopt(order, 0.0) == [opened]
@@ -40,6 +41,7 @@ def test_a_child_gets_its_edge_once(parent: Any, make: Any) -> None:
 
 
 def test_a_newer_edge_begins_anew(parent: Any, make: Any) -> None:
+    """A newer edge resets the record of a child."""
     parent.attach()
     parent.commit(2)
     assert parent.children.adopt(make.adopt(5, 51), 0.0)
@@ -49,6 +51,7 @@ def test_a_newer_edge_begins_anew(parent: Any, make: Any) -> None:
 
 
 def test_a_child_is_disowned_by_its_edge_or_a_newer_one(parent: Any) -> None:
+    """An order to disown a child is ignored if the child has a newer edge."""
     parent.child(5, 50)
     assert parent.children.disown(5, 49) == []
     assert parent.children.disown(5, 50) == [ev.CloseEdge(5)]
@@ -60,6 +63,7 @@ def test_a_child_is_disowned_by_its_edge_or_a_newer_one(parent: Any) -> None:
 
 
 def test_whoever_the_log_reaches_follows(parent: Any) -> None:
+    """A child whose commit the log reaches continues from there."""
     parent.commit(3)
     effects = parent.attach(1)
     assert sent(effects, AttachReply) == [AttachReply(base=1, snapshot=False, last=[])]
@@ -68,6 +72,7 @@ def test_whoever_the_log_reaches_follows(parent: Any) -> None:
 
 
 def test_whoever_has_no_replica_takes_a_snapshot(parent: Any) -> None:
+    """A child without a replica gets a snapshot as of the parent's applied commit."""
     parent.commit(3)
     parent.history.applied = 2
     effects = parent.attach(0, whole=False)
@@ -76,6 +81,7 @@ def test_whoever_has_no_replica_takes_a_snapshot(parent: Any) -> None:
 
 
 def test_whoever_the_log_does_not_reach_takes_a_snapshot(parent_with: Any) -> None:
+    """A child whose commit the log no longer reaches gets a snapshot."""
     parent = parent_with(log_bytes=2 * ONE)
     parent.commit(5)
     assert [a.snapshot for a in sent(parent.attach(2, node=5), AttachReply)] == [True]
@@ -83,6 +89,7 @@ def test_whoever_the_log_does_not_reach_takes_a_snapshot(parent_with: Any) -> No
 
 
 def test_whoever_holds_chunks_goes_on_with_them_where_the_log_reaches(parent_with: Any) -> None:
+    """A child's fetch continues if the log reaches its commit; otherwise another one starts."""
     parent = parent_with(log_bytes=2 * ONE)
     parent.commit(5)
     answers = sent(parent.attach(4, whole=False, catching=True), AttachReply)
@@ -92,6 +99,7 @@ def test_whoever_holds_chunks_goes_on_with_them_where_the_log_reaches(parent_wit
 
 
 def test_whoever_is_ahead_of_its_parent_waits_for_it(parent: Any) -> None:
+    """A child that has newer commits than its parent is sent nothing until the parent has more."""
     parent.commit(2)
     effects = parent.attach(4)
     assert sent(effects, AttachReply) == [AttachReply(base=4, snapshot=False, last=[])]
@@ -100,18 +108,19 @@ def test_whoever_is_ahead_of_its_parent_waits_for_it(parent: Any) -> None:
 
 
 def test_without_a_replica_there_is_nothing_to_copy(parent: Any) -> None:
+    """A parent without a replica ignores children that need a snapshot, and serves the others."""
     parent.commit(3)
     parent.history.whole = False
     assert parent.attach(0, whole=False) == []
     assert parent.child().answer is None
     assert fed(parent.commit()) == []
-    assert fed(parent.attach(2, node=6), 6) == [3, 4]  # who needs no copy follows all the same
+    assert fed(parent.attach(2, node=6), 6) == [3, 4]  # this child needs no snapshot
     parent.history.whole = True
     assert [a.base for a in sent(parent.attach(0, whole=False), AttachReply)] == [4]
 
 
 def test_the_same_words_get_the_same_answer(parent: Any) -> None:
-    """It may have got the first answer, and must not be set back to another base."""
+    """A repeated attach message gets the same reply, as the child may have used the first."""
     first = sent(parent.attach(0, whole=False), AttachReply)
     parent.commit(2)
     again = parent.attach(0, whole=False)
@@ -119,15 +128,17 @@ def test_the_same_words_get_the_same_answer(parent: Any) -> None:
     assert fed(again) == []
 
 
-# -- feeding -----------------------------------------------------------------------------------
+# -- sending commits ---------------------------------------------------------------------------
 
 
 def test_nobody_is_fed_before_it_has_said_what_it_holds(parent: Any) -> None:
+    """A child gets no commits before it has attached."""
     parent.child()
     assert parent.commit(2) == []
 
 
 def test_the_number_alone_goes_to_its_origin_under_all_its_ids(parent: Any, make: Any) -> None:
+    """The process that made an update gets its commit without the payload, under any of its ids."""
     parent.attach(0, 3, 5)
     parent.attach(0, node=6)
     effects = parent.append(make.committed(1, 3), make.committed(2, 5), make.committed(3, 6))
@@ -138,6 +149,7 @@ def test_the_number_alone_goes_to_its_origin_under_all_its_ids(parent: Any, make
 
 
 def test_a_slow_child_holds_up_nobody_else(parent_with: Any) -> None:
+    """A child with a full window does not delay the others."""
     parent = parent_with(window_bytes=2 * ONE, n_params=1)
     parent.attach(node=5)
     parent.attach(node=6)
@@ -149,7 +161,7 @@ def test_a_slow_child_holds_up_nobody_else(parent_with: Any) -> None:
 
 
 def test_nothing_goes_twice_however_late_the_acknowledgements_are(parent: Any, make: Any) -> None:
-    """A link that takes a minute: time alone says nothing."""
+    """Nothing is sent twice, even if acknowledgements take a minute."""
     parent.attach()
     assert fed(parent.commit(2)) == [1, 2]
     parent.asks(0)
@@ -163,12 +175,14 @@ def test_nothing_goes_twice_however_late_the_acknowledgements_are(parent: Any, m
 
 
 def test_after_a_gap_that_the_child_names_all_that_follows_goes_again(parent: Any) -> None:
+    """After a CommitsRequest, all later commits are sent again."""
     parent.attach()
     parent.commit(4)
     assert fed(parent.children.on_commits_request(parent.child(), 2, 0.0)) == [3, 4]
 
 
 def test_one_message_of_any_size_goes_on_an_empty_link(parent_with: Any, make: Any) -> None:
+    """An empty link takes one message of any size."""
     parent = parent_with(window_bytes=10)
     parent.attach()
     assert fed(parent.append(make.committed(1, payload=b"x" * 10**5))) == [1]
@@ -176,11 +190,11 @@ def test_one_message_of_any_size_goes_on_an_empty_link(parent_with: Any, make: A
     assert fed(parent.report(1)) == [2]
 
 
-# -- sums of many ------------------------------------------------------------------------------
+# -- sums of commits ---------------------------------------------------------------------------
 
 
 def late(parent: Any, backlog: int, *own: int) -> list[ev.Effect]:
-    """A child whose link is full, a backlog, and then the link is free."""
+    """Let commits pile up while the child's link is full, then acknowledge; return the effects."""
     parent.attach(0, *own)
     parent.commit()
     assert parent.commit(backlog) == []
@@ -188,6 +202,7 @@ def late(parent: Any, backlog: int, *own: int) -> list[ev.Effect]:
 
 
 def test_a_sum_goes_where_more_waits_than_the_link_takes(parent_with: Any) -> None:
+    """Commits are sent as a sum if more of them wait than the window holds."""
     merged = only(late(parent_with(window_bytes=ONE), 3), ev.SendMerged)
     assert (merged.to, merged.after, merged.commit, merged.last) == (5, 1, 4, [(9, 4)])
     assert [entry.commit for entry in merged.entries] == [2, 3, 4]
@@ -195,7 +210,7 @@ def test_a_sum_goes_where_more_waits_than_the_link_takes(parent_with: Any) -> No
 
 
 def test_commits_that_the_link_takes_soon_go_one_by_one(parent_with: Any) -> None:
-    """A sum would take less, but each of them is here sooner."""
+    """Commits that fit into the window are sent singly, as each of them then arrives sooner."""
     parent = parent_with(window_bytes=3 * ONE)
     parent.commit(3)
     assert fed(parent.attach()) == [1, 2, 3]
@@ -203,7 +218,7 @@ def test_commits_that_the_link_takes_soon_go_one_by_one(parent_with: Any) -> Non
 
 @pytest.mark.parametrize("lighter", [True, False])
 def test_a_sum_goes_only_where_it_weighs_less(parent_with: Any, make: Any, lighter: bool) -> None:
-    """In entries of four bits a commit holds more than a sum in as many bytes."""
+    """Commits are not summed if the sum is larger, as it may be for four-bit entries."""
     parent = parent_with(window_bytes=ONE)
     parent.attach()
     parent.commit()
@@ -216,10 +231,10 @@ def test_a_sum_goes_only_where_it_weighs_less(parent_with: Any, make: Any, light
 
 
 def test_what_a_child_has_made_itself_weighs_next_to_nothing_singly(parent_with: Any) -> None:
-    """It gets the numbers alone; as a part of a sum they would weigh as much as the others'."""
+    """A child's own commits are sent singly, unless their sum is smaller than the headers."""
     own = [9]
     effects = late(parent_with(window_bytes=ONE), 2, *own)
-    assert every(effects, ev.SendMerged)  # two numbers weigh more than a few entries
+    assert every(effects, ev.SendMerged)  # two headers weigh more than a few entries
     parent = parent_with(window_bytes=ONE)
     parent.attach(0, *own)
     parent.commit()
@@ -229,7 +244,7 @@ def test_what_a_child_has_made_itself_weighs_next_to_nothing_singly(parent_with:
 
 
 def test_a_sum_weighs_what_the_child_will_count(parent_with: Any) -> None:
-    """Or its acknowledgements would say nothing of what is under way."""
+    """A sum counts as many bytes as the child will count, so that acknowledgements are right."""
     parent = parent_with(window_bytes=ONE)
     effects = late(parent, 5)
     sum_ = only(effects, ev.SendMerged)
@@ -240,6 +255,7 @@ def test_a_sum_weighs_what_the_child_will_count(parent_with: Any) -> None:
 
 
 def test_a_sum_waits_for_an_empty_link_where_it_is_larger_than_the_window(parent_with: Any) -> None:
+    """A sum that is larger than the window waits until the link is empty."""
     parent = parent_with(window_bytes=2 * ONE)
     parent.attach()
     parent.commit(2)
@@ -249,6 +265,7 @@ def test_a_sum_waits_for_an_empty_link_where_it_is_larger_than_the_window(parent
 
 
 def test_after_a_sum_the_next_go_singly(parent_with: Any) -> None:
+    """After a sum was acknowledged, further commits are sent singly."""
     parent = parent_with(window_bytes=ONE)
     late(parent, 5)
     parent.report(6)
@@ -256,6 +273,7 @@ def test_after_a_sum_the_next_go_singly(parent_with: Any) -> None:
 
 
 def test_a_sum_says_how_far_each_origin_is_in_it(parent_with: Any, make: Any) -> None:
+    """A sum has each origin's newest sequence number, also from sums inside it."""
     parent = parent_with(window_bytes=1)
     parent.append(make.merged(0, 4, [(7, 2), (8, 3)]))
     parent.append(make.committed(5, 8, seq=4), make.committed(6, 9, seq=1))
@@ -267,6 +285,7 @@ def test_a_sum_says_how_far_each_origin_is_in_it(parent_with: Any, make: Any) ->
 def test_what_came_as_a_sum_goes_on_as_one_to_whoever_is_where_it_begins(
     parent: Any, make: Any
 ) -> None:
+    """A received sum is passed on as it is to each child that has the commits before it."""
     parent.commit(2)
     parent.attach(2, node=5)
     parent.attach(1, node=6)
@@ -278,13 +297,14 @@ def test_what_came_as_a_sum_goes_on_as_one_to_whoever_is_where_it_begins(
 
 
 def test_whoever_is_inside_of_a_sum_takes_a_snapshot(parent: Any, make: Any) -> None:
+    """A child whose commit lies inside a sum in the log gets a snapshot."""
     parent.append(make.merged(0, 6))
     (answer,) = sent(parent.attach(3), AttachReply)
     assert (answer.snapshot, answer.base) == (True, 6)
 
 
 def test_whoever_holds_chunks_gets_a_sum_like_anybody(parent: Any, make: Any) -> None:
-    """It asks again for the chunks that have half of it."""
+    """A fetching child gets sums, too; it requests chunks with part of a sum again."""
     parent.commit(2)
     parent.append(make.merged(2, 6))
     effects = parent.attach(1, whole=False, catching=True)
@@ -297,6 +317,7 @@ def test_whoever_holds_chunks_gets_a_sum_like_anybody(parent: Any, make: Any) ->
 
 
 def test_whoever_the_log_leaves_behind_takes_a_snapshot(parent_with: Any) -> None:
+    """A child that the log no longer reaches is sent SnapshotRequired, and then later commits."""
     parent = parent_with(log_bytes=2 * ONE, window_bytes=2 * ONE)
     parent.attach()
     parent.commit(2)
@@ -308,6 +329,7 @@ def test_whoever_the_log_leaves_behind_takes_a_snapshot(parent_with: Any) -> Non
 
 
 def test_who_is_behind_itself_promises_no_snapshot(parent_with: Any) -> None:
+    """A parent without a replica does not send SnapshotRequired until it has one."""
     parent = parent_with(log_bytes=2 * ONE, window_bytes=2 * ONE)
     parent.attach()
     parent.commit(2)
@@ -318,11 +340,11 @@ def test_who_is_behind_itself_promises_no_snapshot(parent_with: Any) -> None:
     assert sent(parent.children.feed_all(0.0), SnapshotRequired) == [SnapshotRequired(6, [(9, 6)])]
 
 
-# -- asking and telling ------------------------------------------------------------------------
+# -- resend requests and states ----------------------------------------------------------------
 
 
 def test_an_origin_is_asked_for_again_each_time_later(parent: Any) -> None:
-    """What is under way comes with the same gap, and through slow links for long."""
+    """The time between resend requests doubles, as updates under way show the same gap."""
     child, now_s, waits = parent.child(), 0.0, []
     assert parent.children.request_resend(child, 7, 3, now_s) == [ev.Send(5, ResendRequest(7))]
     for _ in range(9):
@@ -335,6 +357,7 @@ def test_an_origin_is_asked_for_again_each_time_later(parent: Any) -> None:
 
 
 def test_an_origin_that_answered_is_asked_at_once_after_the_next_gap(parent: Any) -> None:
+    """A gap after newer commits of the origin, or of another origin, causes a request at once."""
     child = parent.child()
     parent.children.request_resend(child, 7, 3, 1.0)
     assert parent.children.request_resend(child, 7, 3, 1.0 + AGAIN_FIRST_S / 2) == []
@@ -345,7 +368,7 @@ def test_an_origin_that_answered_is_asked_at_once_after_the_next_gap(parent: Any
 
 
 def test_the_state_says_what_was_sent_and_what_came(parent: Any, make: Any) -> None:
-    """Bytes of what is not whole yet, too; and what has gone on from here."""
+    """A state has the newest commit sent, the bytes received so far and the bytes forwarded."""
     parent.attach()
     child = parent.child()
     parent.commit(2)
@@ -362,7 +385,7 @@ def test_the_state_says_what_was_sent_and_what_came(parent: Any, make: Any) -> N
 
 
 def test_the_state_says_how_long_updates_wait(parent_with: Any, make: Any) -> None:
-    """For the slowest link, by its rate and what it has to carry; or for one further up."""
+    """``wait_ms`` is the longest delay of any link, here or further up, beyond QUEUE_S."""
     parent = parent_with(window_bytes=2 * ONE)
     parent.attach()
 
@@ -377,12 +400,13 @@ def test_the_state_says_how_long_updates_wait(parent_with: Any, make: Any) -> No
     assert (parent.child().link.rate, tells(make.state(), 2.0)) == (ONE, 0)
     for _ in range(5):
         parent.commit()
-    parent.child(6)  # it has not attached: nothing waits for it
+    parent.child(6)  # not attached, so no data wait for it
     assert tells(make.state(), 3.0) == 5000 - 1000 * QUEUE_S
     assert tells(make.state(wait_ms=9000), 4.0) == 9000
 
 
 def test_the_state_goes_to_each_with_what_was_heard_of_it(parent: Any, make: Any) -> None:
+    """Each child's state acknowledges that child's own newest stamp."""
     parent.attach(node=5)
     parent.attach(node=6)
     parent.report(0, node=5, stamp=7)
@@ -393,10 +417,11 @@ def test_the_state_goes_to_each_with_what_was_heard_of_it(parent: Any, make: Any
 
 
 def test_a_report_is_answered_with_the_state_but_not_too_often(parent: Any, make: Any) -> None:
+    """Heartbeats are answered with a state, at most once per ROUTINE_SPACING_S."""
     parent.attach()
     parent.children.tick(make.state(), 1.0)
     parent.report(0, stamp=3)
-    parent.report(0, stamp=2)  # it was overtaken
+    parent.report(0, stamp=2)  # an overtaken heartbeat
     assert parent.children.tick(make.state(), 1.0 + STATE_SPACING_S) == []
     assert parent.children.state_due_s == 1.0 + ROUTINE_SPACING_S, (
         "who waits for frames has to look again when it is due"
@@ -407,6 +432,7 @@ def test_a_report_is_answered_with_the_state_but_not_too_often(parent: Any, make
 
 
 def test_urgent_news_go_sooner(parent: Any, make: Any) -> None:
+    """An urgent state is sent after STATE_SPACING_S."""
     parent.attach()
     parent.children.tick(make.state(), 1.0)
     parent.children.announce_state()
@@ -416,6 +442,7 @@ def test_urgent_news_go_sooner(parent: Any, make: Any) -> None:
 
 
 def test_many_bytes_are_acknowledged_soon(parent: Any, make: Any) -> None:
+    """A state is urgent if PROMPT_ACK_BYTES are not acknowledged."""
     parent.attach()
     child = parent.child()
     parent.children.tick(make.state(), 1.0)
@@ -427,6 +454,7 @@ def test_many_bytes_are_acknowledged_soon(parent: Any, make: Any) -> None:
 
 
 def test_a_new_state_goes_to_all(parent: Any, make: Any) -> None:
+    """An announced state is sent to all children, even before they have attached."""
     parent.child(5)
     parent.child(6)
     parent.children.tick(make.state(), 1.0)

@@ -1,4 +1,4 @@
-"""Family: chunks of a snapshot as the link takes them, and what all children cost together."""
+"""Tests of ``Children``: sending chunks of snapshots, and the memory limit for all children."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ CHUNK = HEADER_BYTES + CHUNK_BYTES
 
 
 def chunks(effects: list[ev.Effect], node: int = 5) -> list[int]:
+    """Return the indices of the chunks that were sent to this child."""
     return [chunk.index for chunk in every(effects, ev.SendChunk) if chunk.to == node]
 
 
@@ -23,6 +24,7 @@ def chunks(effects: list[ev.Effect], node: int = 5) -> list[int]:
 
 
 def test_chunks_go_as_the_link_takes_them_and_each_once(parent_with: Any) -> None:
+    """Requested chunks are sent once each, as far as the window allows."""
     parent = parent_with(window_bytes=5 * CHUNK // 2)
     parent.attach(whole=False)
     effects = [parent.asks(index) for index in range(4)] + [parent.asks(3)]
@@ -33,6 +35,7 @@ def test_chunks_go_as_the_link_takes_them_and_each_once(parent_with: Any) -> Non
 
 
 def test_a_chunk_comes_after_every_commit_that_may_be_in_it(parent_with: Any) -> None:
+    """All commits up to now are sent before a chunk, because the chunk may contain them."""
     parent = parent_with(window_bytes=CHUNK)
     parent.attach(whole=False)
     parent.asks(0)
@@ -46,7 +49,7 @@ def test_a_chunk_comes_after_every_commit_that_may_be_in_it(parent_with: Any) ->
 def test_what_is_applied_goes_as_a_sum_before_a_chunk_and_the_rest_singly(
     parent_with: Any, make: Any
 ) -> None:
-    """A chunk may be of what is applied or of anything later, but not of half a sum."""
+    """Before a chunk, only applied commits go as a sum, so that no chunk contains part of it."""
     parent = parent_with(window_bytes=ONE)
     parent.attach(whole=False)
     parent.asks(0)
@@ -61,7 +64,7 @@ def test_what_is_applied_goes_as_a_sum_before_a_chunk_and_the_rest_singly(
 
 
 def test_as_many_chunks_go_as_weigh_what_went_before_them(parent_with: Any, make: Any) -> None:
-    """A link on which commits come as fast as it takes them brings chunks all the same."""
+    """Chunks may equal the commits before them in bytes, so they get through on a busy link."""
     parent = parent_with(window_bytes=CHUNK)
     parent.attach(whole=False)
     parent.asks(0)
@@ -77,6 +80,7 @@ def test_as_many_chunks_go_as_weigh_what_went_before_them(parent_with: Any, make
 def test_no_chunk_of_a_replica_that_has_not_applied_what_came_as_a_sum(
     parent: Any, make: Any, applied: int
 ) -> None:
+    """No chunk is sent while the replica has applied only part of a sum in the log."""
     parent.attach(whole=False)
     parent.history.append(make.merged(0, 6))
     parent.history.applied = applied
@@ -86,7 +90,7 @@ def test_no_chunk_of_a_replica_that_has_not_applied_what_came_as_a_sum(
 
 
 def test_no_chunk_from_inside_of_a_sum_that_the_child_was_sent(parent_with: Any, make: Any) -> None:
-    """Half of the sum would be in it, and it would be asked for again."""
+    """No chunk is sent while it would contain only part of a sum that the child was sent."""
     parent = parent_with(window_bytes=ONE)
     parent.attach(whole=False)
     parent.commit()
@@ -108,7 +112,7 @@ def test_no_chunk_of_a_replica_that_is_being_replaced(parent: Any) -> None:
 
 
 def test_another_snapshot_is_asked_for_anew(parent_with: Any) -> None:
-    """The chunks that were wanted before are not of it."""
+    """SnapshotRequired discards the child's queued requests for chunks of the former snapshot."""
     parent = parent_with(window_bytes=CHUNK, log_bytes=2 * ONE)
     parent.attach(whole=False)
     for index in range(3):
@@ -118,22 +122,25 @@ def test_another_snapshot_is_asked_for_anew(parent_with: Any) -> None:
     assert chunks(parent.asks(2)) == [2]
 
 
-# -- all of them -------------------------------------------------------------------------------
+# -- memory for all children -------------------------------------------------------------------
 
 CHILDREN = 1000
 
 
 def crowd(parent: Parent) -> Parent:
+    """Attach 1000 children."""
     for node in range(CHILDREN):
         parent.attach(node=node)
     return parent
 
 
 def under_way(parent: Parent) -> int:
+    """Return the bytes under way to all children."""
     return sum(child.link.under_way for child in parent.children.by_node.values())
 
 
 def test_a_thousand_children_cost_no_more_than_was_said(parent_with: Any) -> None:
+    """The bytes under way to a thousand children use the memory limit fully and never exceed it."""
     parent = crowd(parent_with(total_bytes=40 * ONE))
     for round_ in range(10):
         parent.commit(3)
@@ -144,7 +151,7 @@ def test_a_thousand_children_cost_no_more_than_was_said(parent_with: Any) -> Non
 
 
 def test_everybody_gets_a_turn(parent_with: Any) -> None:
-    """Although there is always more for those who come first."""
+    """Every child is served in turn, although there are always more commits for the first ones."""
     parent = crowd(parent_with(total_bytes=40 * ONE, n_params=1))
     way = [send.to for send in every(parent.commit(40), ev.Send)]
     served = set(way)
@@ -159,7 +166,7 @@ def test_everybody_gets_a_turn(parent_with: Any) -> None:
 
 
 def test_a_message_that_needs_all_the_room_gets_it_in_its_turn(parent_with: Any, make: Any) -> None:
-    """Small ones would fill whatever gets free, and it would wait for ever."""
+    """A message that needs all the memory gets it in its turn, despite many small messages."""
     parent = parent_with(total_bytes=10 * ONE)
     big = make.committed(1, payload=b"x" * 20 * ONE)
     parent.append(big)
@@ -176,6 +183,7 @@ def test_a_message_that_needs_all_the_room_gets_it_in_its_turn(parent_with: Any,
 
 
 def test_what_is_under_way_to_a_child_that_left_takes_no_room(parent_with: Any) -> None:
+    """Bytes under way to a removed child no longer count towards the memory limit."""
     parent = parent_with(total_bytes=2 * ONE)
     parent.attach(node=5)
     parent.attach(node=6)
@@ -186,6 +194,7 @@ def test_what_is_under_way_to_a_child_that_left_takes_no_room(parent_with: Any) 
 
 
 def test_an_acknowledgement_lets_those_go_on_who_wait_for_memory(parent_with: Any) -> None:
+    """An acknowledgement of one child lets another child be served that waited for memory."""
     parent = parent_with(total_bytes=2 * ONE)
     parent.attach(node=5)
     parent.attach(node=6)

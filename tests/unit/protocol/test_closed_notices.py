@@ -1,4 +1,4 @@
-"""Closed notices: who is told that an id is closed, for how long, and when again."""
+"""Tests of notices of closed ids: to whom they are sent, for how long, and when again."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from tests.unit.protocol.spoken import answers, sent
 
 
 def test_the_closed_one_and_its_parent_are_told_for_two_leases(mesh_of: Any) -> None:
+    """The closed id's process and its former parent get notices, repeated for two leases."""
     master = mesh_of(8)
     master.hear(1, master.make.update(7, 1))
     edge = master.member(7).order.edge
@@ -29,7 +30,7 @@ def test_the_closed_one_and_its_parent_are_told_for_two_leases(mesh_of: Any) -> 
 
 
 def closed_in_vain(mesh_of: Any) -> Any:
-    """Node 7 is lost, and so is all that it was told for two leases: its parent still has it."""
+    """Close node 7 and let all notices expire, as if lost: its parent still has it."""
     master = mesh_of(8)
     lose(master, 3, 7)
     keep_alive(master, 32.0)
@@ -39,6 +40,7 @@ def closed_in_vain(mesh_of: Any) -> Any:
 
 @pytest.mark.parametrize("speaks", ["update", "report"])
 def test_who_goes_on_under_a_closed_id_is_told_again(mesh_of: Any, speaks: str) -> None:
+    """An update or status under a closed id starts the notices again."""
     master = closed_in_vain(mesh_of)
     says = {"update": master.make.update(7, 1), "report": master.make.report(master.make.status(7))}
     master.hear(1, says[speaks])
@@ -50,6 +52,7 @@ def test_who_goes_on_under_a_closed_id_is_told_again(mesh_of: Any, speaks: str) 
 
 
 def test_what_is_heard_late_of_one_that_is_back_is_no_news(mesh_of: Any) -> None:
+    """A late update under the old id of a process that has rejoined starts no notices."""
     master = closed_in_vain(mesh_of)
     master.join(6, count=2, executor="e6")
     master.hear(1, master.make.update(7, 1))

@@ -1,4 +1,4 @@
-"""Endings: codes on the wire that are what they have always been, decoded where they arrive."""
+"""Tests of ``TaskEnding``: the texts on the wire never change, and are decoded to enum members."""
 
 from __future__ import annotations
 
@@ -16,10 +16,12 @@ WIRE = {
 
 
 def test_the_codes_on_the_wire_are_fixed_and_each_ending_has_one() -> None:
+    """Each ending but OTHER has a fixed text, from which it is decoded."""
     assert {text: TaskEnding.from_text(text) for text in WIRE} == WIRE
     assert set(TaskEnding) - set(WIRE.values()) == {TaskEnding.OTHER}
 
 
 def test_a_text_that_only_resembles_a_code_is_none() -> None:
+    """Any other text, however similar, is decoded as OTHER."""
     for text in ("done.", "Done", "its lease ran out after 3 s", "silent for 3.0 s (lease 10 s)"):
         assert TaskEnding.from_text(text) is TaskEnding.OTHER

@@ -1,4 +1,4 @@
-"""Log and History: what is kept, and who can go on from it."""
+"""Tests of ``Log`` and ``History``: what is kept, and from which commits a replica can continue."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ from sparkstrom.protocol.common.commit_log import (
 )
 from sparkstrom.protocol.common.flow_control import HEADER_BYTES
 
-ONE = HEADER_BYTES + 4  # what a commit of these tests costs
+ONE = HEADER_BYTES + 4  # size of one commit of these tests
 PLENTY = 10**6
 
 
 def filled(make: Any, count: int, bytes_max: int = PLENTY) -> Log:
+    """Return a log to which ``count`` commits were appended."""
     log = Log(bytes_max)
     for commit in range(1, count + 1):
         log.append(make.committed(commit))
@@ -27,6 +28,7 @@ def filled(make: Any, count: int, bytes_max: int = PLENTY) -> Log:
 
 
 def commits(entries: Any) -> list[int]:
+    """Return the commit number of each entry."""
     return [entry.commit for entry in entries]
 
 
@@ -57,11 +59,13 @@ def test_a_log_has_no_gaps(make: Any, entry: tuple[Any, ...]) -> None:
 
 
 def test_it_is_known_what_is_missing_costs(make: Any) -> None:
+    """``bytes_after`` is the size of all entries after a commit."""
     log = filled(make, 5, 3 * ONE)
     assert [log.bytes_after(commit) for commit in (2, 3, 5, 9)] == [3 * ONE, 2 * ONE, 0, 0]
 
 
 def test_nobody_is_served_from_inside_of_a_sum(make: Any) -> None:
+    """The log reaches back to the boundaries of a sum, but not to commits inside it."""
     log = filled(make, 2)
     log.append(make.merged(2, 5))
     log.append(make.committed(6))
@@ -71,6 +75,7 @@ def test_nobody_is_served_from_inside_of_a_sum(make: Any) -> None:
 
 
 def test_a_sum_leaves_a_full_log_as_a_whole(make: Any) -> None:
+    """A sum is dropped from a full log as a whole."""
     log = Log(2 * ONE)
     for entry in (make.merged(0, 5), make.committed(6), make.committed(7)):
         log.append(entry)
@@ -82,7 +87,7 @@ def test_a_sum_leaves_a_full_log_as_a_whole(make: Any) -> None:
 
 
 def history(make: Any, *keys: tuple[int, int]) -> History:
-    """These (origin, seq) were committed, from commit 1."""
+    """Return a history with these (origin, seq) as commits 1, 2 and so on."""
     made = History(Log(PLENTY))
     for commit, (origin, seq) in enumerate(keys, 1):
         made.append(make.committed(commit, origin, seq=seq))
@@ -90,12 +95,14 @@ def history(make: Any, *keys: tuple[int, int]) -> History:
 
 
 def test_how_far_every_origin_was_at_any_commit_that_the_log_holds(make: Any) -> None:
+    """``last_seqs_at`` returns each origin's newest sequence number at any commit in the log."""
     made = history(make, (1, 1), (2, 1), (1, 2), (1, 3))
     tables = [dict(made.last_seqs_at(base)) for base in range(5)]
     assert tables == [{1: 0, 2: 0}, {1: 1, 2: 0}, {1: 1, 2: 1}, {1: 2, 2: 1}, {1: 3, 2: 1}]
 
 
 def test_a_sums_table_counts_and_one_from_before_it_does_not_go_beyond(make: Any) -> None:
+    """Sequence numbers in a sum count; those at a commit before the sum cannot be computed."""
     made = history(make, (1, 1), (2, 1))
     made.append(make.merged(2, 6, [(1, 4), (3, 1)]))
     made.append(make.committed(7, 1, seq=5))
@@ -106,6 +113,7 @@ def test_a_sums_table_counts_and_one_from_before_it_does_not_go_beyond(make: Any
 
 
 def test_a_copy_goes_on_from_what_is_applied_and_still_held_singly(make: Any) -> None:
+    """``base`` is the newest of the applied commit, the log's base and the last sum."""
     made = history(make, (1, 1), (1, 2))
     assert made.base == 0
     made.applied = 1
@@ -119,6 +127,7 @@ def test_a_copy_goes_on_from_what_is_applied_and_still_held_singly(make: Any) ->
 
 
 def test_after_a_snapshot_the_past_is_another(make: Any) -> None:
+    """``restart_at`` empties the log and takes the sequence numbers of the snapshot."""
     made = history(make, (1, 1), (1, 2))
     made.whole = True
     made.restart_at(9, [(1, 5), (2, 4)])
@@ -129,6 +138,7 @@ def test_after_a_snapshot_the_past_is_another(make: Any) -> None:
 
 
 def test_the_newest_seqs_among_some_commits(make: Any) -> None:
+    """``last_seqs_of`` returns each origin's newest sequence number, also from sums."""
     entries = [
         make.committed(1, 1, seq=1),
         make.merged(1, 5, [(1, 3), (2, 2)]),

@@ -1,4 +1,4 @@
-"""Uplink: an origin's own updates until it sees them committed, also under another id."""
+"""Tests of ``InFlight``: a node's own updates until they are committed, under all its ids."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from sparkstrom.protocol.worker.parent_link import (
 
 
 def filled(make: Any, count: int, window_bytes: int = 10**6) -> InFlight:
+    """Return ``count`` uncommitted updates of node 1, all made at time 0."""
     uplink = InFlight(window_bytes)
     for seq in range(1, count + 1):
         uplink.add(make.update(1, seq), 0.0)
@@ -24,10 +25,12 @@ def filled(make: Any, count: int, window_bytes: int = 10**6) -> InFlight:
 
 
 def keys(uplink: InFlight) -> list[tuple[int, int]]:
+    """Return the (id, seq) of each uncommitted update, oldest first."""
     return [(update.origin, update.seq) for update in uplink.uncommitted]
 
 
 def test_each_update_is_struck_once(make: Any) -> None:
+    """An acknowledged update is removed and returned once."""
     uplink = filled(make, 2)
     struck = uplink.acknowledge(1, 1, 0.0)
     assert struck is not None
@@ -51,14 +54,16 @@ def test_an_empty_window_takes_one_update_of_any_size(make: Any) -> None:
 
 
 def test_a_table_strikes_everything_up_to_its_seqs(make: Any) -> None:
+    """A table of sequence numbers removes all updates of this process up to those numbers."""
     uplink = filled(make, 4)
     uplink.acknowledge_up_to([(1, 3), (7, 9)], {1}, 0.0)
     assert keys(uplink) == [(1, 4)]
-    uplink.acknowledge_up_to([(1, 4)], {7}, 0.0)  # somebody else's
+    uplink.acknowledge_up_to([(1, 4)], {7}, 0.0)  # 1 is not an id of this process
     assert keys(uplink) == [(1, 4)]
 
 
 def test_under_a_new_id_only_what_was_not_committed_gets_new_numbers(make: Any) -> None:
+    """Under a new id, uncommitted updates are renumbered from 1; committed ones are not."""
     uplink = filled(make, 4)
     uplink.renumber({1: 2}, 5, 0.0)
     assert keys(uplink) == [(1, 1), (1, 2), (5, 1), (5, 2)]
@@ -68,13 +73,17 @@ def test_under_a_new_id_only_what_was_not_committed_gets_new_numbers(make: Any) 
 
 
 def test_an_id_that_was_never_heard_of_moves_nothing(make: Any) -> None:
-    """Evicted under 1; admitted as 5, which it never heard; admitted as 6."""
+    """A closed id that the node never learned of has no updates to renumber.
+
+    The node was evicted as 1, admitted as 5 without learning that, and admitted as 6.
+    """
     uplink = filled(make, 3)
     uplink.renumber({1: 1, 5: 0}, 6, 0.0)
     assert keys(uplink) == [(1, 1), (6, 1), (6, 2)]
 
 
 def test_a_second_return_moves_what_the_first_one_moved(make: Any) -> None:
+    """A second return renumbers the updates that the first return had renumbered."""
     uplink = filled(make, 3)
     uplink.renumber({1: 1}, 5, 0.0)
     uplink.renumber({1: 1, 5: 1}, 6, 0.0)
@@ -83,12 +92,14 @@ def test_a_second_return_moves_what_the_first_one_moved(make: Any) -> None:
 
 
 def test_the_first_id_moves_nothing(make: Any) -> None:
+    """The first id has no updates to renumber."""
     uplink = InFlight(100)
     uplink.renumber({}, 1, 0.0)
     assert (uplink.last_seq, keys(uplink)) == (0, [])
 
 
 def test_repeats_keep_a_distance_unless_forced(make: Any) -> None:
+    """A second resend within AGAIN_LEAST_S returns nothing, unless it is forced."""
     uplink = filled(make, 2)
     assert len(uplink.updates_to_resend(1, 1.0)) == 2
     assert uplink.updates_to_resend(1, 1.0 + AGAIN_LEAST_S / 2) == []
@@ -97,7 +108,7 @@ def test_repeats_keep_a_distance_unless_forced(make: Any) -> None:
 
 
 def test_where_a_round_takes_long_repeats_keep_a_longer_distance(make: Any) -> None:
-    """What is under way comes with the same gap, and takes that long to come."""
+    """Resends are ROUNDS commit times apart, as updates under way show the same gap."""
     uplink = filled(make, 2)
     uplink.acknowledge(1, 1, 20.0)
     assert uplink.round_s == 20.0
@@ -107,7 +118,7 @@ def test_where_a_round_takes_long_repeats_keep_a_longer_distance(make: Any) -> N
 
 
 def waits(uplink: InFlight, count: int, now_s: float = 0.0) -> list[float]:
-    """How long it is until the oldest is overdue, so many times."""
+    """Return the waits until the oldest update is overdue, with a back-off after each."""
     out = []
     for _ in range(count):
         before_s = now_s
@@ -119,13 +130,14 @@ def waits(uplink: InFlight, count: int, now_s: float = 0.0) -> list[float]:
 
 
 def test_what_is_overdue_is_so_each_time_later(make: Any) -> None:
+    """The time until updates count as lost doubles from RETRY_LEAST_S to RETRY_LONGEST_S."""
     found = waits(filled(make, 2), 6)
     assert found[:3] == [RETRY_LEAST_S * 2**i for i in range(3)]
     assert found[-1] == RETRY_LONGEST_S
 
 
 def test_nothing_is_overdue_before_several_rounds_have_passed(make: Any) -> None:
-    """An update that takes a minute to its commit is no sign of a loss."""
+    """If a commit took a minute, the next update counts as lost only after ROUNDS minutes."""
     uplink = filled(make, 2)
     uplink.acknowledge(1, 1, 60.0)
     assert not uplink.is_overdue(60.0 + ROUNDS * 60.0 - 1.0)
@@ -133,13 +145,14 @@ def test_nothing_is_overdue_before_several_rounds_have_passed(make: Any) -> None
 
 
 def test_where_a_round_takes_long_no_wait_is_shorter_than_some_of_them(make: Any) -> None:
+    """If commits take long, no wait is shorter than ROUNDS commit times."""
     uplink = filled(make, 2)
     uplink.acknowledge(1, 1, 60.0)
     assert min(waits(uplink, 4, 60.0)) >= ROUNDS * 60.0
 
 
 def test_nothing_is_overdue_while_what_was_sent_arrives(make: Any) -> None:
-    """Bytes of one update that takes ten minutes."""
+    """An update that takes ten minutes to transmit is not overdue while parts of it arrive."""
     uplink = filled(make, 1)
     for now_s in range(0, 600, 5):
         uplink.note_progress(float(now_s))
@@ -149,6 +162,7 @@ def test_nothing_is_overdue_while_what_was_sent_arrives(make: Any) -> None:
 
 
 def test_a_commit_begins_the_wait_anew(make: Any) -> None:
+    """A commit restarts the wait for the others; without uncommitted updates nothing is overdue."""
     uplink = filled(make, 3)
     waits(uplink, 3)
     uplink.acknowledge(1, 1, 100.0)
@@ -159,6 +173,7 @@ def test_a_commit_begins_the_wait_anew(make: Any) -> None:
 
 
 def test_an_update_from_before_a_return_says_nothing_of_a_round(make: Any) -> None:
+    """Updates made before a return are not used to measure the time to commit."""
     uplink = filled(make, 2)
     uplink.renumber({1: 1}, 5, 50.0)
     uplink.acknowledge(1, 1, 300.0)
@@ -167,6 +182,7 @@ def test_an_update_from_before_a_return_says_nothing_of_a_round(make: Any) -> No
 
 
 def test_progress_is_a_commit_or_the_first_of_a_new_list(make: Any) -> None:
+    """``progress_s``: the last commit, or the first update added after all were committed."""
     uplink = filled(make, 1)
     uplink.acknowledge(1, 1, 3.0)
     assert uplink.progress_s == 3.0

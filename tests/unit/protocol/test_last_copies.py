@@ -1,4 +1,4 @@
-"""Copies of updaters' states that a fit's last checkpoint has: its end waits for them."""
+"""Tests of the optimizer copies for a fit's last checkpoint, for which the end of the fit waits."""
 
 from __future__ import annotations
 
@@ -23,13 +23,14 @@ ONE, ALL = ev.OptimizerCopyRequest(), ev.OptimizerCopyRequest(everybody=True)
 
 
 def chunk(content: bytes) -> OptimizerChunk:
+    """Return the only chunk of a copy with this content."""
     return OptimizerCopy.from_content(content, 1).chunk(
         OptimizerRequest(MASTER, hash_optimizer_copy(content), 0)
     )
 
 
 def audited(master: Any, *, lends: bool = True) -> list[ev.Effect]:
-    """Both workers have trained, drained and said their hash; so has the driver."""
+    """Stop and drain the fit, and let all report equal hashes; return the effects."""
     effects = master.step(ev.StopRequested("enough"))
     for node in (1, 2):
         effects += master.say(node, final=0, lends=lends)
@@ -42,6 +43,7 @@ def audited(master: Any, *, lends: bool = True) -> list[ev.Effect]:
 
 
 def both_lending(master: Any) -> Any:
+    """Start training with both workers as sources; node 2 has taken more steps."""
     master.running()
     for node, steps in ((1, 5), (2, 7)):
         master.say(node, steps=steps, activity=Activity.STEPPING, lends=True)
@@ -49,6 +51,7 @@ def both_lending(master: Any) -> Any:
 
 
 def test_the_end_waits_until_all_are_there(master_with: Any) -> None:
+    """A fit with a last checkpoint is done only after all optimizer states were copied."""
     master = both_lending(master_with(last_copies=ALL))
     asked = answers(audited(master), OptimizerRequest)
     assert len(asked) == 1
@@ -62,13 +65,14 @@ def test_the_end_waits_until_all_are_there(master_with: Any) -> None:
 
 
 def test_without_a_checkpoint_nobody_is_asked(master_with: Any) -> None:
+    """Without a last checkpoint, no optimizer state is requested."""
     master = both_lending(master_with())
     assert answers(audited(master), OptimizerRequest) == []
     assert master.phase is Phase.DONE
 
 
 def test_who_can_lend_only_now_is_asked_now(master_with: Any) -> None:
-    """What workers say of themselves may come after the fit has begun to end."""
+    """A worker that becomes a source while the fit drains is asked then."""
     master = master_with(last_copies=ONE).running()
     master.step(ev.StopRequested("enough"))
     assert answers(master.tick(0.1), OptimizerRequest) == []
@@ -77,6 +81,7 @@ def test_who_can_lend_only_now_is_asked_now(master_with: Any) -> None:
 
 
 def test_where_nobody_can_lend_the_end_does_not_wait(master_with: Any) -> None:
+    """Without any source, the fit ends without copies."""
     master = master_with(last_copies=ALL).running()
     audited(master, lends=False)
     assert master.phase is Phase.DONE
@@ -84,6 +89,7 @@ def test_where_nobody_can_lend_the_end_does_not_wait(master_with: Any) -> None:
 
 @pytest.mark.parametrize("wish", [ONE, ALL])
 def test_who_does_not_answer_holds_the_end_up_for_so_long(master_with: Any, wish: Any) -> None:
+    """A source that does not answer delays the end by at most a lease, and stays a member."""
     master = both_lending(master_with(last_copies=wish))
     audited(master)
     for _ in range(int(3 * master.machine.limits.lease_s)):
@@ -95,6 +101,7 @@ def test_who_does_not_answer_holds_the_end_up_for_so_long(master_with: Any, wish
 
 
 def test_what_is_on_its_way_ends_first_and_the_last_ones_are_new(master_with: Any) -> None:
+    """A copy that is under way is finished first; the last copies are fetched after it."""
     master = both_lending(master_with(last_copies=ALL))
     master.step(ONE)
     master.tick()
@@ -110,7 +117,7 @@ def test_what_is_on_its_way_ends_first_and_the_last_ones_are_new(master_with: An
 
 
 def test_a_wish_that_comes_late_gets_the_last_ones(master_with: Any) -> None:
-    """The driver's main thread looks at phases now and then."""
+    """A request after the last copies returns those: the driver polls only now and then."""
     master = both_lending(master_with(last_copies=ONE))
     master.step(ev.StopRequested("enough"))
     master.tick(0.1)
@@ -120,6 +127,7 @@ def test_a_wish_that_comes_late_gets_the_last_ones(master_with: Any) -> None:
 
 
 def test_a_chunk_that_is_coming_over_a_slow_link_is_not_asked_for_again(master_with: Any) -> None:
+    """A chunk is not requested again while parts of it keep arriving."""
     master = both_lending(master_with())
     master.step(ONE)
     assert len(answers(master.tick(), OptimizerRequest)) == 1

@@ -1,4 +1,4 @@
-"""The master's machine: numbering, feeding, positions, failures."""
+"""Tests of the master: numbering and distributing updates, positions, and failures."""
 
 from __future__ import annotations
 
@@ -32,6 +32,7 @@ from tests.unit.protocol.spoken import aborted, answers, every, sent
 
 
 def test_an_update_goes_to_all_and_its_origin_gets_the_number(master: Any, make: Any) -> None:
+    """All children get a new commit; its origin gets the commit without the payload."""
     master.running()
     effects = master.hear(1, make.update(1, 1))
     assert every(effects, ev.ApplyCommit)[0].update.commit == 1
@@ -42,6 +43,7 @@ def test_an_update_goes_to_all_and_its_origin_gets_the_number(master: Any, make:
 
 
 def test_after_a_gap_the_origin_is_asked_once_for_a_while(master: Any, make: Any) -> None:
+    """After a gap the origin is asked once to resend, and asked again after the next gap."""
     master.running()
     assert sent(master.hear(1, make.update(1, 2)), ResendRequest, 1) == [ResendRequest(1)]
     assert sent(master.hear(1, make.update(1, 3)), ResendRequest, 1) == []
@@ -50,7 +52,7 @@ def test_after_a_gap_the_origin_is_asked_once_for_a_while(master: Any, make: Any
 
 
 def test_a_child_hears_how_much_came_from_it(master: Any, make: Any) -> None:
-    """Repeats too: it asks whether the edge lives, not what has a number. Nothing waits here."""
+    """Bytes of repeated updates are acknowledged, too, as received and as forwarded."""
     master.running()
     for _ in range(2):
         master.hear(1, make.update(1, 1))
@@ -59,12 +61,13 @@ def test_a_child_hears_how_much_came_from_it(master: Any, make: Any) -> None:
 
 
 def test_a_child_hears_how_much_of_a_long_message_is_here(master: Any, make: Any) -> None:
+    """A state acknowledges the received bytes of an incomplete message."""
     master.running()
     for size in (1000, 2000):
         master.step(ev.DataArriving(1, size))
         state = sent(master.tick(0.1), State, 1)[-1]
         assert (state.bytes_received, state.bytes_forwarded) == (size, 0)
-    master.step(ev.DataArriving(77, 1000))  # of an edge that was closed a moment ago
+    master.step(ev.DataArriving(77, 1000))  # from an edge that was just closed
     master.hear(1, make.update(1, 1))
     assert sent(master.tick(0.1), State, 1)[-1].bytes_received == message_weight(
         make.update(1, 1), 0
@@ -81,28 +84,31 @@ def test_a_repeat_is_neither_numbered_nor_asked_for(master: Any, make: Any) -> N
 def test_whoever_handed_an_update_on_is_asked_for_what_lacks_before_it(
     master: Any, make: Any
 ) -> None:
-    """A relay sends for those below it; the question goes back the same way."""
+    """A resend request goes to the child that delivered the update, which may be a relay."""
     master.running()
     assert every(master.hear(2, make.update(1, 1)), ev.ApplyCommit)
     assert sent(master.hear(2, make.update(1, 3)), ResendRequest, 2) == [ResendRequest(1)]
 
 
 def test_a_stranger_moves_a_counter(master: Any, make: Any) -> None:
+    """A message from an unknown sender is ignored and counted."""
     master.running()
     assert master.hear(77, make.report()) == []
     assert master.machine.ignored.counts == {("Heartbeat", IgnoreReason.STRANGER): 1}
 
 
 def test_whoever_asks_is_sent_what_follows(master: Any, make: Any) -> None:
+    """A CommitsRequest is answered with the later commits; one beyond the head is ignored."""
     master.running()
     for seq in (1, 2):
         master.hear(1, make.update(1, seq))
     commits = sent(master.hear(2, CommitsRequest(0)), Commit, 2)
     assert [committed.commit for committed in commits] == [1, 2]
-    assert master.hear(2, CommitsRequest(9)) == []  # nobody can have that
+    assert master.hear(2, CommitsRequest(9)) == []  # no such commit exists
 
 
 def test_what_the_log_no_longer_holds_takes_a_snapshot(master_with: Any, make: Any) -> None:
+    """A child that the log no longer reaches fetches a snapshot, and then gets commits again."""
     master = master_with(log_bytes=1).running()
     for seq in (1, 2, 3):
         master.hear(1, make.update(1, seq))
@@ -119,7 +125,7 @@ def test_what_the_log_no_longer_holds_takes_a_snapshot(master_with: Any, make: A
 
 
 def test_what_is_acknowledged_late_goes_once(master: Any, make: Any) -> None:
-    """The acknowledgement takes a minute; that the child lives is heard all the while."""
+    """A commit is sent once, even if its acknowledgement takes a minute while heartbeats come."""
     master.running()
     assert len(sent(master.hear(1, make.update(1, 1)), Commit, 2)) == 1
     for _ in range(120):
@@ -129,7 +135,7 @@ def test_what_is_acknowledged_late_goes_once(master: Any, make: Any) -> None:
 
 
 def test_a_fit_goes_on_while_anything_is_received_anywhere(master: Any, make: Any) -> None:
-    """Commits may be far apart where links are slow."""
+    """Commits that any child receives are progress: new commits may be rare on slow links."""
     master.running().tick(5.0)
     before_s = master.machine.phases.progress_s
     master.hear(1, make.report(received=0), 1.0)
@@ -140,6 +146,7 @@ def test_a_fit_goes_on_while_anything_is_received_anywhere(master: Any, make: An
 
 
 def test_an_overtaken_report_is_no_progress_and_takes_none_back(master: Any, make: Any) -> None:
+    """A heartbeat with an older count neither counts as progress nor lowers the recorded one."""
     master.running()
     for seq in (1, 2):
         master.hear(1, make.update(1, seq))
@@ -155,17 +162,20 @@ def test_an_overtaken_report_is_no_progress_and_takes_none_back(master: Any, mak
 
 
 def position(master: Any, partition: int = 0) -> Position:
+    """Return the committed position of a partition."""
     found: Position = master.machine.partitions[partition].position
     return found
 
 
 def test_a_position_counts_with_the_update_that_it_came_with(master: Any, make: Any) -> None:
+    """The position in an update counts once that update is committed."""
     master.running()
     master.hear(1, make.update(1, 1, batch=2))
     assert position(master) == (0, 2)
 
 
 def test_a_reported_position_waits_for_its_update(master: Any, make: Any) -> None:
+    """The position in a status counts once the update named there is committed."""
     master.running().say(1, after_seq=1, batch=2)
     assert position(master) == (0, 0)
     master.hear(1, make.update(1, 1, batch=1))
@@ -173,6 +183,7 @@ def test_a_reported_position_waits_for_its_update(master: Any, make: Any) -> Non
 
 
 def test_an_older_status_takes_no_newer_position_away(master: Any, make: Any) -> None:
+    """A later status that names an older update does not replace the pending position."""
     master.running().say(1, after_seq=2, batch=2)
     master.say(1, after_seq=1, batch=1)
     master.hear(1, make.update(1, 1, batch=1))
@@ -182,6 +193,7 @@ def test_an_older_status_takes_no_newer_position_away(master: Any, make: Any) ->
 
 
 def test_a_pending_position_is_dropped_with_its_id(master: Any) -> None:
+    """A pending position is dropped when the node's id is closed."""
     master.running().say(1, after_seq=1, batch=2)
     master.evict(1)
     (welcome,) = answers(master.join(0, attempt=50, token=7), Welcome)
@@ -191,9 +203,9 @@ def test_a_pending_position_is_dropped_with_its_id(master: Any) -> None:
 
 @pytest.mark.parametrize("age", [{"edge": 1, "count": 9}, {"edge": 3, "count": 1}])
 def test_an_older_status_changes_nothing(master: Any, make: Any, age: dict[str, int]) -> None:
-    """Words of an older edge, or from before the newest on this one, that came late."""
+    """A status of an older edge, or with a lower or equal count on the same edge, is ignored."""
     master.running()
-    master.join(0, request=2)  # another edge, the third in all
+    master.join(0, request=2)  # its new edge has number 3
     master.attach(1)
     master.say(1, steps=1, edge=3, count=1)
     news = make.status(1, steps=5, batch=2, **age)
@@ -202,6 +214,7 @@ def test_an_older_status_changes_nothing(master: Any, make: Any, age: dict[str, 
 
 
 def test_a_status_counts_whoever_hands_it_on(master: Any, make: Any) -> None:
+    """A status counts, whichever child delivers it."""
     master.running()
     news = make.status(1, edge=1, count=9, steps=5, batch=2)
     master.hear(2, make.report(news))
@@ -212,6 +225,7 @@ def test_a_status_counts_whoever_hands_it_on(master: Any, make: Any) -> None:
 
 
 def test_a_failure_ends_the_fit_with_host_partition_and_trace(master: Any) -> None:
+    """A failure aborts the fit with host, partition and traceback, and notifies all members."""
     effects = master.running().direct(TrainingFailure(node=2, reason="NaN", trace="t"))
     abort = aborted(effects)
     assert (abort.reason, abort.trace, abort.host, abort.partition) == ("NaN", "t", "h", 1)
@@ -219,6 +233,7 @@ def test_a_failure_ends_the_fit_with_host_partition_and_trace(master: Any) -> No
 
 
 def test_after_a_failure_whoever_still_speaks_is_told(master: Any, make: Any) -> None:
+    """After an abort, each node that still sends messages is notified; nothing else happens."""
     master.running().direct(TrainingFailure(node=2, reason="NaN", trace="t"))
     assert [closed.node for closed in answers(master.hear(1, make.report()), IdClosed)] == [1]
     assert [closed.node for closed in answers(master.join(1), IdClosed)] == [2]
@@ -231,7 +246,7 @@ def test_after_a_failure_whoever_still_speaks_is_told(master: Any, make: Any) ->
 
 
 def test_after_a_failure_also_those_are_told_that_have_no_place_yet(master_with: Any) -> None:
-    """They know their id by what they have joined with only."""
+    """After an abort, a node that joins again is notified, even if it does not know its id."""
     master = master_with(partitions=3, fan_out=1, depth=3)
     master.join(0)
     master.join(1)
@@ -241,6 +256,7 @@ def test_after_a_failure_also_those_are_told_that_have_no_place_yet(master_with:
 
 
 def test_counters_pass_through(master: Any) -> None:
+    """Counters in a status are reported."""
     effects = master.running().say(1, stats={"steps": 1.0})
     counters = WorkerCounters(TrainingCounters(steps=1))
     assert every(effects, ev.ReportCounters) == [ev.ReportCounters(1, counters)]
@@ -248,7 +264,7 @@ def test_counters_pass_through(master: Any) -> None:
 
 
 def test_counters_name_the_former_ids_of_their_process(master: Any) -> None:
-    """A process that comes back continues its counters, so they must not count twice."""
+    """Reported counters name former ids, so that cumulative counters are not added twice."""
     master.running().evict(1)
     master.enter(0, count=2, ids=(1, 3))
     (told,) = every(master.say(3, stats={"steps": 1.0}), ev.ReportCounters)
@@ -256,6 +272,7 @@ def test_counters_name_the_former_ids_of_their_process(master: Any) -> None:
 
 
 def test_counters_that_nobody_knows_move_a_counter(master: Any) -> None:
+    """Counters with unknown names are reported as unknown, and the status is counted."""
     effects = master.running().say(1, stats={"of_tomorrow": 1.0, "steps": 0.5})
     counters = WorkerCounters(unknown=("of_tomorrow", "steps"))
     assert every(effects, ev.ReportCounters) == [ev.ReportCounters(1, counters)]
@@ -264,17 +281,19 @@ def test_counters_that_nobody_knows_move_a_counter(master: Any) -> None:
 
 @pytest.mark.parametrize("sender", [None, 1])
 def test_messages_for_nodes_move_a_counter(master: Any, sender: int) -> None:
+    """Messages that only nodes should receive are ignored and counted."""
     master.running().hear(sender, Probe(1))
     assert master.machine.ignored.counts == {("Probe", IgnoreReason.WRONG_WAY): 1}
 
 
 def test_somebody_unknown_among_direct_messages_moves_a_counter(master: Any) -> None:
+    """A direct message of an unknown node is ignored and counted."""
     assert master.running().direct(ProbeReply(77)) == []
     assert master.machine.ignored.counts == {("ProbeReply", IgnoreReason.STRANGER): 1}
 
 
 def test_what_workers_say_is_heard_from_anybody_who_has_the_key(master: Any) -> None:
-    """A member or not, before the start and at the end; nothing follows from it."""
+    """Printed lines of any process with the key, member or not, are shown; no other effect."""
     says = WorkerLog(host="h", partition=77, lines=[("training", "hello")], skipped=0)
     assert master.direct(says) == [ev.ShowWorkerLog(says)]
     assert master.running().direct(says) == [ev.ShowWorkerLog(says)]
@@ -282,7 +301,7 @@ def test_what_workers_say_is_heard_from_anybody_who_has_the_key(master: Any) -> 
 
 
 def test_a_failure_without_an_id_ends_the_fit_too(master: Any, make: Any) -> None:
-    """Its snapshot could not be installed, say, or its task failed before its place was known."""
+    """A failure of a worker that has no id aborts the fit."""
     failed = TrainingFailure(
         node=None, reason="no room", trace="t", host="h", partition=1, attempt=11
     )
@@ -291,7 +310,7 @@ def test_a_failure_without_an_id_ends_the_fit_too(master: Any, make: Any) -> Non
 
 
 def test_a_failure_of_an_older_attempt_without_an_id_ends_nothing(master: Any) -> None:
-    """A task of an earlier stage attempt cannot read its rows, or was refused as superseded."""
+    """A failure without an id is ignored if a newer attempt owns the partition."""
     failed = TrainingFailure(
         node=None, reason="no room", trace="t", host="h", partition=1, attempt=10
     )
@@ -301,12 +320,14 @@ def test_a_failure_of_an_older_attempt_without_an_id_ends_nothing(master: Any) -
 
 
 def test_a_failure_before_any_attempt_has_joined_ends_the_fit(master: Any) -> None:
+    """A failure without an id aborts the fit, even if no attempt has joined."""
     failed = TrainingFailure(node=None, reason="no room", trace="t", host="h", partition=1)
     assert ev.Abort("no room", "t", "h", 1) in master.direct(failed)
 
 
 @pytest.mark.parametrize("node", [None, 1])
 def test_a_failure_says_what_the_worker_was_doing(master: Any, node: int | None) -> None:
+    """The abort states what the worker was doing, with or without an id."""
     failed = TrainingFailure(
         node=node, reason="NaN", trace="t", host="h", partition=0, attempt=10, phase="training"
     )

@@ -1,4 +1,4 @@
-"""The master's machine: who is a member, under which id, with which grants."""
+"""Tests of memberships at the master: ids, evictions, returns, refusals and residual files."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ from tests.unit.protocol.spoken import aborted, answers, every, only, sent
 
 
 def test_a_silent_node_is_evicted_and_noted(master: Any) -> None:
+    """A child that is silent for a lease loses its edge and its id, and its departure is noted."""
     effects = master.running().evict(1)
     assert every(effects, ev.CloseEdge) == [ev.CloseEdge(1)]
     assert every(effects, ev.Note)[0].text.startswith("node 1 (partition 0 on h) left: silent for")
@@ -32,6 +33,7 @@ def test_a_silent_node_is_evicted_and_noted(master: Any) -> None:
 
 
 def test_an_evicted_process_is_told_and_comes_back_under_another_id(master: Any, make: Any) -> None:
+    """An evicted process that joins is notified, and may join again under a new id."""
     master.running()
     master.hear(1, make.update(1, 1))
     master.evict(1)
@@ -46,6 +48,7 @@ def test_an_evicted_process_is_told_and_comes_back_under_another_id(master: Any,
 
 
 def test_a_returner_gets_the_numbers_of_its_old_ids(master: Any, make: Any) -> None:
+    """A returned process gets the commits of its old id without payload."""
     master.running()
     master.hear(1, make.update(1, 1))
     master.evict(1)
@@ -54,6 +57,7 @@ def test_a_returner_gets_the_numbers_of_its_old_ids(master: Any, make: Any) -> N
 
 
 def test_a_process_whose_partition_was_taken_over_fails(master: Any) -> None:
+    """An evicted process is refused if another attempt has taken over its partition."""
     master.running().evict(1)
     assert answers(master.join(0, attempt=50, token=7), Welcome)
     (refused,) = answers(master.join(0, count=2))
@@ -61,6 +65,7 @@ def test_a_process_whose_partition_was_taken_over_fails(master: Any) -> None:
 
 
 def test_a_higher_attempt_closes_a_live_owner(master: Any) -> None:
+    """A join with a higher attempt closes the partition's live owner."""
     effects = master.running().join(0, attempt=50, token=7)
     assert every(effects, ev.CloseEdge) == [ev.CloseEdge(1)]
     assert [welcome.node for welcome in answers(effects, Welcome)] == [3]
@@ -69,6 +74,7 @@ def test_a_higher_attempt_closes_a_live_owner(master: Any) -> None:
 
 
 def test_a_lower_attempt_of_another_process_is_refused(master: Any) -> None:
+    """A join with a lower attempt is refused, and the owner stays."""
     master.running().join(0, attempt=50, token=7)
     (refused,) = answers(master.join(0, attempt=49, token=8))
     assert refused.fatal
@@ -76,6 +82,7 @@ def test_a_lower_attempt_of_another_process_is_refused(master: Any) -> None:
 
 
 def test_a_join_from_before_a_return_is_ignored(master: Any) -> None:
+    """A late join with a lower count is ignored after the process has returned."""
     master.running().evict(1)
     master.join(0, count=2)
     assert master.join(0) == []
@@ -83,6 +90,7 @@ def test_a_join_from_before_a_return_is_ignored(master: Any) -> None:
 
 
 def test_the_same_join_gets_the_same_answer(master: Any) -> None:
+    """A repeated join gets the same welcome, and opens no further edge."""
     first = answers(master.join(0), Welcome)
     again = master.join(0)
     assert answers(again, Welcome) == first != []
@@ -90,6 +98,7 @@ def test_the_same_join_gets_the_same_answer(master: Any) -> None:
 
 
 def test_another_edge_of_a_live_node_keeps_what_is_known_of_it(master: Any) -> None:
+    """A new edge of a live node keeps its recorded status; an older request is ignored."""
     master.running()
     master.say(1, steps=5, after_seq=1, batch=2, activity=Activity.STEPPING)
     effects = master.join(0, request=2)
@@ -99,10 +108,11 @@ def test_another_edge_of_a_live_node_keeps_what_is_known_of_it(master: Any) -> N
     member = master.member(1)
     assert (member.steps, member.activity) == (5, Activity.STEPPING)
     assert member.pending == (1, (0, 2))
-    assert master.join(0, request=1) == []  # an older one
+    assert master.join(0, request=1) == []  # an older request
 
 
 def test_a_moved_master_forgets_edges_and_orders_them_again(master: Any) -> None:
+    """After a change of its address, the master replaces the edges to its children."""
     master.running()
     effects = master.step(ev.EndpointChanged("master", 2))
     assert every(effects, ev.CloseEdge) == [ev.CloseEdge(1), ev.CloseEdge(2)]
@@ -112,6 +122,7 @@ def test_a_moved_master_forgets_edges_and_orders_them_again(master: Any) -> None
 
 
 def test_a_place_is_ordered_again_until_it_is_taken(master: Any) -> None:
+    """A welcome is repeated until the node attaches."""
     (first,) = answers(master.join(0), Welcome)
     assert answers(master.tick(0.1), Welcome) == []
     assert answers(master.tick(0.5), Welcome) == [first]
@@ -120,6 +131,7 @@ def test_a_place_is_ordered_again_until_it_is_taken(master: Any) -> None:
 
 
 def test_whoever_takes_no_place_is_closed_after_a_lease(master: Any) -> None:
+    """A node that never attaches and stays silent is closed after a lease."""
     master.join(0)
     effects = [effect for _ in range(6) for effect in master.tick(2.0)]
     assert only(effects, ev.Note).text.startswith("node 1 (partition 0 on h) left: silent for")
@@ -127,6 +139,7 @@ def test_whoever_takes_no_place_is_closed_after_a_lease(master: Any) -> None:
 
 
 def test_whoever_asks_again_and_again_is_not_closed(master: Any) -> None:
+    """A node that keeps repeating its join is not closed."""
     master.join(0)
     for _ in range(12):
         master.tick(2.0)
@@ -135,8 +148,9 @@ def test_whoever_asks_again_and_again_is_not_closed(master: Any) -> None:
 
 
 def test_a_goodbye_in_the_middle_closes_the_id_and_is_answered(master: Any) -> None:
+    """A leave notice closes the id and is confirmed, but only if the node was asked to leave."""
     leaving = LeaveNotice(node=1, reason="released", checkpoint=ResidualCheckpoint("p", 2.0))
-    assert master.running().direct(leaving) == []  # nobody has asked it to
+    assert master.running().direct(leaving) == []  # it was not asked to leave
     assert list(master.machine.members.live) == [1, 2]
     assert master.machine.ignored.counts["LeaveNotice", IgnoreReason.EARLY] == 1
     master.machine.members.live[1].releasing = "a slot is needed"
@@ -149,7 +163,7 @@ def test_a_goodbye_in_the_middle_closes_the_id_and_is_answered(master: Any) -> N
 
 
 def test_when_all_is_done_a_join_is_answered_with_the_state(master: Any) -> None:
-    """Whoever lost its edge meanwhile needs no other to hear so."""
+    """When the fit is done, a member that joins again gets the state instead of a new edge."""
     master.running().machine.phases.phase = Phase.DONE
     (state,) = answers(master.join(0, request=2))
     assert isinstance(state, State)
@@ -160,12 +174,14 @@ def test_when_all_is_done_a_join_is_answered_with_the_state(master: Any) -> None
 
 
 def test_another_version_ends_the_fit(master: Any) -> None:
+    """A worker with another version of sparkstrom aborts the fit."""
     abort = aborted(master.join(0, version="w"))
     assert (abort.kind, abort.partition) == (ev.Failure.SETUP, 0)
     assert "v on the driver and w on the executor" in abort.reason
 
 
 def test_other_rows_in_a_second_attempt_end_the_fit(master: Any) -> None:
+    """A second attempt that read other rows aborts the fit as a usage error."""
     master.running().evict(1)
     abort = aborted(master.join(0, attempt=50, token=7, rows=8))
     assert (abort.kind, abort.host, abort.partition) == (ev.Failure.USAGE, "h", 0)
@@ -173,11 +189,13 @@ def test_other_rows_in_a_second_attempt_end_the_fit(master: Any) -> None:
 
 
 def test_there_is_no_such_partition(master: Any) -> None:
+    """A join for a partition that does not exist is refused."""
     (refused,) = answers(master.join(9))
     assert (refused.fatal, refused.reason) == (True, "there is no partition 9")
 
 
 def test_a_retry_of_a_trained_partition_ends_well(master: Any, make: Any) -> None:
+    """A new attempt at a partition that is trained is refused without failure."""
     master.running()
     master.hear(1, make.update(1, 1, epoch=2, batch=0))
     master.evict(1)
@@ -185,10 +203,11 @@ def test_a_retry_of_a_trained_partition_ends_well(master: Any, make: Any) -> Non
     assert not refused.fatal
 
 
-# -- between fits ------------------------------------------------------------------------------
+# -- residual files and the state --------------------------------------------------------------
 
 
 def test_a_process_keeps_its_grant_when_it_comes_back_without_a_replica(master_with: Any) -> None:
+    """A process that returns keeps its granted file; another process gets another file."""
     master = master_with(kept={"e": {"f1": 1.0, "f2": 2.0, "f3": 4.0}}).running()
     master.evict(1)
     (welcome,) = answers(master.join(0, count=2), Welcome)
@@ -198,6 +217,7 @@ def test_a_process_keeps_its_grant_when_it_comes_back_without_a_replica(master_w
 
 
 def test_all_are_told_how_many_train_and_how_far_they_are(master: Any, make: Any) -> None:
+    """The state has the number of training workers and of committed minibatches."""
     master.running()
     master.hear(1, make.update(1, 1, epoch=0, batch=2))
     master.say(2, steps=1, activity=Activity.FINISHED)
@@ -206,6 +226,7 @@ def test_all_are_told_how_many_train_and_how_far_they_are(master: Any, make: Any
 
 
 def test_the_pace_of_a_newcomer_is_that_of_the_slowest(master: Any) -> None:
+    """A welcome has the steps of the slowest worker, as a new worker's head start."""
     master.running()
     for node, steps in ((1, 8), (2, 5)):
         master.say(node, steps=steps, activity=Activity.STEPPING)
@@ -217,7 +238,7 @@ def test_the_pace_of_a_newcomer_is_that_of_the_slowest(master: Any) -> None:
 
 
 def test_no_id_is_given_twice(master: Any) -> None:
-    """Nonces begin with it, under one key for all."""
+    """An id is never given twice, because nonces begin with the id, and all nodes share one key."""
     master.running().evict(1)
     master.machine.members.next_id = 1
     with pytest.raises(AssertionError, match="node 1 again"):

@@ -1,4 +1,4 @@
-"""The master's machine: from gathering to done, and who gives up a slot."""
+"""Tests of the phases of a fit at the master, and of task slots that finished workers give up."""
 
 from __future__ import annotations
 
@@ -35,6 +35,7 @@ def test_training_begins_when_all_hold_a_replica(master: Any) -> None:
 
 
 def test_it_begins_with_those_who_came_in_time(master: Any) -> None:
+    """After ``start_s`` training begins with the workers that are present."""
     master.enter(0)
     for _ in range(32):
         master.say(1, activity=Activity.WAITING)
@@ -43,6 +44,7 @@ def test_it_begins_with_those_who_came_in_time(master: Any) -> None:
 
 
 def test_too_few_workers_end_the_fit(master_with: Any) -> None:
+    """With fewer than ``workers_min`` ready workers after ``start_s``, the fit is aborted."""
     master = master_with(workers_min=2)
     master.enter(0)
     effects: list[ev.Effect] = []
@@ -65,7 +67,7 @@ def test_a_pause_of_the_process_does_not_count_as_waiting_for_workers(master_wit
 
 
 def finished(master: Any, make: Any) -> Any:
-    """Both partitions are trained."""
+    """Train both partitions completely, which starts the draining."""
     master.running()
     for node in (1, 2):
         master.hear(node, make.update(node, 1, epoch=2, batch=0))
@@ -74,6 +76,7 @@ def finished(master: Any, make: Any) -> Any:
 
 
 def test_a_fit_drains_audits_and_is_done(master: Any, make: Any) -> None:
+    """A fit drains, audits the final commit, collects all hashes and is done."""
     finished(master, make)
     master.say(1, final=1)
     effects = master.say(2, final=1)
@@ -93,7 +96,7 @@ def test_a_fit_drains_audits_and_is_done(master: Any, make: Any) -> None:
 
 
 def test_whoever_drains_hears_that_the_last_epoch_is_over(master: Any, make: Any) -> None:
-    """Before the master looks around again, which it seldom does in a large mesh."""
+    """The state that announces draining has the new epoch count, even between two scans."""
     master.running()
     master.machine._scan_due_s = master.now_s
     for node in (1, 2):
@@ -104,6 +107,7 @@ def test_whoever_drains_hears_that_the_last_epoch_is_over(master: Any, make: Any
 
 
 def test_it_is_not_done_before_the_driver_has_a_hash_of_its_own(master: Any, make: Any) -> None:
+    """The audit ends only when the master's own replica is hashed, too."""
     finished(master, make)
     for node in (1, 2):
         master.say(node, final=1)
@@ -114,6 +118,7 @@ def test_it_is_not_done_before_the_driver_has_a_hash_of_its_own(master: Any, mak
 
 
 def test_the_final_commit_waits_for_every_last_update(master: Any, make: Any) -> None:
+    """The final commit is fixed after every worker's last update; later ones are ignored."""
     finished(master, make)
     master.say(1, final=1)
     master.say(2, final=2)
@@ -125,6 +130,7 @@ def test_the_final_commit_waits_for_every_last_update(master: Any, make: Any) ->
 
 
 def test_who_dies_before_the_end_holds_nothing_up(master: Any, make: Any) -> None:
+    """A worker that dies while draining is no longer waited for."""
     finished(master, make)
     master.say(1, final=1)
     master.evict(2)
@@ -136,7 +142,7 @@ def test_who_dies_before_the_end_holds_nothing_up(master: Any, make: Any) -> Non
 def test_a_pause_of_the_process_does_not_count_as_waiting_for_the_end(
     master: Any, make: Any
 ) -> None:
-    """The answers of both wait in a queue; the first one is no reason to close the other's id."""
+    """After a pause of the master, queued answers are still processed before ids are closed."""
     finished(master, make)
     master.now_s += 600.0
     for node in (1, 2):
@@ -147,6 +153,7 @@ def test_a_pause_of_the_process_does_not_count_as_waiting_for_the_end(
 
 @pytest.mark.parametrize("what", ["last update", "hash"])
 def test_the_end_has_a_deadline(master_with: Any, make: Any, what: str) -> None:
+    """A worker whose last update or hash does not come within ``end_s`` is closed."""
     master = finished(master_with(end_s=5.0), make)
     master.say(1, final=1)
     if what == "hash":
@@ -163,7 +170,7 @@ def test_the_end_has_a_deadline(master_with: Any, make: Any, what: str) -> None:
 
 
 def test_the_end_has_all_its_time_after_a_long_step(master_with: Any) -> None:
-    """A phase is progress, however long ago the newest commit was."""
+    """The deadline of draining starts with the phase, even long after the last commit."""
     master = master_with(end_s=5.0).running()
     for _ in range(30):
         master.tick(1.0)
@@ -176,6 +183,7 @@ def test_the_end_has_all_its_time_after_a_long_step(master_with: Any) -> None:
 
 
 def test_a_stop_drains_what_there_is(master: Any, make: Any) -> None:
+    """A stop drains at once and keeps its first reason; later joins get a harmless refusal."""
     master.running()
     master.hear(1, make.update(1, 1, batch=1))
     master.step(ev.StopRequested("enough"))
@@ -200,6 +208,7 @@ def test_empty_partitions_are_trained_from_the_start(master_with: Any, make: Any
 
 
 def test_nobody_waits_for_the_second_attempt_of_an_empty_partition(master: Any) -> None:
+    """Training begins without a ready worker of an empty partition."""
     master.enter(0, rows=0, batches=0)
     master.enter(1)
     master.say(2, activity=Activity.WAITING)
@@ -207,6 +216,7 @@ def test_nobody_waits_for_the_second_attempt_of_an_empty_partition(master: Any) 
 
 
 def test_without_any_rows_there_is_nothing_to_train(master_with: Any) -> None:
+    """A fit whose partitions are all empty is aborted as a usage error."""
     master = master_with(partitions=1)
     master.enter(0, rows=0, batches=0)
     abort = aborted(master.say(1, activity=Activity.FINISHED))
@@ -214,6 +224,7 @@ def test_without_any_rows_there_is_nothing_to_train(master_with: Any) -> None:
 
 
 def test_who_could_not_read_its_rows_says_so_first(master_with: Any) -> None:
+    """If no worker has rows, a reported failure is the reason of the abort."""
     master = master_with(partitions=1)
     assert not every(master.enter(0, rows=0, batches=0) + master.tick(), ev.Abort)
     failed = TrainingFailure(node=1, reason="row 3 is null", host="h", trace="")
@@ -221,6 +232,7 @@ def test_who_could_not_read_its_rows_says_so_first(master_with: Any) -> None:
 
 
 def test_nobody_waits_for_ever_for_rows_that_do_not_come(master_with: Any) -> None:
+    """If no worker has rows and none reports a failure, the fit is aborted after ``start_s``."""
     master = master_with(partitions=1)
     master.enter(0, rows=0, batches=0)
     effects: list[ev.Effect] = []
@@ -231,6 +243,7 @@ def test_nobody_waits_for_ever_for_rows_that_do_not_come(master_with: Any) -> No
 
 
 def test_a_failure_after_the_end_does_not_count(master: Any, make: Any) -> None:
+    """A failure report after the fit is done aborts nothing; the worker is sent an end notice."""
     finished(master, make)
     for node in (1, 2):
         master.say(node, final=1)
@@ -242,11 +255,11 @@ def test_a_failure_after_the_end_does_not_count(master: Any, make: Any) -> None:
     assert answers(effects, IdClosed, "w0")
 
 
-# -- slots -------------------------------------------------------------------------------------
+# -- task slots --------------------------------------------------------------------------------
 
 
 def one_waits(master: Any, make: Any) -> Any:
-    """Partition 1 has lost its worker, partition 0 is trained."""
+    """Train partition 0 completely, and let partition 1 lose its worker."""
     master.running()
     master.hear(1, make.update(1, 1, epoch=2, batch=0))
     master.say(1, after_seq=1, epoch=2, activity=Activity.FINISHED)
@@ -255,6 +268,7 @@ def one_waits(master: Any, make: Any) -> Any:
 
 
 def tick_alive(master: Any, seconds: float) -> list[ev.Effect]:
+    """Let time pass in which all live workers report that they are finished."""
     effects: list[ev.Effect] = []
     for _ in range(int(seconds)):
         for node in list(master.machine.members.live):
@@ -264,6 +278,7 @@ def tick_alive(master: Any, seconds: float) -> list[ev.Effect]:
 
 
 def test_a_finished_worker_is_asked_to_give_up_its_slot(master: Any, make: Any) -> None:
+    """A finished worker is asked to leave after ``release_s``; its file is recorded."""
     one_waits(master, make)
     assert answers(tick_alive(master, 8), Release) == []
     asked = answers(tick_alive(master, 4), Release, "w0")
@@ -277,6 +292,7 @@ def test_a_finished_worker_is_asked_to_give_up_its_slot(master: Any, make: Any) 
 
 
 def test_slots_are_given_up_one_at_a_time(master_with: Any, make: Any) -> None:
+    """The next finished worker is asked only if the slot of the first one did not help."""
     master = master_with(partitions=3).running()
     for node in (1, 2):
         master.hear(node, make.update(node, 1, epoch=2, batch=0))
@@ -289,7 +305,7 @@ def test_slots_are_given_up_one_at_a_time(master_with: Any, make: Any) -> None:
 
 
 def test_who_may_not_know_its_id_yet_is_not_asked(master_with: Any) -> None:
-    """An empty partition is trained before its worker has a place."""
+    """A worker whose place is not confirmed is not asked, even if its partition is empty."""
     master = master_with(partitions=4, fan_out=1, depth=4, release_s=3.0, start_s=1.0)
     master.enter(0)
     master.join(1, rows=0, batches=0)
@@ -301,7 +317,7 @@ def test_who_may_not_know_its_id_yet_is_not_asked(master_with: Any) -> None:
 
 
 def alive(master: Any) -> list[ev.Effect]:
-    """A second in which the first worker trains and the second one asks."""
+    """Let one second pass in which the first worker trains and the second one repeats its join."""
     master.say(1, activity=Activity.STEPPING)
     master.join(1, rows=0, batches=0)
     return list(master.tick(1.0))
@@ -315,7 +331,7 @@ def test_a_partition_without_a_worker_has_a_deadline(master_with: Any, make: Any
 
 
 def test_a_partition_without_a_worker_waits_while_others_train(master_with: Any, make: Any) -> None:
-    """On a cluster without room: its turn comes when they are done and leave their slots."""
+    """The deadline does not run while others train: they free their slots when finished."""
     master = master_with(rejoin_s=30.0, release_s=1e9)
     master.running()
     master.evict(2)
@@ -328,12 +344,14 @@ def test_a_partition_without_a_worker_waits_while_others_train(master_with: Any,
 
 
 def aborts(effects: list[ev.Effect]) -> list[ev.Abort]:
+    """Return all ``Abort`` effects."""
     return [effect for effect in effects if isinstance(effect, ev.Abort)]
 
 
 def test_ten_thousand_drain_and_the_audit_names_those_that_differ(
     master_with: Any, make: Any
 ) -> None:
+    """A mesh of 10,000 nodes runs, drains and audits, and the two different hashes are found."""
     master = master_with(partitions=10_000, fan_out=8, depth=5)
     for partition in range(10_000):
         master.enter(partition, executor=f"e{partition}")

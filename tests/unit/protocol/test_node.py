@@ -1,4 +1,4 @@
-"""A worker's machine: joining, training, reporting."""
+"""Tests of a worker's node: joining, training and heartbeats."""
 
 from __future__ import annotations
 
@@ -38,6 +38,7 @@ from tests.unit.protocol.spoken import every, only, said, sent
 
 
 def test_it_asks_for_a_place_until_it_has_one_and_then_its_parent(node: Any, make: Any) -> None:
+    """A node repeats its join until the welcome, and then its attach message until the reply."""
     first = said(node.opened(), Join)
     assert [(join.count, join.request, join.alone) for join in first] == [(1, 1, False)]
     assert said(node.tick(0.1), Join) == []
@@ -62,6 +63,7 @@ def test_a_welcome_for_another_join_is_ignored(node: Any, make: Any, other: dict
 
 
 def test_the_same_or_an_older_place_is_ignored(node: Any, make: Any) -> None:
+    """A welcome with the present or a lower edge number is ignored."""
     node.joined()
     assert node.told(make.welcome()) == []
     node.told(make.welcome(edge=7, parent=3))
@@ -70,6 +72,7 @@ def test_the_same_or_an_older_place_is_ignored(node: Any, make: Any) -> None:
 
 
 def test_a_place_comes_from_the_master_alone(node: Any, make: Any) -> None:
+    """A welcome that the parent sends is ignored."""
     node.parent = 4
     node.joined()
     assert node.hear(make.welcome(edge=9)) == []
@@ -77,6 +80,7 @@ def test_a_place_comes_from_the_master_alone(node: Any, make: Any) -> None:
 
 
 def test_a_refusal_fails_or_ends_the_task(node_with: Any) -> None:
+    """A refusal of this node's join fails the task if it is fatal, and otherwise ends the task."""
     for fatal, order in ((True, Command.FAIL), (False, Command.END)):
         node = node_with()
         node.opened()
@@ -87,6 +91,7 @@ def test_a_refusal_fails_or_ends_the_task(node_with: Any) -> None:
 
 
 def test_what_overtakes_the_answer_to_the_attach_is_dropped(node: Any, make: Any) -> None:
+    """Data and requests that overtake the attach reply are dropped."""
     node.opened()
     node.told(make.welcome())
     data = make.committed(1), make.merged(0, 2), make.chunk(0)
@@ -97,17 +102,18 @@ def test_what_overtakes_the_answer_to_the_attach_is_dropped(node: Any, make: Any
 
 @pytest.mark.parametrize("snapshot", [True, False])
 def test_what_was_dropped_so_is_asked_for_at_once(node: Any, make: Any, snapshot: bool) -> None:
-    """Perhaps nothing else would follow that shows the gap: all may wait for this one."""
+    """Commits dropped before the reply are requested at once: no later one may show the gap."""
     node.opened()
     node.told(make.welcome())
     node.hear(make.committed(1))
     effects = node.hear(make.attached(snapshot=snapshot))
     asked = [send.message for send in every(effects, ev.Send)]
-    assert asked[0] == CommitsRequest(0)  # before the chunks: they come after what is missing
+    assert asked[0] == CommitsRequest(0)  # before the chunk requests, as chunks follow commits
     assert sent(node.opened(), CommitsRequest) == []
 
 
 def test_nothing_is_asked_for_where_nothing_was_dropped(node: Any, make: Any) -> None:
+    """No commits are requested with the attach reply if none were dropped before it."""
     node.training().opened_anew()
     node.opened()
     node.told(make.welcome(edge=9, request=node.me.membership.request))
@@ -115,6 +121,7 @@ def test_nothing_is_asked_for_where_nothing_was_dropped(node: Any, make: Any) ->
 
 
 def test_what_a_stranger_says_is_dropped(node: Any, make: Any) -> None:
+    """Messages from a node that is no neighbour are ignored."""
     node.training()
     for message in (make.committed(1), make.state(Phase.DONE), make.report(), make.update(7, 1)):
         assert node.hear(message, sender=7) == []
@@ -123,13 +130,14 @@ def test_what_a_stranger_says_is_dropped(node: Any, make: Any) -> None:
 
 
 def test_it_says_that_it_is_here(node: Any) -> None:
+    """A node answers probes of its own id only."""
     node.training()
     assert said(node.told(Probe(1)), ProbeReply) == [ProbeReply(1)]
-    assert said(node.told(Probe(2)), ProbeReply) == []  # meant for another id
+    assert said(node.told(Probe(2)), ProbeReply) == []  # another id
 
 
 def test_another_place_is_taken_without_a_request(node: Any, make: Any) -> None:
-    """It is moved: the old edge is dropped, and it goes on from what it has."""
+    """A node that the master moves drops its old edge and continues over the new one."""
     node.training()
     node.hear(make.committed(1))
     effects = node.told(make.welcome(edge=7, parent=3))
@@ -145,6 +153,7 @@ def test_another_place_is_taken_without_a_request(node: Any, make: Any) -> None:
 
 
 def test_a_new_parent_hears_everything_again(node: Any, make: Any) -> None:
+    """A new parent gets all uncommitted updates and all statuses; children are asked to resend."""
     node.training().with_child(5)
     node.step(make.published(1))
     node.hear(make.report(make.status(5)), sender=5)
@@ -162,10 +171,11 @@ def test_silence_of_half_a_lease_opens_another_edge(node: Any) -> None:
     node.training()
     assert not every(node.tick(4.9), ev.ReopenStreams)
     assert isinstance(node.tick(0.2)[0], ev.ReopenStreams)
-    assert node.order is Command.TRAIN  # training goes on meanwhile
+    assert node.order is Command.TRAIN  # training continues
 
 
 def test_a_parent_that_does_not_answer_the_attach_is_left(node: Any, make: Any) -> None:
+    """If the attach reply does not come within half a lease, the node asks for another edge."""
     node.opened()
     node.told(make.welcome())
     assert not every(node.tick(4.9), ev.ReopenStreams)
@@ -175,9 +185,10 @@ def test_a_parent_that_does_not_answer_the_attach_is_left(node: Any, make: Any) 
 
 
 def test_all_edges_being_gone_is_said_until_the_master_has_heard(node: Any, make: Any) -> None:
+    """``alone`` is repeated in each join until a welcome shows that the master has received it."""
     node.training()
     (first,) = said(node.opened(alone=True), Join)
-    (second,) = said(node.opened(), Join)  # the first was lost, and so was its edge
+    (second,) = said(node.opened(), Join)  # as if the first join was lost
     assert (first.alone, second.alone) == (True, True)
     node.told(make.welcome(edge=7, request=3))
     (third,) = said(node.opened(), Join)
@@ -185,6 +196,7 @@ def test_all_edges_being_gone_is_said_until_the_master_has_heard(node: Any, make
 
 
 def test_whoever_was_closed_hears_so_with_the_state(node: Any, make: Any) -> None:
+    """A node that finds its id among the closed ids in a state opens fresh streams."""
     node.training()
     assert node.alive(closed=[2, 3]) == []
     assert node.alive(closed=[1]) == [ev.ReopenStreams()]
@@ -194,6 +206,7 @@ def test_whoever_was_closed_hears_so_with_the_state(node: Any, make: Any) -> Non
 
 
 def test_it_waits_until_all_have_joined_and_then_trains(node: Any, make: Any) -> None:
+    """A node pauses for its snapshot, waits in the gather phase, and trains in the run phase."""
     node.joined()
     assert node.order is Command.PAUSE
     node.hear(make.chunk(0))
@@ -208,6 +221,7 @@ def test_it_waits_until_all_have_joined_and_then_trains(node: Any, make: Any) ->
 
 
 def test_updates_are_numbered_and_sent_and_struck_when_committed(node: Any, make: Any) -> None:
+    """Published updates are numbered from 1 and sent; a commit removes its update."""
     node.training()
     updates = [sent(node.step(make.published(batch)), Update)[0] for batch in (1, 2)]
     assert [(u.origin, u.seq, u.batch) for u in updates] == [(1, 1, 1), (1, 2, 2)]
@@ -217,17 +231,18 @@ def test_updates_are_numbered_and_sent_and_struck_when_committed(node: Any, make
 
 
 def test_others_updates_are_delivered_in_order_once(node: Any, make: Any) -> None:
+    """Commits are applied once and in order; after a gap the missing ones are requested."""
     node.training()
     first = node.hear(make.committed(1))
     assert only(first, ev.ApplyCommit).update.commit == 1
     assert node.hear(make.committed(1)) == []
     assert sent(node.hear(make.committed(3)), CommitsRequest) == [CommitsRequest(1)]
-    assert sent(node.hear(make.committed(4)), CommitsRequest) == []  # asked a moment ago
+    assert sent(node.hear(make.committed(4)), CommitsRequest) == []  # requested just before
     assert only(node.hear(make.committed(2)), ev.ApplyCommit).update.commit == 2
 
 
 def test_commits_that_are_merely_late_are_not_asked_for(node: Any, make: Any) -> None:
-    """They are known to exist, and were even sent: a link may take a minute for them."""
+    """Commits that are late but were sent are not requested, as a slow link may take long."""
     node.training()
     for _ in range(8):
         effects = node.alive(head=5, sent=5) + node.tick(1.0)
@@ -235,7 +250,7 @@ def test_commits_that_are_merely_late_are_not_asked_for(node: Any, make: Any) ->
 
 
 def test_a_gap_is_asked_about_once_in_a_while(node: Any, make: Any) -> None:
-    """What is under way behind it shows the same gap."""
+    """Requests are ASK_SPACING_S apart, as commits under way show the same gap."""
     node.training()
     assert sent(node.hear(make.committed(3)), CommitsRequest) == [CommitsRequest(0)]
     assert sent(node.hear(make.committed(4), ASK_SPACING_S / 2), CommitsRequest) == []
@@ -245,6 +260,7 @@ def test_a_gap_is_asked_about_once_in_a_while(node: Any, make: Any) -> None:
 
 
 def test_a_full_window_stops_training_and_a_commit_lets_it_go_on(node_with: Any, make: Any) -> None:
+    """Training waits while the window of uncommitted updates is full."""
     node = node_with(window_bytes=1).training()
     node.step(make.published(1))
     assert (node.order, node.machine.directive.reason[:11]) == (Command.WAIT, "its updates")
@@ -253,7 +269,7 @@ def test_a_full_window_stops_training_and_a_commit_lets_it_go_on(node_with: Any,
 
 
 def test_one_publication_at_a_time_where_the_link_sets_the_pace(node_with: Any, make: Any) -> None:
-    """It trains on meanwhile, however small its window: the residual waits."""
+    """With ``publications_max``, training continues unpublished until a commit comes."""
     node = node_with(window_bytes=1, publications_max=1).training()
     assert node.machine.directive.publishes
     node.step(make.published(1))
@@ -267,6 +283,7 @@ def test_one_publication_at_a_time_where_the_link_sets_the_pace(node_with: Any, 
 def test_where_all_wait_for_the_slowest_link_a_round_is_as_long(
     node_with: Any, make: Any, max_lead: int | None, round_s: float
 ) -> None:
+    """With ``max_lead``, ``round_s`` is at least the longest link delay in the state."""
     node = node_with(publications_max=1, max_lead=max_lead).training()
     node.hear(make.state(wait_ms=20_000))
     assert node.machine.directive.round_s == 0.0, "nothing of it was committed"
@@ -278,6 +295,7 @@ def test_where_all_wait_for_the_slowest_link_a_round_is_as_long(
 def test_a_relay_reckons_with_its_own_children_too(
     node_with: Any, make: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """With ``max_lead``, ``round_s`` is at least the delay of the links to children."""
     monkeypatch.setattr(Children, "max_link_delay_s", property(lambda children: 7.0))
     node = node_with(publications_max=1, max_lead=3).training()
     node.step(make.published(1))
@@ -286,6 +304,7 @@ def test_a_relay_reckons_with_its_own_children_too(
 
 
 def test_it_goes_no_further_ahead_than_allowed(node_with: Any, make: Any) -> None:
+    """Training waits when it is ``max_lead`` steps ahead of the slowest worker."""
     node = node_with(max_lead=3).training()
     node.hear(make.state(training=2))
     assert node.machine.directive.steps_max == 3
@@ -296,6 +315,7 @@ def test_it_goes_no_further_ahead_than_allowed(node_with: Any, make: Any) -> Non
 
 
 def test_a_commit_tells_the_pace(node_with: Any, make: Any) -> None:
+    """The steps of the slowest worker are also taken from commits."""
     node = node_with(max_lead=1).training()
     node.hear(make.state(training=2))
     node.step(ev.StepCompleted(0, 1, 1))
@@ -308,10 +328,13 @@ def test_a_commit_tells_the_pace(node_with: Any, make: Any) -> None:
 def test_so_many_steps_go_on_beside_an_uncommitted_update(
     node_with: Any, make: Any, staleness: int
 ) -> None:
-    """Once its own is committed, so is all that the others had sent by then."""
+    """Up to ``max_staleness`` steps follow the oldest uncommitted update.
+
+    Once that update is committed, all updates that the others had sent by then are committed, too.
+    """
     node = node_with(max_staleness=staleness).training()
     node.hear(make.state(training=2))
-    assert node.machine.directive.steps_max == 1 + staleness  # the next one is to be sent
+    assert node.machine.directive.steps_max == 1 + staleness  # counted from the next update
     node.step(make.published(1))
     for step in range(2, 2 + staleness):
         assert (node.order, node.machine.directive.steps_max) == (Command.TRAIN, 1 + staleness)
@@ -322,22 +345,25 @@ def test_so_many_steps_go_on_beside_an_uncommitted_update(
 
 
 def test_who_trains_alone_waits_for_nobody(node_with: Any, make: Any) -> None:
+    """A worker that trains alone has no step limit."""
     node = node_with(max_lead=1, max_staleness=0).training()
     node.step(make.published(5))
     assert (node.order, node.machine.directive.steps_max) == (Command.TRAIN, None)
 
 
 def test_its_trainer_hears_how_many_train_and_how_far_they_are(node: Any, make: Any) -> None:
+    """The directive has the numbers of workers, committed minibatches and finished epochs."""
     node.training()
     node.hear(make.state(training=4, minibatches=30, epochs=2))
     command = node.machine.directive
     assert (command.order, command.workers, command.minibatches) == (Command.TRAIN, 4, 30)
     assert command.epochs == 2
-    node.hear(make.state(beat=1, training=0))  # the master has not heard that it trains
+    node.hear(make.state(beat=1, training=0))  # the master does not know yet that it trains
     assert node.machine.directive.workers == 1
 
 
 def test_asked_again_it_sends_all_that_is_uncommitted(node: Any, make: Any) -> None:
+    """A resend request makes the node send all uncommitted updates, unless it has just done so."""
     node.training()
     for batch in (1, 2):
         node.step(make.published(batch))
@@ -349,11 +375,11 @@ def test_asked_again_it_sends_all_that_is_uncommitted(node: Any, make: Any) -> N
     ]  # a new edge above
 
 
-# -- reports -----------------------------------------------------------------------------------
+# -- heartbeats --------------------------------------------------------------------------------
 
 
 def own_status(effects: list[ev.Effect]) -> Status:
-    """What it says of itself in the one report that it sent."""
+    """Return the only status of the only heartbeat."""
     (report,) = sent(effects, Heartbeat)
     (status,) = report.statuses
     assert isinstance(status, Status)
@@ -361,7 +387,7 @@ def own_status(effects: list[ev.Effect]) -> Status:
 
 
 def hushed(node: Any) -> Any:
-    """Training, and its parent has heard all so far."""
+    """Bring the node to training, with all its statuses acknowledged."""
     node.training()
     (report,) = sent(node.tick(1.0), Heartbeat)
     node.alive(stamp=report.stamp)
@@ -369,6 +395,7 @@ def hushed(node: Any) -> Any:
 
 
 def test_news_is_told_at_once_and_the_lease_renewed_without(node: Any) -> None:
+    """A new status is sent at once; without news, empty heartbeats renew the lease."""
     hushed(node).step(ev.StepCompleted(0, 2, 2))
     (report,) = sent(node.tick(0.02), Heartbeat)
     (status,) = report.statuses
@@ -380,6 +407,7 @@ def test_news_is_told_at_once_and_the_lease_renewed_without(node: Any) -> None:
 
 
 def test_news_that_may_not_have_been_heard_is_told_again(node: Any) -> None:
+    """A status is repeated until it is acknowledged."""
     hushed(node).step(ev.StepCompleted(0, 2, 2))
     first = sent(node.tick(0.02), Heartbeat)[0]
     again = [report for _ in range(10) for report in sent(node.tick(0.1), Heartbeat)]
@@ -388,6 +416,7 @@ def test_news_that_may_not_have_been_heard_is_told_again(node: Any) -> None:
 
 
 def test_a_report_says_which_update_its_position_waits_for(node: Any, make: Any) -> None:
+    """A status names the update after whose commit its position counts."""
     hushed(node).step(make.published(1))
     node.step(ev.StepCompleted(0, 2, 2))
     status = own_status(node.tick(0.02))
@@ -395,6 +424,7 @@ def test_a_report_says_which_update_its_position_waits_for(node: Any, make: Any)
 
 
 def test_of_two_statuses_the_newer_one_is_known_by_its_age(node: Any, make: Any) -> None:
+    """``Status.age`` rises with each change, and with a new edge."""
     hushed(node).step(ev.StepCompleted(0, 1, 1))
     first = own_status(node.tick(0.02))
     node.step(ev.StepCompleted(0, 2, 2))
@@ -405,9 +435,10 @@ def test_of_two_statuses_the_newer_one_is_known_by_its_age(node: Any, make: Any)
 
 
 def test_counters_go_with_the_next_report(node: Any) -> None:
+    """New counters are in the next routine heartbeat, together with those of the node itself."""
     told = WorkerCounters(TrainingCounters(steps=1), NodeCounters(rejected=2))
     hushed(node).machine.set_counters(told)
-    node.told(Probe(99))  # for somebody else
+    node.told(Probe(99))  # for another id
     node.machine.set_counters(told)
     own = NodeCounters(rejected=2, round_s=0.0, ignored=1)
     heard = own_status(node.tick(ROUTINE_SPACING_S)).stats

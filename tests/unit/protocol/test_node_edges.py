@@ -1,4 +1,4 @@
-"""A worker's machine: which edge is dead, and which is merely slow."""
+"""Tests of when a node replaces the edge to its parent, because it is dead and not merely slow."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.unit.protocol.spoken import every, only, sent
 
 
 def rejoins(node: Any, **state: Any) -> bool:
-    """Does it open another edge within a lease and a bit of hearing that the master lives?"""
+    """Return whether the node opens fresh streams within 12 s in which the master is heard."""
     effects: list[ev.Effect] = []
     for _ in range(24):
         effects += node.alive(**state) + node.tick(0.5)
@@ -23,10 +23,12 @@ def rejoins(node: Any, **state: Any) -> bool:
 
 
 def test_an_edge_on_which_all_is_well_stays(node: Any) -> None:
+    """An edge over which nothing is missing stays open."""
     assert not rejoins(node.training())
 
 
 def test_updates_that_never_arrive_open_another_edge(node: Any, make: Any) -> None:
+    """A node replaces its edge if a sent update is never acknowledged as received."""
     node.training().step(make.published(1))
     assert rejoins(node)
 
@@ -34,7 +36,7 @@ def test_updates_that_never_arrive_open_another_edge(node: Any, make: Any) -> No
 def test_updates_that_arrive_and_are_not_numbered_yet_leave_the_edge_alone(
     node: Any, make: Any
 ) -> None:
-    """A mesh that is slow gets no faster by opening everything anew."""
+    """An edge stays if bytes arrive but are not committed: a new one would not be faster."""
     node.training().step(make.published(1))
     effects: list[ev.Effect] = []
     for taken in range(1, 49):
@@ -44,16 +46,17 @@ def test_updates_that_arrive_and_are_not_numbered_yet_leave_the_edge_alone(
 
 
 def test_commits_that_never_arrive_open_another_edge(node: Any) -> None:
+    """A node replaces its edge if commits that the parent has sent never arrive."""
     assert rejoins(node.training(), head=3, sent=3)
 
 
 def test_commits_that_were_not_sent_leave_the_edge_alone(node: Any) -> None:
-    """They wait at the parent for room on this link, or for its memory."""
+    """An edge stays if the parent has not sent the commits: they wait for room or memory there."""
     assert not rejoins(node.training(), head=3)
 
 
 def test_patience_begins_when_something_is_sent(node: Any) -> None:
-    """After a long time in which nobody published."""
+    """The timeout counts from when data were sent, not from the last data before."""
     node.training()
     effects: list[ev.Effect] = []
     for _ in range(60):
@@ -65,7 +68,7 @@ def test_patience_begins_when_something_is_sent(node: Any) -> None:
 
 
 def test_each_edge_that_was_opened_in_vain_gets_more_patience(node: Any, make: Any) -> None:
-    """Or a link that takes longer than a lease for anything would be torn down for ever."""
+    """The timeout doubles with each edge given up, as slow links need long for a message."""
     node.training()
     waits = []
     for _ in range(3):
@@ -84,7 +87,7 @@ def test_each_edge_that_was_opened_in_vain_gets_more_patience(node: Any, make: A
 def test_patience_grows_until_a_whole_message_gets_through(
     node: Any, make: Any, direction: str
 ) -> None:
-    """Parts of a message, and data that move the other way, do not make the next edge's shorter."""
+    """Parts of a message, and data in the other direction, do not reset the doubled timeout."""
     node.training()
     node.step(make.published(1, b"x" * 100_000))
     waits = []
@@ -106,7 +109,7 @@ def test_patience_grows_until_a_whole_message_gets_through(
 
 
 def test_a_message_that_takes_seven_leases_keeps_its_edge(node: Any, make: Any) -> None:
-    """9 MB at 1 Mbit/s: its pieces come all the while, up or down."""
+    """An edge stays while parts of a long message keep arriving, here for 70 s."""
     before = node.training().me.link.bytes_received
     effects: list[ev.Effect] = []
     for second in range(1, 71):
@@ -122,6 +125,7 @@ def test_a_message_that_takes_seven_leases_keeps_its_edge(node: Any, make: Any) 
 def test_a_long_update_that_goes_up_slowly_keeps_its_edge_and_goes_once(
     node: Any, make: Any
 ) -> None:
+    """An edge stays while parts of a long update reach the parent; it is sent once."""
     node.training()
     effects = node.step(make.published(1, b"x" * 9_000_000))
     for second in range(1, 71):
@@ -133,11 +137,12 @@ def test_a_long_update_that_goes_up_slowly_keeps_its_edge_and_goes_once(
 
 
 def test_chunks_that_never_arrive_open_another_edge(node: Any) -> None:
+    """A node replaces its edge if requested chunks never arrive."""
     assert rejoins(node.joined())
 
 
 def test_chunks_that_arrive_leave_the_edge_alone(node: Any, make: Any) -> None:
-    """However long the whole copy takes, and whether or not anybody trains meanwhile."""
+    """An edge stays while chunks arrive, however long the whole snapshot takes."""
     node.joined(chunks=24)
     effects: list[ev.Effect] = []
     for index in range(24):
@@ -146,6 +151,7 @@ def test_chunks_that_arrive_leave_the_edge_alone(node: Any, make: Any) -> None:
 
 
 def test_a_copy_that_waits_for_the_trainer_leaves_the_edge_alone(node: Any, make: Any) -> None:
+    """An edge stays while a complete snapshot waits for the trainer to pause."""
     node.joined()
     node.hear(make.chunk(0))
     effects: list[ev.Effect] = []
@@ -156,7 +162,7 @@ def test_a_copy_that_waits_for_the_trainer_leaves_the_edge_alone(node: Any, make
 
 
 def test_a_word_that_the_parent_never_answers_opens_another_edge(node: Any, make: Any) -> None:
-    """The stream upwards broke before the first word over it; the one downwards lives."""
+    """A node replaces its edge if the attach reply never comes, although states do."""
     node.opened()
     node.told(make.welcome())
     assert rejoins(node)
@@ -165,7 +171,7 @@ def test_a_word_that_the_parent_never_answers_opens_another_edge(node: Any, make
 def test_a_time_in_which_nothing_was_heard_costs_no_patience_with_what_starves(
     node: Any, make: Any
 ) -> None:
-    """Nobody heard the master, then a stream breaks: the one says nothing of the other."""
+    """Edges given up because of silence do not double the timeout for data that do not move."""
     node.opened()
     for _ in range(3):
         while not every(node.tick(0.5), ev.ReopenStreams):
@@ -176,6 +182,7 @@ def test_a_time_in_which_nothing_was_heard_costs_no_patience_with_what_starves(
 
 
 def test_a_relay_owes_no_answer_before_it_has_a_replica(make: Any) -> None:
+    """The timeout of the attach reply runs only once the relay above has a replica."""
     node = NodeDriver(make, parent=9)
     node.opened()
     node.told(make.welcome(parent=9))
@@ -185,7 +192,7 @@ def test_a_relay_owes_no_answer_before_it_has_a_replica(make: Any) -> None:
 
 
 def test_where_the_master_is_silent_the_edge_is_not_to_blame(node: Any, make: Any) -> None:
-    """The parent speaks, but knows nothing new: the trouble is further up."""
+    """An edge stays if the parent's states show no sign of the master: the fault is further up."""
     node.parent = 4
     node.training().step(make.published(1))
     effects: list[ev.Effect] = []
@@ -198,6 +205,7 @@ def test_where_the_master_is_silent_the_edge_is_not_to_blame(node: Any, make: An
 def test_neither_data_nor_the_masters_direct_words_hide_a_dead_control_stream(
     node: Any, make: Any, attached: bool
 ) -> None:
+    """Commits and direct messages do not count as signs that the control stream works."""
     node.training()
     if not attached:
         node.hear(make.welcome(edge=2))

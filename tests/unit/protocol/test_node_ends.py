@@ -1,4 +1,4 @@
-"""A worker's machine: how a task ends, and after which waits."""
+"""Tests of the end of a worker's task: drain, audit, release, failure, and the waits' deadlines."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.unit.protocol.spoken import every, only, said, sent
 
 
 def own_words(effects: list[ev.Effect]) -> list[Any]:
-    """What it says of itself in its reports."""
+    """Return the statuses in the node's heartbeats."""
     return [status for report in sent(effects, Heartbeat) for status in report.statuses]
 
 
@@ -33,13 +33,14 @@ def own_words(effects: list[ev.Effect]) -> list[Any]:
 
 
 def test_it_drains_audits_and_ends(node: Any, make: Any) -> None:
+    """A node drains, audits, leaves and ends, and repeats its statuses until acknowledged."""
     node.training()
     node.step(make.published(1))
     node.hear(make.state(Phase.DRAINING))
     assert node.order is Command.DRAIN
     node.step(ev.TrainerDrained())
     assert [status.final for status in own_words(node.tick(0.1))] == [1]
-    assert [status.final for status in own_words(node.tick(REPEAT_S))] == [1]  # until it was heard
+    assert [status.final for status in own_words(node.tick(REPEAT_S))] == [1]  # until acknowledged
     node.hear(make.state(Phase.AUDIT, head=3, final=3))
     assert node.order is Command.WAIT
     for commit, origin in ((1, 9), (2, 1), (3, 9)):
@@ -56,7 +57,7 @@ def test_it_drains_audits_and_ends(node: Any, make: Any) -> None:
 
 
 def test_a_phase_that_was_overtaken_does_not_come_back(node: Any, make: Any) -> None:
-    """Otherwise it would train on after it has named its last update."""
+    """A state of an earlier phase is ignored, so no training follows the last update."""
     node.training()
     node.hear(make.state(Phase.DRAINING))
     node.step(ev.TrainerDrained())
@@ -65,18 +66,21 @@ def test_a_phase_that_was_overtaken_does_not_come_back(node: Any, make: Any) -> 
 
 
 def test_done_without_an_audit_is_no_end(node: Any, make: Any) -> None:
+    """A node that has not audited must still do so when the fit is done."""
     node.training()
     node.hear(make.state(Phase.DONE))
     assert node.order is Command.AUDIT
 
 
 def audited(node: Any, make: Any) -> Any:
+    """Bring the node into the audit phase, with its replica hashed."""
     node.hear(make.state(Phase.AUDIT))
     node.step(ev.ReplicaHashed(0, "d", None))
     return node
 
 
 def test_how_a_task_ended_first_stays(node: Any, make: Any) -> None:
+    """Once a task has ended, later notices and requests do not change the ending."""
     audited(node.training(), make)
     node.hear(make.state(Phase.DONE))
     node.tick()
@@ -86,7 +90,7 @@ def test_how_a_task_ended_first_stays(node: Any, make: Any) -> None:
 
 
 def test_the_end_is_also_heard_from_the_master_itself(node: Any, make: Any) -> None:
-    """Its parent has gone already, and it has asked the master."""
+    """A node whose parent is gone learns from the master directly that the fit is done."""
     node.parent = 4
     audited(node.training(), make)
     node.opened()
@@ -96,6 +100,7 @@ def test_the_end_is_also_heard_from_the_master_itself(node: Any, make: Any) -> N
 
 
 def test_a_parent_stays_until_its_children_have_left(node: Any, make: Any) -> None:
+    """After the fit a parent waits for the leave notices of all its children before it leaves."""
     audited(node.training().with_child(5).with_child(6), make)
     node.hear(make.state(Phase.DONE))
     assert sent(node.tick(0.1), LeaveNotice) == []
@@ -110,6 +115,7 @@ def test_a_parent_stays_until_its_children_have_left(node: Any, make: Any) -> No
 
 
 def test_a_child_that_does_not_leave_holds_nobody_up(node: Any, make: Any) -> None:
+    """A parent waits for a child that does not leave for at most FAREWELL_S."""
     audited(node.training().with_child(5), make)
     node.hear(make.state(Phase.DONE))
     told = node.tick()
@@ -118,12 +124,13 @@ def test_a_child_that_does_not_leave_holds_nobody_up(node: Any, make: Any) -> No
         told += node.tick(FAREWELL_S / 10)
     assert sent(told, LeaveNotice) == []
     assert node.order is Command.WAIT
-    assert len(sent(told, State, 5)) > 5  # it is told all the while
+    assert len(sent(told, State, 5)) > 5  # it gets states all the time
     assert len(sent(node.tick(0.2), LeaveNotice)) == 1
     assert node.order is Command.END
 
 
 def test_a_released_one_stays_until_it_was_heard(node: Any, make: Any) -> None:
+    """A released node repeats its leave notice until the master confirms it, and then ends."""
     node.training()
     node.told(Release("a slot is needed"))
     assert node.order is Command.RELEASE
@@ -136,6 +143,7 @@ def test_a_released_one_stays_until_it_was_heard(node: Any, make: Any) -> None:
 
 
 def test_a_released_one_leaves_unheard_after_a_while(node: Any) -> None:
+    """Without a confirmation, a released node ends after FAREWELL_S."""
     node.training()
     node.told(Release("a slot is needed"))
     node.step(ev.TrainerReleased(None))
@@ -146,6 +154,7 @@ def test_a_released_one_leaves_unheard_after_a_while(node: Any) -> None:
 
 
 def test_a_failure_is_repeated_until_it_was_heard(node: Any, make: Any) -> None:
+    """A failure report is repeated until the master confirms it; then the task fails."""
     node.training()
     failed = TrainingFailure(node=1, reason="NaN", trace="t", host="h", attempt=10)
     assert said(node.step(ev.TrainerFailed("NaN", "t")), TrainingFailure) == [failed]
@@ -156,12 +165,13 @@ def test_a_failure_is_repeated_until_it_was_heard(node: Any, make: Any) -> None:
 
 
 def test_a_failure_says_what_the_worker_was_doing(node: Any) -> None:
+    """A failure report states what the worker was doing."""
     effects = node.training().step(ev.TrainerFailed("NaN", "t", "reading rows"))
     assert [failed.phase for failed in said(effects, TrainingFailure)] == ["reading rows"]
 
 
 def test_what_its_code_says_is_told_at_once_and_once(node: Any) -> None:
-    """Before it has an id, too; nothing follows from it."""
+    """Printed lines are sent to the master at once and only once, also before joining."""
     says = WorkerLog(host="h", partition=0, lines=[("training", "loss 0.5")], skipped=3)
     event = ev.OutputPrinted([("training", "loss 0.5")], 3)
     assert said(node.step(event), WorkerLog) == [says]
@@ -173,6 +183,7 @@ def test_what_its_code_says_is_told_at_once_and_once(node: Any) -> None:
 
 
 def test_a_failure_is_told_also_without_a_parent(node: Any) -> None:
+    """A failure is reported directly to the master while the node has no parent."""
     node.training().opened()
     failed = TrainingFailure(node=1, reason="NaN", trace="t", host="h", attempt=10)
     node.step(ev.TrainerFailed("NaN", "t"))
@@ -183,7 +194,10 @@ def test_a_failure_is_told_also_without_a_parent(node: Any) -> None:
 
 
 def beat(node: Any, seconds: float, *, alive: bool = False, **state: Any) -> None:
-    """Time passes in small steps; if ``alive``, the master is, and gives another edge if asked."""
+    """Advance the time in steps of 1 s, and open fresh streams when the node asks for them.
+
+    If ``alive``, a state of the master comes with each step, and a new edge is granted.
+    """
     for _ in range(int(seconds)):
         if alive:
             node.alive(**state)
@@ -192,11 +206,13 @@ def beat(node: Any, seconds: float, *, alive: bool = False, **state: Any) -> Non
 
 
 def failed_with(node: Any) -> str:
+    """Assert that the task must fail, and return the reason."""
     assert node.order is Command.FAIL
     return str(node.machine.directive.reason)
 
 
 def test_nobody_answers_the_join(node: Any, make: Any) -> None:
+    """A task fails if the master does not answer its join for ``join_s``."""
     node.opened()
     beat(node, 60)
     assert node.order is Command.WAIT
@@ -205,15 +221,16 @@ def test_nobody_answers_the_join(node: Any, make: Any) -> None:
 
 
 def test_a_place_that_is_not_ready_yet_is_waited_for(node: Any) -> None:
-    """Those above it fetch their replicas one after the other; the master asks meanwhile."""
+    """A node waits for its place while the master probes it: others may get theirs first."""
     node.opened()
     for _ in range(200):
-        node.told(Probe(7))  # the id that it will have
+        node.told(Probe(7))  # the id that the master has chosen for it
         assert not every(node.tick(1.0), ev.ReopenStreams)
     assert node.order is Command.WAIT
 
 
 def test_a_place_that_never_gets_ready_has_a_deadline(node_with: Any) -> None:
+    """A node that is probed but gets no place fails after four times ``stuck_s``."""
     node = node_with(stuck_s=20.0)
     node.opened()
     for _ in range(81):
@@ -224,24 +241,28 @@ def test_a_place_that_never_gets_ready_has_a_deadline(node_with: Any) -> None:
 
 
 def test_whoever_has_no_id_yet_hears_that_the_fit_has_failed(node: Any, make: Any) -> None:
+    """A node without an id fails if it is notified that the fit has failed."""
     node.opened()
     node.told(make.closed(7, 0, free=False, reason="the fit has failed"))
     assert failed_with(node) == "the fit has failed"
 
 
 def test_the_master_is_silent(node: Any) -> None:
+    """A task fails if the master is silent for ``master_silent_s``."""
     node.training()
     beat(node, 31)
     assert failed_with(node).startswith("nothing heard from the master for 31 s")
 
 
 def test_a_snapshot_does_not_come(node: Any, make: Any) -> None:
+    """A task fails if no chunk of its snapshot arrives for ``stuck_s``."""
     node.joined()
     beat(node, 121, alive=True)
     assert "catching up made no progress for 121 s" in failed_with(node)
 
 
 def test_snapshots_that_grow_old_again_and_again_are_no_progress(node: Any, make: Any) -> None:
+    """A fetch that starts again and again without holding more chunks fails after ``stuck_s``."""
     node.joined()
     for base in range(1, 125):
         node.hear(make.behind(base))
@@ -250,6 +271,7 @@ def test_snapshots_that_grow_old_again_and_again_are_no_progress(node: Any, make
 
 
 def test_a_long_step_is_not_taken_for_a_missing_snapshot(node: Any, make: Any) -> None:
+    """The deadline for a snapshot does not run while a complete one waits for a long step."""
     node.training()
     node.step(ev.ActivityChanged(Activity.STEPPING))
     node.hear(make.behind(3))
@@ -261,6 +283,7 @@ def test_a_long_step_is_not_taken_for_a_missing_snapshot(node: Any, make: Any) -
 
 
 def test_a_full_window_has_a_deadline(node_with: Any, make: Any) -> None:
+    """A task fails with hints if none of its updates is committed for ``stuck_s``."""
     node = node_with(window_bytes=1).training()
     node.step(make.published(1))
     beat(node, 121, alive=True)
@@ -272,6 +295,7 @@ def test_a_full_window_has_a_deadline(node_with: Any, make: Any) -> None:
 
 
 def test_a_step_has_a_deadline_and_a_waiting_trainer_none(node: Any, make: Any) -> None:
+    """A step that exceeds ``step_s`` fails the task; a trainer that waits has no deadline."""
     node.training()
     beat(node, 700, alive=True)
     assert node.order is Command.TRAIN
@@ -281,7 +305,7 @@ def test_a_step_has_a_deadline_and_a_waiting_trainer_none(node: Any, make: Any) 
 
 
 def test_a_long_snapshot_is_not_taken_for_a_long_step(node_with: Any, make: Any) -> None:
-    """A trainer that is paused does not say that it waits, and goes on without a word."""
+    """The deadline of a step does not run during a pause, although the activity is STEPPING."""
     node = node_with(lease_s=1e6).training()
     node.step(ev.ActivityChanged(Activity.STEPPING))
     node.hear(make.behind(5))
@@ -298,6 +322,7 @@ def test_a_long_snapshot_is_not_taken_for_a_long_step(node_with: Any, make: Any)
 
 
 def test_commits_that_do_not_arrive_have_a_deadline(node: Any, make: Any) -> None:
+    """A task fails if existing commits do not arrive for ``stuck_s``."""
     node.training()
     beat(node, 100, alive=True, head=0)
     beat(node, 115, alive=True, head=5, sent=5)
@@ -307,15 +332,16 @@ def test_commits_that_do_not_arrive_have_a_deadline(node: Any, make: Any) -> Non
 
 
 def test_one_sleep_does_not_excuse_the_next_silence(node: Any, make: Any) -> None:
+    """A pause of the process postpones the deadline for the master only once."""
     node.training()
-    node.hear(make.state(), 3_600.0)  # it wakes up and first reads what has come
+    node.hear(make.state(), 3_600.0)  # after the pause it first reads a message
     node.tick()
     beat(node, 31)
     assert "nothing heard from the master" in failed_with(node)
 
 
 def test_time_asleep_counts_for_no_wait(node: Any, make: Any) -> None:
-    """A process that was stopped for a minute has heard nobody, and that is nobody's fault."""
+    """A pause of the process counts neither as silence of the master nor as a long step."""
     node.training()
     node.step(ev.ActivityChanged(Activity.STEPPING))
     assert isinstance(node.tick(3_600.0)[0], ev.ReopenStreams)
@@ -328,6 +354,7 @@ def test_time_asleep_counts_for_no_wait(node: Any, make: Any) -> None:
 def test_time_asleep_before_the_parent_has_answered_counts_for_no_wait(
     node: Any, make: Any
 ) -> None:
+    """Time in which the process did not run does not count as waiting for the attach reply."""
     node.opened()
     node.told(make.welcome())
     node.tick(1.0)
@@ -336,6 +363,7 @@ def test_time_asleep_before_the_parent_has_answered_counts_for_no_wait(
 
 
 def test_a_state_from_before_the_newest_sign_of_the_master_is_history(node: Any, make: Any) -> None:
+    """A state with an older beat is ignored."""
     node.training()
     node.hear(make.state(beat=2, head=5, slowest=4))
     node.hear(make.state(beat=1, head=3, slowest=9))
@@ -343,6 +371,7 @@ def test_a_state_from_before_the_newest_sign_of_the_master_is_history(node: Any,
 
 
 def test_a_parent_without_a_replica_has_a_deadline(node: Any, make: Any) -> None:
+    """A task fails if its parent has no replica for it for four times ``stuck_s``."""
     node.opened()
     node.told(make.welcome())
     for _ in range(481):

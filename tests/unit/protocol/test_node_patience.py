@@ -1,4 +1,4 @@
-"""An edge that stays silent is opened anew, each time with more patience."""
+"""Tests of the timeouts of a silent edge, which double, and of ``FitView.has_steady_contact``."""
 
 from __future__ import annotations
 
@@ -22,7 +22,11 @@ WHO = Identity(
 
 
 def test_a_slow_network_gets_twice_as_long_each_time() -> None:
-    """Found by seed 30343: with round trips near lease/2, no answer ever met its own edge."""
+    """Each edge without an answer doubles the timeout for the next one.
+
+    Seed 30343 found: with round trips near half a lease, no answer ever arrived in time for its
+    edge.
+    """
     node = Node(WHO, NodeLimits(lease_s=2.0), 0.0)
     node.step(ev.StreamsOpened(Address("h", 1, 1, 2)), 0.0)
     reopened = []
@@ -36,7 +40,7 @@ def test_a_slow_network_gets_twice_as_long_each_time() -> None:
 
 
 def test_contact_begins_anew_after_a_gap_that_a_message_of_the_master_ends() -> None:
-    """A probe that came before the next state hid the gap."""
+    """After a gap, contact is steady only after another lease, whatever ended the gap."""
     fit = FitView(NodeLimits(lease_s=2.0), 0.0)
     for tick in range(1, 6):
         fit.on_master_heard(tick / 2)

@@ -1,4 +1,4 @@
-"""A worker's machine: falling behind, losing its id, coming back."""
+"""Tests of a worker's node that fetches a snapshot, applies sums, or loses its id and returns."""
 
 from __future__ import annotations
 
@@ -21,13 +21,14 @@ from tests.unit.protocol.spoken import every, only, said, sent
 
 
 def test_a_node_that_fell_behind_pauses_and_takes_a_snapshot(node: Any, make: Any) -> None:
+    """A node that fell behind pauses, fetches and installs a snapshot, and trains again."""
     node.training()
     for batch in (1, 2):
         node.step(make.published(batch))
     asked = node.hear(make.behind(7, [(1, 1)]))
     assert sent(asked, ChunkRequest) == [ChunkRequest(0)]
     assert (node.order, node.machine.directive.number) == (Command.PAUSE, 2)
-    node.hear(make.committed(8, 1, b"", seq=2))  # its second update
+    node.hear(make.committed(8, 1, b"", seq=2))  # commits its own second update
     node.step(make.published(3))
     node.step(ev.TrainerPaused(2))
     assert node.hear(make.committed(9)) == []
@@ -43,6 +44,7 @@ def test_a_node_that_fell_behind_pauses_and_takes_a_snapshot(node: Any, make: An
 
 
 def test_an_answer_to_an_older_pause_does_not_count(node: Any, make: Any) -> None:
+    """TrainerPaused for an older PAUSE does not start the installation."""
     node.training()
     node.hear(make.behind(3))
     node.hear(make.behind(5))
@@ -54,6 +56,7 @@ def test_an_answer_to_an_older_pause_does_not_count(node: Any, make: Any) -> Non
 
 
 def test_an_old_behind_takes_nothing_back(node: Any, make: Any) -> None:
+    """SnapshotRequired with a base that the node has already reached is ignored."""
     node.training()
     node.hear(make.committed(1))
     assert node.hear(make.behind(1)) == []
@@ -63,7 +66,7 @@ def test_an_old_behind_takes_nothing_back(node: Any, make: Any) -> None:
 def test_what_overtook_the_word_to_take_a_snapshot_is_asked_for_at_once(
     node: Any, make: Any
 ) -> None:
-    """Data has a stream of its own; what it brings before that word has no place here yet."""
+    """Commits that overtook SnapshotRequired were dropped, so they are requested again at once."""
     node.training()
     assert sent(node.hear(make.committed(8)), CommitsRequest) == [CommitsRequest(0)]
     node.hear(make.committed(9))
@@ -74,6 +77,7 @@ def test_what_overtook_the_word_to_take_a_snapshot_is_asked_for_at_once(
 
 
 def test_a_chunk_of_a_commit_that_is_not_here_shows_a_gap(node: Any, make: Any) -> None:
+    """A chunk with a commit that the node lacks makes it request the missing commits."""
     node.training()
     node.hear(make.behind(7))
     assert sent(node.hear(make.chunk(9)), CommitsRequest) == [CommitsRequest(7)]
@@ -83,7 +87,7 @@ def test_a_chunk_of_a_commit_that_is_not_here_shows_a_gap(node: Any, make: Any) 
 
 
 def test_chunks_that_the_parent_has_forgotten_are_asked_for_again(node: Any, make: Any) -> None:
-    """It begins anew below this node, and forgets what was asked for; the commits came."""
+    """A second SnapshotRequired means that requests were forgotten, so they are repeated."""
     node.training()
     node.hear(make.behind(7))
     node.hear(make.committed(8))
@@ -91,7 +95,7 @@ def test_chunks_that_the_parent_has_forgotten_are_asked_for_again(node: Any, mak
 
 
 def test_falling_behind_again_while_a_replica_is_installed(node: Any, make: Any) -> None:
-    """The first Install is on its way to the trainer when another snapshot begins."""
+    """SnapshotRequired during an installation starts another fetch, installed afterwards."""
     node.training()
     node.hear(make.behind(3))
     node.step(ev.TrainerPaused(2))
@@ -106,6 +110,7 @@ def test_falling_behind_again_while_a_replica_is_installed(node: Any, make: Any)
 
 
 def test_an_edge_that_dies_while_catching_up_keeps_what_has_come(node: Any, make: Any) -> None:
+    """Over a new edge, a fetch keeps its chunks and commits and requests the missing chunks."""
     node.training()
     node.me.replication.chunks = 2
     node.hear(make.behind(3))
@@ -124,6 +129,7 @@ def test_an_edge_that_dies_while_catching_up_keeps_what_has_come(node: Any, make
 
 
 def test_a_new_parent_without_these_commits_begins_the_snapshot_again(node: Any, make: Any) -> None:
+    """A fetch starts again if the new parent's log does not reach back to the node's commit."""
     node.joined().opened()
     node.told(make.welcome(edge=2, request=2, parent=4))
     asked = node.hear(make.attached(6), sender=4)
@@ -137,6 +143,7 @@ def test_a_new_parent_without_these_commits_begins_the_snapshot_again(node: Any,
 
 
 def test_a_sum_is_taken_by_whoever_is_exactly_there(node: Any, make: Any) -> None:
+    """A sum of commits is applied if it begins right after the node's newest commit."""
     node.training()
     node.hear(make.committed(1))
     merged = make.merged(1, 5)
@@ -146,16 +153,17 @@ def test_a_sum_is_taken_by_whoever_is_exactly_there(node: Any, make: Any) -> Non
 
 
 def test_a_sum_from_somewhere_else_is_refused(node: Any, make: Any) -> None:
+    """A sum that does not begin right after the node's newest commit is not applied."""
     node.training()
     node.hear(make.committed(1))
     for merged in (make.merged(0, 5), make.merged(2, 5)):
         assert node.hear(merged, 1.0) == [ev.Send(0, CommitsRequest(1))]
-    assert node.hear(make.merged(0, 1), 1.0) == []  # it has all that
+    assert node.hear(make.merged(0, 1), 1.0) == []  # the node has all of it
     assert node.me.replication.received == 1
 
 
 def test_a_sum_counts_while_a_snapshot_comes(node: Any, make: Any) -> None:
-    """What it goes into are chunks from before it; own updates in it are struck."""
+    """A sum during a fetch is held for older chunks; own updates in it are committed."""
     node.training()
     node.step(make.published(1))
     node.me.replication.chunks = 2
@@ -172,6 +180,7 @@ def test_a_sum_counts_while_a_snapshot_comes(node: Any, make: Any) -> None:
 
 
 def test_a_chunk_with_half_a_sum_in_it_is_asked_for_again(node: Any, make: Any) -> None:
+    """A chunk with part of a later sum is requested again, once."""
     node.training()
     node.me.replication.chunks = 2
     node.hear(make.behind(3))
@@ -181,6 +190,7 @@ def test_a_chunk_with_half_a_sum_in_it_is_asked_for_again(node: Any, make: Any) 
 
 
 def test_own_updates_are_taken_out_of_a_sum_and_struck(node: Any, make: Any) -> None:
+    """Own updates in a sum are reported with it, to be subtracted, and are no longer in flight."""
     node.training()
     for batch in (1, 2, 3):
         node.step(make.published(batch))
@@ -190,10 +200,11 @@ def test_own_updates_are_taken_out_of_a_sum_and_struck(node: Any, make: Any) -> 
 
 
 def test_own_updates_of_former_ids_are_taken_out_as_well(node: Any, make: Any) -> None:
+    """Own updates in a sum are found under all ids that the process has had."""
     node.training()
     for batch in (1, 2, 3):
         node.step(make.published(batch))
-    returned(node, make, 1)  # the first under id 1, the others are 1 and 2 under id 5
+    returned(node, make, 1)  # update 1 stays under id 1; the others become 1 and 2 under id 5
     delivered = only(node.hear(make.merged(0, 6, [(1, 1), (9, 3), (5, 1)])), ev.ApplyMergedRange)
     assert [(update.origin, update.seq) for update in delivered.own] == [(1, 1), (5, 1)]
     assert [(u.origin, u.seq) for u in node.me.in_flight.uncommitted] == [(5, 2)]
@@ -207,11 +218,11 @@ def test_a_repeated_sum_takes_nothing_out_twice(node: Any, make: Any) -> None:
     assert node.hear(merged) == []
 
 
-# -- coming back -------------------------------------------------------------------------------
+# -- returning under a new id ------------------------------------------------------------------
 
 
 def returned(node: Any, make: Any, committed: int) -> list[ev.Effect]:
-    """Evicted with so many updates committed, and back as node 5, with its replica."""
+    """Close id 1 with ``committed`` updates committed; let the node rejoin and attach as node 5."""
     assert only(node.told(make.closed(1, committed)), ev.ReopenStreams)
     (join,) = said(node.opened(), Join)
     assert (join.count, join.request) == (2, 2)
@@ -225,6 +236,7 @@ def returned(node: Any, make: Any, committed: int) -> list[ev.Effect]:
 
 
 def test_a_returner_sends_what_was_not_committed_under_its_new_id(node: Any, make: Any) -> None:
+    """A returned node resends uncommitted updates under its new id, and keeps its position."""
     node.training()
     for batch in (1, 2, 3):
         node.step(make.published(batch))
@@ -237,6 +249,7 @@ def test_a_returner_sends_what_was_not_committed_under_its_new_id(node: Any, mak
 
 
 def test_a_returner_still_strikes_what_its_old_id_had_committed(node: Any, make: Any) -> None:
+    """A commit of the old id still removes that update from those in flight."""
     node.training()
     for batch in (1, 2):
         node.step(make.published(batch))
@@ -257,7 +270,7 @@ def test_updates_made_between_closing_and_welcome_get_new_numbers_too(node: Any,
 
 
 def test_closed_twice_before_the_welcome_came(node: Any, make: Any) -> None:
-    """It was admitted as 5, never heard of it, and lost that id as well."""
+    """A node whose new id 5 is closed before its welcome arrives joins again, as node 6."""
     node.training()
     node.step(make.published(1))
     node.told(make.closed(1, 0))
@@ -271,6 +284,7 @@ def test_closed_twice_before_the_welcome_came(node: Any, make: Any) -> None:
 
 
 def test_the_same_closing_heard_twice_is_one_return(node: Any, make: Any) -> None:
+    """A repeated notice of a closed id has no effect."""
     node.training()
     node.told(make.closed(1, 0))
     assert node.told(make.closed(1, 0)) == []
@@ -278,18 +292,21 @@ def test_the_same_closing_heard_twice_is_one_return(node: Any, make: Any) -> Non
 
 
 def test_a_closing_of_somebody_else_is_ignored(node: Any, make: Any) -> None:
+    """A notice about another process's id is ignored."""
     node.training()
     assert node.told(make.closed(7, 0, token=0, count=0, free=False)) == []
     assert node.order is Command.TRAIN
 
 
 def test_a_superseded_node_fails(node: Any, make: Any) -> None:
+    """A node whose id is closed without permission to return fails with the notice's reason."""
     node.training()
     node.told(make.closed(1, 0, free=False, reason="another attempt"))
     assert (node.order, node.machine.directive.reason) == (Command.FAIL, "another attempt")
 
 
 def test_whoever_comes_back_leaves_its_children_to_others(node: Any, make: Any) -> None:
+    """A node whose id is closed drops its children."""
     node.training().with_child(7)
     effects = node.told(make.closed(1, 0))
     assert every(effects, ev.CloseEdge) == [ev.CloseEdge(7)]
@@ -297,6 +314,7 @@ def test_whoever_comes_back_leaves_its_children_to_others(node: Any, make: Any) 
 
 
 def test_whoever_comes_back_before_it_had_a_replica_starts_afresh(node: Any, make: Any) -> None:
+    """A node that rejoins before it had a replica starts as a new worker."""
     node.joined()
     node.told(make.closed(1, 0))
     node.opened()
@@ -310,7 +328,11 @@ def test_whoever_comes_back_before_it_had_a_replica_starts_afresh(node: Any, mak
 def test_whoever_comes_back_while_its_first_replica_is_installed_has_one(
     node: Any, make: Any
 ) -> None:
-    """The trainer will take Install before Admitted: its kept files are added already."""
+    """A node that rejoins while its first replica is being installed counts as returned.
+
+    The trainer handles InstallSnapshot before IdAssigned, so it has already added its residual
+    files.
+    """
     node.joined()
     node.step(ev.TrainerPaused(1))
     only(node.hear(make.chunk(0)), ev.InstallSnapshot)
@@ -321,7 +343,7 @@ def test_whoever_comes_back_while_its_first_replica_is_installed_has_one(
 
 
 def steps_said(effects: list[ev.Effect]) -> int:
-    """By itself, in the newest report."""
+    """Return the steps in the newest status that these effects report."""
     news = {
         status.node: status for report in sent(effects, Heartbeat) for status in report.statuses
     }
@@ -329,6 +351,7 @@ def steps_said(effects: list[ev.Effect]) -> int:
 
 
 def test_nobody_waits_for_what_a_newcomer_or_returner_missed(node_with: Any, make: Any) -> None:
+    """A returned node is credited with the slowest worker's steps, so that nobody waits for it."""
     node = node_with(max_lead=2).training()
     effects = returned(node, make, 0)  # the slowest is at 9 now
     assert steps_said(effects) == 9
@@ -342,6 +365,7 @@ def test_nobody_waits_for_what_a_newcomer_or_returner_missed(node_with: Any, mak
 def test_a_newcomer_counts_from_where_the_slowest_is_when_it_can_train(
     node_with: Any, make: Any
 ) -> None:
+    """A new worker's steps count from the slowest worker's at the time of installation."""
     node = node_with(max_lead=2).joined()
     node.hear(make.state(slowest=50))
     node.hear(make.chunk(0))

@@ -1,4 +1,4 @@
-"""A worker's machine that begins with the replica of commit 0."""
+"""Tests of a worker's node that starts with the replica of commit 0, which came with its task."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.unit.protocol.spoken import every, only, sent
 
 @pytest.fixture
 def whole(node_with: Callable[..., Any]) -> Any:
-    """It has its id and asks its parent to go on from commit 0."""
+    """A node that has an id and offers its parent to continue from commit 0."""
     node = node_with(whole=True, optimizer_wait_s=5.0)
     node.opened()
     (attach,) = sent(node.told(node.make.welcome(grants=["f"], steps=4)), Attach)
@@ -24,29 +24,31 @@ def whole(node_with: Callable[..., Any]) -> Any:
 
 
 def begun(node: Any) -> Any:
-    """Its parent goes on from there, and its trainer knows."""
+    """Let the parent accept this, and the trainer install the initial replica."""
     node.hear(node.make.attached(0, snapshot=False))
     node.step(ev.ReplicaInstalled())
     return node
 
 
 def test_its_trainer_begins_at_once_and_follows(whole: Any, make: Any) -> None:
+    """If the log reaches back to commit 0, the trainer uses the initial replica without a pause."""
     effects = whole.hear(make.attached(0, snapshot=False))
     assert sent(effects, ChunkRequest) == []
     only(effects, ev.UseInitialReplica)
-    assert whole.order is Command.WAIT  # the trainer has nothing to stand still for
+    assert whole.order is Command.WAIT  # the trainer need not pause
     assert only(whole.hear(make.committed(1)), ev.ApplyCommit).update.commit == 1
     assert not whole.me.replication.history.whole
     whole.step(ev.ReplicaInstalled())
     whole.step(ev.ActivityChanged(Activity.WAITING))
     whole.hear(make.state())
-    assert "updater" in whole.machine.directive.reason  # others have taken 4 steps by now
+    assert "updater" in whole.machine.directive.reason  # the slowest worker has taken 4 steps
     only([effect for _ in range(3) for effect in whole.tick(2.0)], ev.InstallOptimizer)
     assert whole.order is Command.TRAIN
     assert whole.me.replication.history.whole
 
 
 def test_it_begins_once(whole: Any, make: Any) -> None:
+    """The initial replica is used once; further edges do not repeat the effect."""
     whole.hear(make.attached(0, snapshot=False))
     for _ in range(2):
         whole.opened()
@@ -58,6 +60,7 @@ def test_it_begins_once(whole: Any, make: Any) -> None:
 
 
 def test_too_late_for_the_log_it_takes_a_snapshot(whole: Any, make: Any) -> None:
+    """If the log no longer reaches back to commit 0, the node fetches a snapshot."""
     assert sent(whole.hear(make.attached(7)), ChunkRequest) == [ChunkRequest(0)]
     assert whole.order is Command.PAUSE
     whole.step(ev.TrainerPaused(1))
@@ -69,6 +72,7 @@ def test_too_late_for_the_log_it_takes_a_snapshot(whole: Any, make: Any) -> None
 
 
 def test_a_new_edge_in_the_middle_of_a_snapshot_goes_on_with_it(whole: Any, make: Any) -> None:
+    """A new edge during a fetch continues the fetch instead of using the initial replica."""
     whole.hear(make.attached(7))
     whole.opened()
     (attach,) = sent(whole.told(make.welcome(edge=2, request=2)), Attach)
@@ -79,6 +83,7 @@ def test_a_new_edge_in_the_middle_of_a_snapshot_goes_on_with_it(whole: Any, make
 def test_an_id_that_is_closed_before_it_began_leaves_its_grants_to_the_next(
     whole: Any, make: Any
 ) -> None:
+    """A process that rejoins before it began gets its files; later it counts as returned."""
     whole.told(make.closed(1, 0))
     whole.opened()
     again = {"count": 2, "request": 2, "closed": [(1, 0)], "grants": ["f"]}
@@ -92,6 +97,7 @@ def test_an_id_that_is_closed_before_it_began_leaves_its_grants_to_the_next(
 
 
 def test_in_mid_training_it_borrows_an_updaters_state(whole: Any, make: Any) -> None:
+    """A late node fetches an optimizer state, and starts at the slowest worker's steps."""
     whole.hear(make.state(slowest=9))
     begun(whole)
     assert whole.me.transfers.fetch is not None
@@ -99,12 +105,13 @@ def test_in_mid_training_it_borrows_an_updaters_state(whole: Any, make: Any) -> 
 
 
 def test_a_pause_before_its_beginning_does_not_count_later(whole: Any, make: Any) -> None:
-    """A step that hangs is found although the node never took a snapshot."""
+    """A node that starts without a snapshot is not paused, so the deadline of a step applies."""
     begun(whole)
     assert not whole.me.replication.paused
 
 
 def test_a_relay_serves_such_a_child_from_its_log(node: Any, make: Any) -> None:
+    """A relay sends a child that has the replica of commit 0 all commits in its log."""
     relay = node.training()
     for commit in (1, 2, 3):
         relay.hear(make.committed(commit))

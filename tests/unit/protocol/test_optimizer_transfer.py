@@ -1,4 +1,4 @@
-"""Optimizer transfer: an updater's state from whoever has one, and not for ever."""
+"""Tests of optimizer transfer: who fetches whose state, and how chunks are requested and sent."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from tests.unit.protocol.spoken import answers, every, only, sent
 
 
 def chunk(index: int = 0, content: bytes = b"0", asker: int = 1) -> OptimizerChunk:
-    """A byte of a copy."""
+    """Return one chunk of a copy whose chunks are single bytes."""
     return OptimizerCopy.from_content(content, 1).chunk(
         OptimizerRequest(asker, hash_optimizer_copy(content), index)
     )
 
 
 def late(node: Any, make: Any) -> Any:
-    """Its first replica is there, and the others are training."""
+    """Return a node that has installed its first replica after the other workers began to train."""
     node.joined()
     node.hear(make.state(slowest=3))
     node.hear(make.chunk(0))
@@ -46,6 +46,7 @@ def late(node: Any, make: Any) -> Any:
 
 
 def test_it_is_whole_with_all_chunks_of_one_copy() -> None:
+    """A copy is complete when all of its chunks have arrived, in any order."""
     fetch = OptimizerFetch(10.0, 10.0)
     assert fetch.next_requests(0.0) == [0]
     for index in (2, 0):
@@ -57,6 +58,7 @@ def test_it_is_whole_with_all_chunks_of_one_copy() -> None:
 
 
 def test_a_chunk_of_another_copy_begins_anew() -> None:
+    """A chunk of another copy discards the chunks of the first copy."""
     fetch = OptimizerFetch(10.0, 10.0)
     fetch.take(chunk(0, b"ab"), 0.0)
     fetch.take(chunk(1, b"cd"), 0.0)
@@ -65,6 +67,7 @@ def test_a_chunk_of_another_copy_begins_anew() -> None:
 
 
 def test_chunks_that_do_not_make_the_copy_that_they_name_begin_anew() -> None:
+    """If the complete content does not match the copy's hash, all chunks are requested again."""
     fetch = OptimizerFetch(10.0, 10.0)
     fetch.take(chunk(0, b"ab"), 0.0)
     fetch.take(msgspec.structs.replace(chunk(1, b"ab"), payload=b"d"), 0.0)
@@ -76,6 +79,7 @@ def test_chunks_that_do_not_make_the_copy_that_they_name_begin_anew() -> None:
 
 
 def test_chunks_are_asked_for_a_few_at_a_time_and_again_each_time_later() -> None:
+    """A few chunks are requested at once, and again at doubling intervals."""
     fetch = OptimizerFetch(10.0, 10.0)
     fetch.take(chunk(0, b"012345678"), 0.0)
     some = list(range(1, 1 + ASKED_AT_ONCE))
@@ -85,19 +89,19 @@ def test_chunks_are_asked_for_a_few_at_a_time_and_again_each_time_later() -> Non
 
 
 def test_chunks_are_not_asked_for_again_while_others_come() -> None:
-    """A slow link has them one after the other."""
+    """Pending chunks are not requested again while others arrive over a slow link."""
     fetch = OptimizerFetch(60.0, 60.0)
     fetch.take(chunk(0, b"01234"), 0.0)
     assert fetch.next_requests(0.0) == [1, 2, 3, 4]
     for index in (1, 2, 3):
         fetch.take(chunk(index, b"01234"), 1.9 * index)
         assert fetch.next_requests(1.9 * index + 1.8) == []
-    assert fetch.next_requests(9.4) == []  # it takes 1.9 s for one, and has as long again
+    assert fetch.next_requests(9.4) == []  # a chunk takes 1.9 s; the retry time is twice that
     assert fetch.next_requests(9.6) == [4]
 
 
 def test_patience_with_a_chunk_follows_what_the_last_one_took() -> None:
-    """Also the first, of whatever copy there is: a link further up may be slow, unseen here."""
+    """The retry time is at least twice the last chunk's: a link further up may be slow."""
     fetch = OptimizerFetch(60.0, 60.0)
     assert fetch.next_requests(0.0) == [0]
     fetch.take(chunk(0, b"01234"), 1.9)
@@ -109,6 +113,7 @@ def test_patience_with_a_chunk_follows_what_the_last_one_took() -> None:
 def test_chunks_are_not_asked_for_again_while_part_of_one_is_here(
     node_with: Any, make: Any
 ) -> None:
+    """A requested chunk is not requested again while parts of it keep arriving."""
     node = late(node_with(optimizer_wait_s=60.0), make)
     asks: list[Any] = []
     for size in range(1, 20):
@@ -118,7 +123,7 @@ def test_chunks_are_not_asked_for_again_while_part_of_one_is_here(
 
 
 def test_each_chunk_that_comes_extends_the_deadline() -> None:
-    """Through a slow link the whole state may take long."""
+    """Each new chunk postpones the deadline, so a complete state may take long over a slow link."""
     fetch = OptimizerFetch(10.0, 10.0)
     fetch.take(chunk(0, b"012345678"), 8.0)
     assert fetch.until_s == 18.0
@@ -128,10 +133,11 @@ def test_each_chunk_that_comes_extends_the_deadline() -> None:
     assert fetch.until_s == 27.0
 
 
-# -- who wants it ------------------------------------------------------------------------------
+# -- nodes that fetch a state ------------------------------------------------------------------
 
 
 def test_who_joins_late_waits_for_an_updaters_state(node_with: Any, make: Any) -> None:
+    """A worker that joins in mid-training waits for another worker's optimizer state."""
     node = late(node_with(optimizer_wait_s=5.0), make)
     assert (node.order, node.machine.directive.reason[:11]) == (Command.WAIT, "the updater")
     assert not node.me.transfers.is_source
@@ -142,6 +148,7 @@ def test_who_joins_late_waits_for_an_updaters_state(node_with: Any, make: Any) -
 
 
 def test_nobody_waits_for_it_beyond_a_deadline(node_with: Any, make: Any) -> None:
+    """After ``optimizer_wait_s`` without a chunk, the worker trains with a fresh state."""
     node = late(node_with(optimizer_wait_s=5.0), make)
     for _ in range(2):
         node.tick(2.45)
@@ -151,6 +158,7 @@ def test_nobody_waits_for_it_beyond_a_deadline(node_with: Any, make: Any) -> Non
 
 
 def test_a_pause_of_the_process_does_not_count_as_waiting_for_it(node_with: Any, make: Any) -> None:
+    """A pause of the process postpones the deadline for the optimizer state."""
     node = late(node_with(optimizer_wait_s=5.0), make)
     node.tick(2.0)
     node.alive(slowest=3)
@@ -161,7 +169,7 @@ def test_a_pause_of_the_process_does_not_count_as_waiting_for_it(node_with: Any,
 def test_nothing_is_lent_before_the_trainer_has_what_was_borrowed(
     node_with: Any, make: Any
 ) -> None:
-    """It is on its way to the trainer, whose own state is a fresh one until it has it."""
+    """A worker serves a fetched state only after a step, when it is certainly installed."""
     borrower = late(node_with(optimizer_wait_s=5.0), make)
     assert only(borrower.hear(chunk()), ev.InstallOptimizer).payload == b"0"
     assert not borrower.me.transfers.is_source
@@ -171,6 +179,7 @@ def test_nothing_is_lent_before_the_trainer_has_what_was_borrowed(
 
 
 def test_a_borrowed_state_is_lent_on_and_a_fresh_one_never(node_with: Any, make: Any) -> None:
+    """A latecomer with a fetched state becomes a source; one with a fresh state never does."""
     borrower = late(node_with(optimizer_wait_s=5.0), make)
     borrower.hear(chunk())
     fresh = late(node_with(optimizer_wait_s=5.0), make)
@@ -188,6 +197,7 @@ def test_a_borrowed_state_is_lent_on_and_a_fresh_one_never(node_with: Any, make:
 def test_who_goes_on_in_the_middle_borrows_whatever_the_slowest_has_done(
     node_with: Any, make: Any, welcome: dict[str, int]
 ) -> None:
+    """A successor in mid-partition fetches a state even if the slowest worker has 0 steps."""
     node = node_with(optimizer_wait_s=5.0).joined(**welcome)
     node.hear(make.state(slowest=0))
     node.hear(make.chunk(0))
@@ -198,18 +208,21 @@ def test_who_goes_on_in_the_middle_borrows_whatever_the_slowest_has_done(
 
 
 def test_who_is_there_from_the_start_does_not_borrow(node_with: Any) -> None:
+    """A worker that is there from the start trains at once, without fetching a state."""
     assert node_with(optimizer_wait_s=5.0).training().order is Command.TRAIN
 
 
-# -- who lends it ------------------------------------------------------------------------------
+# -- sources -----------------------------------------------------------------------------------
 
 
 def trained(node: Any) -> Any:
+    """Let the node train one step, after which others may copy its optimizer state."""
     node.training().step(ev.StepCompleted(0, 1, 1))
     return node
 
 
 def test_a_parent_that_has_trained_lends_its_own(node: Any) -> None:
+    """A worker that has trained serves its state to a child, and to the master."""
     trained(node).with_child(5)
     ask = OptimizerRequest(5, None, 0)
     assert node.hear(ask, sender=5) == [ev.SendOptimizerChunk(5, ask)]
@@ -217,6 +230,7 @@ def test_a_parent_that_has_trained_lends_its_own(node: Any) -> None:
 
 
 def test_one_that_has_not_trained_asks_above_but_answers_no_for_itself(node: Any) -> None:
+    """An untrained worker forwards a child's request, and ignores the master's."""
     node.training().with_child(5)
     ask = OptimizerRequest(5, None, 0)
     assert node.hear(ask, sender=5) == [ev.Send(0, ask)]
@@ -226,11 +240,12 @@ def test_one_that_has_not_trained_asks_above_but_answers_no_for_itself(node: Any
 def test_the_master_asks_the_same_worker_again_and_brings_the_answer_down(
     master: Any, make: Any
 ) -> None:
+    """The master forwards requests to one source, and the source's chunks to the asker."""
     master.running()
     ask = OptimizerRequest(2, None, 0)
     assert master.hear(2, ask) == []  # nobody has trained
     master.say(1, steps=3, activity=Activity.STEPPING)
-    assert master.hear(2, ask) == []  # nobody whose state is worth having
+    assert master.hear(2, ask) == []  # no worker is a source
     master.say(1, steps=3, activity=Activity.STEPPING, lends=True)
     for _ in range(2):
         assert answers(master.hear(2, ask), OptimizerRequest, "w0") == [ask]
@@ -240,7 +255,7 @@ def test_the_master_asks_the_same_worker_again_and_brings_the_answer_down(
 def test_who_was_asked_first_is_asked_for_the_rest_whoever_has_trained_more_since(
     master_with: Any,
 ) -> None:
-    """Chunks of another one's state would be of another copy."""
+    """The source stays the same while it lives: chunks of two sources form no copy."""
     master = master_with(partitions=3).running()
     ask = OptimizerRequest(3, None, 0)
     for node, steps in ((1, 5), (2, 3)):
@@ -252,10 +267,11 @@ def test_who_was_asked_first_is_asked_for_the_rest_whoever_has_trained_more_sinc
     assert answers(master.hear(3, ask), OptimizerRequest, "w1") == [ask]
 
 
-# -- on its way --------------------------------------------------------------------------------
+# -- forwarding --------------------------------------------------------------------------------
 
 
 def test_a_chunk_goes_down_to_whoever_leads_to_the_asker_and_else_up(node: Any, make: Any) -> None:
+    """A chunk is forwarded to the child that leads to the asker, or else to the parent."""
     node.training().with_child(5).with_child(6)
     node.hear(make.report(make.status(8)), sender=5)
     assert node.hear(chunk(asker=8)) == [ev.Send(5, chunk(asker=8))]
@@ -267,7 +283,7 @@ def test_a_chunk_goes_down_to_whoever_leads_to_the_asker_and_else_up(node: Any, 
 def test_a_chunk_never_goes_back_where_it_came_from(
     node: Any, make: Any, sender: int, asker: int
 ) -> None:
-    """The asker is gone, and two who each know of it through the other would go on for ever."""
+    """A chunk never goes back to its sender: two nodes could exchange it forever."""
     node.training().with_child(5)
     node.hear(make.report(make.status(8)), sender=5)
     assert node.hear(chunk(asker=asker), sender=sender) == []

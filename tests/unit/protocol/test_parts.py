@@ -1,4 +1,4 @@
-"""The small parts of a fit: leases, partitions, what is kept, members, the sequencer."""
+"""Tests of small parts of the master: leases, partitions, residual files, members, sequencer."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LEASE_S = 10.0
 
 
 def beat(leases: Leases, until_s: float, from_s: float = 0.0) -> list[tuple[int, float]]:
-    """Look every second; what expired, and how long it was silent."""
+    """Check the leases every second until one expires; return (node, seconds of silence)."""
     lost: list[tuple[int, float]] = []
     now_s = from_s
     while now_s < until_s and not lost:
@@ -30,6 +30,7 @@ def beat(leases: Leases, until_s: float, from_s: float = 0.0) -> list[tuple[int,
 
 
 def test_whoever_is_silent_for_a_lease_is_lost() -> None:
+    """A node is lost once it has been silent for longer than a lease."""
     leases = Leases(LEASE_S, 0.0)
     leases.renew(1, 0.0)
     leases.renew(2, 5.0)
@@ -40,6 +41,7 @@ def test_whoever_is_silent_for_a_lease_is_lost() -> None:
 
 @pytest.mark.parametrize("slept_s", [11.0, 60.0])
 def test_a_holder_that_slept_renews_everybody(slept_s: float) -> None:
+    """A process that did not run for longer than a lease renews all leases first."""
     leases = Leases(LEASE_S, 0.0)
     leases.renew(1, 0.0)
     assert leases.expire(slept_s) == []
@@ -67,6 +69,7 @@ def test_minibatches_are_counted_through_all_epochs() -> None:
 
 
 def test_an_unread_partition_is_not_trained_and_an_empty_one_is() -> None:
+    """A partition that nobody has read counts as not trained, and an empty one as trained."""
     partition = Partition(0, 2)
     assert not partition.trained
     assert partition.record_or_compare_rows(0, 0, 0)
@@ -74,6 +77,7 @@ def test_an_unread_partition_is_not_trained_and_an_empty_one_is() -> None:
 
 
 def test_an_epoch_is_whole_once_all_who_train_are_through_it() -> None:
+    """An epoch is finished once every partition with rows, or not yet read, has finished it."""
     first, second, empty = whole = Partitions(Partition(index, 3) for index in range(3))
     first.record_or_compare_rows(7, 5, 3)
     empty.record_or_compare_rows(0, 0, 0)
@@ -86,6 +90,7 @@ def test_an_epoch_is_whole_once_all_who_train_are_through_it() -> None:
 
 @pytest.mark.parametrize("other", [(8, 5, 3), (7, 6, 3), (7, 5, 4)])
 def test_other_rows_are_noticed(other: tuple[int, int, int]) -> None:
+    """A different number of rows or minibatches, or another checksum, is detected."""
     partition = Partition(0, 2)
     assert partition.record_or_compare_rows(7, 5, 3)
     assert partition.record_or_compare_rows(7, 5, 3)
@@ -104,6 +109,7 @@ def test_each_file_is_granted_once_on_its_own_executor() -> None:
 
 
 def test_what_nobody_used_is_lost_mass() -> None:
+    """Files that were not granted, or whose owner did not use them, count as lost mass, once."""
     checkpoints = ResidualCheckpoints({"e": {"f1": 1.0, "f2": 2.0}, "other": {"g": 4.0}})
     checkpoints.grant("e", 1)
     checkpoints.grant("e", 2)
@@ -115,6 +121,7 @@ def test_what_nobody_used_is_lost_mass() -> None:
 
 
 def test_a_grant_follows_its_process_to_another_id() -> None:
+    """A granted file follows its process to a new id."""
     checkpoints = ResidualCheckpoints({"e": {"f1": 1.0}})
     checkpoints.grant("e", 1)
     checkpoints.transfer_grant(1, 5)
@@ -126,16 +133,18 @@ def test_a_grant_follows_its_process_to_another_id() -> None:
 
 
 def test_what_is_left_is_known_by_executor() -> None:
+    """Files that workers left are recorded by executor; the newest record of a file counts."""
     checkpoints = ResidualCheckpoints({})
     checkpoints.record("e", 1, ResidualCheckpoint("p", 1.5))
     checkpoints.record(
         "e", 1, ResidualCheckpoint("p", 2.5)
-    )  # said again, or kept again at the audit
+    )  # reported again, or saved again at the audit
     checkpoints.record("e", 1, None)
     assert checkpoints.files == {"e": {"p": 2.5}}
 
 
 def test_what_was_granted_to_a_worker_that_died_after_it_kept_its_residual_is_not_lost() -> None:
+    """A granted file is not lost if its owner saved its residual, which contains the file."""
     checkpoints = ResidualCheckpoints({"e": {"f1": 1.0, "f2": 2.0}})
     checkpoints.grant("e", 1)
     checkpoints.grant("e", 2)
@@ -149,6 +158,7 @@ def test_what_was_granted_to_a_worker_that_died_after_it_kept_its_residual_is_no
 
 
 def test_the_slowest_is_among_those_who_train(master: Any) -> None:
+    """``slowest`` counts only workers that train; without any, it keeps its value."""
     master.running()
     members = master.machine.members
     assert members.slowest == 0
@@ -164,6 +174,7 @@ def test_the_slowest_is_among_those_who_train(master: Any) -> None:
 
 
 def test_an_update_of_the_last_one_raises_the_pace_without_looking_at_all(master: Any) -> None:
+    """``slowest`` rises when the last of the slowest workers advances."""
     master.running()
     members = master.machine.members
     first, second = members.live.values()
@@ -177,6 +188,7 @@ def test_an_update_of_the_last_one_raises_the_pace_without_looking_at_all(master
 
 
 def test_those_train_who_have_a_replica_and_are_not_finished(master: Any) -> None:
+    """Live workers that have a replica and are not finished count as training."""
     master.running()
     assert master.machine.members.count_training() == 2
     master.say(1, steps=4, activity=Activity.STEPPING)
@@ -187,6 +199,7 @@ def test_those_train_who_have_a_replica_and_are_not_finished(master: Any) -> Non
 
 
 def test_a_status_that_was_overtaken_takes_no_worker_back(master: Any, make: Any) -> None:
+    """An overtaken status lowers neither steps nor activity, and FINISHED is final."""
     master.running()
     old = make.status(1, count=1, steps=0, activity=Activity.CATCHING_UP)
     master.say(1, steps=4, activity=Activity.STEPPING)
@@ -194,7 +207,7 @@ def test_a_status_that_was_overtaken_takes_no_worker_back(master: Any, make: Any
     member = master.member(1)
     assert (member.steps, member.activity) == (4, Activity.STEPPING)
     master.say(1, steps=6, activity=Activity.FINISHED)
-    master.say(1, steps=5, activity=Activity.STEPPING)  # as somebody says who has come back
+    master.say(1, steps=5, activity=Activity.STEPPING)  # as a worker that has returned reports
     assert (member.steps, member.activity) == (6, Activity.FINISHED)
 
 
@@ -202,6 +215,7 @@ def test_a_status_that_was_overtaken_takes_no_worker_back(master: Any, make: Any
 
 
 def test_updates_are_numbered_in_their_origins_order(make: Any) -> None:
+    """Updates are numbered once, in each origin's order; all others are ignored."""
     sequencer = Sequencer(10**6, IgnoredMessages())
     sequencer.admit(1)
     sequencer.admit(2)
@@ -218,6 +232,7 @@ def test_updates_are_numbered_in_their_origins_order(make: Any) -> None:
 
 
 def test_nothing_of_a_closed_id_is_numbered(make: Any) -> None:
+    """Updates of a closed id get no number, and the id cannot be admitted again."""
     sequencer = Sequencer(10**6, IgnoredMessages())
     sequencer.admit(1)
     sequencer.number(make.update(1, 1))
@@ -236,6 +251,7 @@ def test_nothing_is_numbered_once_the_final_commit_is_fixed(make: Any) -> None:
 
 
 def test_staleness_counts_the_commits_of_others(make: Any) -> None:
+    """An update's staleness is the number of other workers' commits that it had not seen."""
     sequencer = Sequencer(10**6, IgnoredMessages())
     sequencer.admit(1)
     sequencer.admit(2)

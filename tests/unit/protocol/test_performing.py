@@ -1,4 +1,4 @@
-"""Performing: what a media driver's death in the middle of a list of effects leaves out."""
+"""Tests of ``perform_all``: which effects are still performed after the media driver has died."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ADMITTED, HASH, NOTE = ev.IdAssigned(1, 0, 0, 0, (), False), ev.HashReplica(9), 
 
 
 def dying_at(*deaths: Effect) -> tuple[Callable[[Effect], None], list[Effect]]:
-    """A driver that dies at each of these, and what was performed."""
+    """Return a function that raises DriverLost at ``deaths``, and the list of what it performed."""
     done: list[Effect] = []
 
     def perform(effect: Effect) -> None:
@@ -46,6 +46,7 @@ def test_all_is_performed_in_order() -> None:
 def test_what_needs_no_driver_is_performed_after_its_death(
     effects: list[Effect], death: Effect, performed: list[Effect]
 ) -> None:
+    """After DriverLost, only effects that need no media driver are performed."""
     perform, done = dying_at(death)
     with pytest.raises(DriverLost, match=type(death).__name__):
         perform_all(effects, perform)
@@ -53,7 +54,7 @@ def test_what_needs_no_driver_is_performed_after_its_death(
 
 
 def test_the_first_of_two_losses_is_raised() -> None:
-    """A nested list, of ``ReopenStreams``, may lose another driver before the outer one is done."""
+    """Of two DriverLost errors the first is raised; nested effects may cause the second."""
     perform, done = dying_at(CLOSE, HASH)
     with pytest.raises(DriverLost, match="CloseEdge"):
         perform_all([CLOSE, HASH, NOTE], perform)
@@ -69,7 +70,7 @@ def test_anything_else_is_raised_at_once() -> None:
 
 
 def test_each_effect_needs_the_driver_or_does_not() -> None:
-    """A new one has to be put here, and there if it needs it."""
+    """Each effect is in exactly one of BY_DRIVER and the set of this test."""
     without = {
         ev.ApplyCommit, ev.OwnCommitted, ev.ApplyMergedRange, ev.InstallSnapshot,
         ev.UseInitialReplica, ev.InstallOptimizer, ev.IdAssigned,

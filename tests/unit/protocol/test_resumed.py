@@ -1,4 +1,4 @@
-"""A fit that goes on: where partitions begin, and a copy of an updater's state for the driver."""
+"""Tests of resumed fits, and of copies of optimizer states for checkpoints."""
 
 from __future__ import annotations
 
@@ -25,15 +25,17 @@ from sparkstrom.protocol.master.members import Partitions
 from tests.unit.protocol.conftest import MasterDriver
 from tests.unit.protocol.spoken import aborted, answers, only, sent
 
-# -- where it begins ---------------------------------------------------------------------------
+# -- starts of partitions ----------------------------------------------------------------------
 
 
 def spec_of(*positions: tuple[int, int], rows: int = 7, batches: int = 3) -> FitSpec:
+    """Return the spec of a resumed fit whose partitions start at these positions."""
     starts = tuple(PartitionStart(Position(*at), rows, 5, batches) for at in positions)
     return FitSpec(len(positions), epochs=2, n_params=1, version="v", starts=starts)
 
 
 def master_of(make: Any, spec: FitSpec) -> MasterDriver:
+    """Return a master whose partitions resume from the spec's starts."""
     driver = MasterDriver(make, spec.workers)
     for partition, start in zip(driver.machine.partitions, spec.starts, strict=True):
         partition.resume_from(start)
@@ -41,6 +43,7 @@ def master_of(make: Any, spec: FitSpec) -> MasterDriver:
 
 
 def test_partitions_begin_where_they_were_and_count_what_was_trained() -> None:
+    """Partitions start at the checkpoint's positions, and earlier minibatches count as resumed."""
     spec = spec_of((0, 2), (1, 0))
     partitions = Partitions.from_spec(spec, 0.0)
     assert [p.position for p in partitions] == [(0, 2), (1, 0)]
@@ -52,6 +55,7 @@ def test_partitions_begin_where_they_were_and_count_what_was_trained() -> None:
 
 
 def test_beyond_the_last_epoch_there_is_nothing_left() -> None:
+    """A start beyond the last epoch is moved to its end, so the partition counts as trained."""
     (partition,) = Partitions.from_spec(spec_of((5, 2)), 0.0)
     assert partition.trained
     assert partition.position == (2, 0)
@@ -64,6 +68,7 @@ def test_without_a_checkpoint_all_begin_at_their_first_minibatch() -> None:
 
 
 def test_who_joins_is_told_where_to_go_on(make: Any) -> None:
+    """The welcome of a worker names the position where its partition resumes."""
     master = master_of(make, spec_of((0, 2), (1, 0)))
     (welcome,) = answers(master.join(1, rows=7, checksum=5, batches=3), Welcome)
     assert (welcome.epoch, welcome.batch) == (1, 0)
@@ -73,6 +78,7 @@ def test_who_joins_is_told_where_to_go_on(make: Any) -> None:
 def test_other_rows_than_the_checkpoints_end_it_with_a_remedy(
     make: Any, changed: dict[str, int]
 ) -> None:
+    """Rows that differ from the checkpoint's abort the fit, with advice in the message."""
     master = master_of(make, spec_of((0, 2), (1, 0)))
     abort = aborted(master.join(1, **({"rows": 7, "checksum": 5, "batches": 3} | changed)))
     assert abort.kind is ev.Failure.USAGE
@@ -81,6 +87,7 @@ def test_other_rows_than_the_checkpoints_end_it_with_a_remedy(
 
 
 def test_rows_that_change_between_attempts_are_said_to_do_so(make: Any) -> None:
+    """After an attempt with the checkpoint's rows, other rows have changed between attempts."""
     master = master_of(make, spec_of((0, 2), (1, 0)))
     master.join(1, rows=7, checksum=5, batches=3)
     abort = aborted(master.join(1, rows=8, checksum=5, batches=3, token=99, attempt=99))
@@ -88,6 +95,7 @@ def test_rows_that_change_between_attempts_are_said_to_do_so(make: Any) -> None:
 
 
 def test_where_all_is_trained_it_ends_without_anybody(make: Any) -> None:
+    """A fit whose partitions are all trained ends without workers, and refuses joins."""
     master = master_of(make, spec_of((2, 0), (2, 0)))
     effects = [*master.tick(), *master.tick()]
     assert master.phase is Phase.AUDIT
@@ -99,6 +107,7 @@ def test_where_all_is_trained_it_ends_without_anybody(make: Any) -> None:
 
 
 def test_who_begins_where_the_fit_did_borrows_no_updater(node_with: Any, make: Any) -> None:
+    """A worker that starts where the fit resumed, even in mid-epoch, fetches no optimizer state."""
     node = node_with(optimizer_wait_s=5.0)
     me = node.machine.membership
     me.identity = replace(me.identity, start=Position(1, 2))
@@ -112,7 +121,7 @@ def test_who_begins_where_the_fit_did_borrows_no_updater(node_with: Any, make: A
 
 
 def test_who_could_not_read_its_rows_says_so_and_does_not_join(node: Any) -> None:
-    """In a fit that goes on it would join with other rows than it should have."""
+    """A worker that cannot read its rows reports that, and does not join with wrong rows."""
     told = node.step(ev.TrainerFailed("no room on the disk", "trace"))
     message = only(told, ev.SendDirect).message
     who = node.machine.membership.identity
@@ -120,22 +129,25 @@ def test_who_could_not_read_its_rows_says_so_and_does_not_join(node: Any) -> Non
     assert [tell.message.node for tell in node.opened() if isinstance(tell, ev.SendDirect)] == []
 
 
-# -- a copy for the driver ---------------------------------------------------------------------
+# -- copies for checkpoints --------------------------------------------------------------------
 
 
 def chunk_for_driver(index: int, content: bytes) -> OptimizerChunk:
+    """Return one chunk of a copy, of single-byte chunks, that the master has requested."""
     return OptimizerCopy.from_content(content, 1).chunk(
         OptimizerRequest(MASTER, hash_optimizer_copy(content), index)
     )
 
 
 def lending(master: Any) -> Any:
+    """Start training with node 1 as the only source of optimizer state."""
     master.running()
     master.say(1, steps=3, activity=Activity.STEPPING, lends=True)
     return master
 
 
 def test_the_driver_takes_a_copy_while_training_goes_on(master: Any) -> None:
+    """The master copies an optimizer state chunk by chunk while training continues."""
     lending(master)
     master.step(ev.OptimizerCopyRequest())
     (ask,) = answers(master.tick(), OptimizerRequest, "w0")
@@ -149,6 +161,7 @@ def test_the_driver_takes_a_copy_while_training_goes_on(master: Any) -> None:
 
 
 def test_two_wishes_at_once_get_one_copy(master: Any) -> None:
+    """A second request while a copy is being fetched does not start another one."""
     lending(master)
     master.step(ev.OptimizerCopyRequest())
     master.tick()
@@ -157,6 +170,7 @@ def test_two_wishes_at_once_get_one_copy(master: Any) -> None:
 
 
 def test_where_nobody_lends_it_is_given_up(master: Any) -> None:
+    """Without any source, the copy is given up after a lease, with no payload."""
     master.running()
     master.step(ev.OptimizerCopyRequest())
     effects: list[ev.Effect] = []
@@ -168,12 +182,14 @@ def test_where_nobody_lends_it_is_given_up(master: Any) -> None:
 
 
 def test_what_comes_after_that_is_counted_and_dropped(master: Any) -> None:
+    """A chunk is ignored and counted if no copy is being fetched."""
     lending(master)
     assert master.hear(1, chunk_for_driver(0, b"a")) == []
     assert master.machine.ignored.counts["OptimizerChunk", IgnoreReason.LATE] == 1
 
 
 def all_lending(master: Any) -> Any:
+    """Start training with three sources, of which node 2 has taken the most steps."""
     master.running()
     for node, steps in ((1, 5), (2, 7), (3, 3)):
         master.say(node, steps=steps, activity=Activity.STEPPING, lends=True)
@@ -181,24 +197,26 @@ def all_lending(master: Any) -> Any:
 
 
 def test_everybodys_come_one_after_another_who_has_trained_most_first(master_with: Any) -> None:
+    """A request for all states copies them one after another, most steps first."""
     master = all_lending(master_with(partitions=3))
     master.step(ev.OptimizerCopyRequest(everybody=True))
     effects: list[ev.Effect] = master.tick()
     for name, node, content in (("w1", 2, b"b"), ("w0", 1, b"a"), ("w2", 3, b"c")):
         assert [a.index for a in answers(effects, OptimizerRequest, name)] == [0]
-        assert len(answers(effects, OptimizerRequest)) == 1  # nobody else is asked meanwhile
+        assert len(answers(effects, OptimizerRequest)) == 1  # no other worker is asked yet
         effects = master.hear(node, chunk_for_driver(0, content))
     assert only(effects, ev.OptimizerCopied).payloads == (b"b", b"a", b"c")
 
 
 def test_who_is_gone_or_does_not_answer_is_left_out(master_with: Any) -> None:
+    """A source that has left, or does not answer within a lease, is skipped."""
     master = all_lending(master_with(partitions=3))
     master.step(ev.OptimizerCopyRequest(everybody=True))
     master.tick()
-    effects: list[ev.Effect] = master.evict(2)  # whose turn it is
+    effects: list[ev.Effect] = master.evict(2)  # the source of the present copy
     assert answers(effects, OptimizerRequest, "w0")
     effects = []
-    for _ in range(30):  # the first is alive, and silent about this
+    for _ in range(30):  # node 1 is alive but sends no chunk
         for node in (1, 3):
             master.say(node, lends=True)
         effects = master.tick(1.0)
@@ -210,6 +228,7 @@ def test_who_is_gone_or_does_not_answer_is_left_out(master_with: Any) -> None:
 
 
 def test_a_chunk_that_comes_again_is_not_the_next_ones(master_with: Any) -> None:
+    """A repeated chunk of a finished copy is ignored while the next copy is being fetched."""
     master = all_lending(master_with(partitions=3))
     master.step(ev.OptimizerCopyRequest(everybody=True))
     master.tick()
@@ -222,6 +241,7 @@ def test_a_chunk_that_comes_again_is_not_the_next_ones(master_with: Any) -> None
 
 
 def test_where_nobody_can_lend_yet_the_first_who_can_is_taken(master: Any) -> None:
+    """If there is no source yet, the first worker that becomes one is asked."""
     master.running()
     master.step(ev.OptimizerCopyRequest(everybody=True))
     master.say(1, steps=3, activity=Activity.STEPPING, lends=True)

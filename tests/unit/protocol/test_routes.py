@@ -1,4 +1,4 @@
-"""The table of messages is that of the machines, and the document has both tables as they are."""
+"""Tests that the table of messages matches the machines, and docs/protocol.md has both tables."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NAMED = {(route.kind, route.way): route.handler for route in ROUTES}
 
 
 def sample(kind: type, make: Make) -> m.Message:
-    """One of this kind, as a node under ``PARENT`` with ``CHILD``, or a master, might get it."""
+    """Return a message of this type, for a node under ``PARENT`` with ``CHILD`` or a master."""
     made: list[m.Message] = [
         make.join(), make.welcome(), make.adopt(6), make.attach(), make.attached(), make.report(),
         make.state(m.Phase.DONE), make.closed(1), make.behind(7), make.chunk(0), make.merged(0, 2),
@@ -40,7 +40,7 @@ def sample(kind: type, make: Make) -> m.Message:
 
 
 def receiver(way: Way, make: Make, node_with: Any, master_with: Any) -> tuple[Any, int]:
-    """A machine, and who speaks to it."""
+    """Return the state machine that receives messages on this way, and their sender."""
     if way in (Way.UP_TO_MASTER, Way.LOBBY):
         return master_with().running().machine, 1 if way is Way.UP_TO_MASTER else DIRECTLY
     node = node_with(parent=PARENT).training().with_child(CHILD).machine
@@ -48,7 +48,7 @@ def receiver(way: Way, make: Make, node_with: Any, master_with: Any) -> tuple[An
 
 
 def called_by(machine: Any, event: ev.Event) -> set[str]:
-    """Names of all functions that the event makes the machine call."""
+    """Return the qualified names of all functions that are called during this event."""
     called: set[str] = set()
 
     def note(frame: FrameType, what: str, _: Any) -> None:
@@ -69,6 +69,7 @@ def called_by(machine: Any, event: ev.Event) -> set[str]:
 def test_a_message_is_taken_as_the_table_says_and_nowhere_else(
     kind: type, way: Way, make: Make, node_with: Any, master_with: Any
 ) -> None:
+    """The handler in the table is called for a message; on any other way the message is ignored."""
     machine, sender = receiver(way, make, node_with, master_with)
     called = called_by(machine, ev.Received(sender, sample(kind, make)))
     elsewhere = any(machine.ignored.counts[kind.__name__, reason] for reason in ELSEWHERE)

@@ -1,4 +1,4 @@
-"""Link: what may be under way, by what has been seen to arrive."""
+"""Tests of ``SendWindow``: how many bytes may be under way, and how that follows the delay."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ KIB = 1 << 10
 
 
 class Wire:
-    """A wire with a rate and a delay, and a link that hands over messages of one size to it."""
+    """A simulated wire with a rate and a delay, and the window of its sender."""
 
     def __init__(
         self,
@@ -41,15 +41,16 @@ class Wire:
         self.now_s = self.free_s = now_s
         self.way: deque[tuple[float, int]] = (
             deque()
-        )  # when it is there, and bytes handed over up to it
+        )  # (arrival time, total bytes sent up to and including the message)
         self.sent = 0
-        self.queued_s = 0.0  # the longest that anything stood in the queue, since ``watch``
+        self.queued_s = 0.0  # the longest time of a message in the queue since ``watch``
 
     def watch(self) -> None:
+        """Restart the measurement of the longest time in the queue."""
         self.queued_s = 0.0
 
     def narrow(self, times: int) -> None:
-        """The rate goes down, also for what is on its way."""
+        """Divide the rate by ``times``, also for messages that are under way."""
         self.rate /= times
         self.free_s, handed = self.now_s, self.link.acked
         on_its_way, self.way = self.way, deque()
@@ -58,7 +59,7 @@ class Wire:
             self.way.append((self.free_s + self.delay_s, upto))
 
     def run(self, seconds: float, *, wants: bool = True) -> None:
-        """Hand over whatever there is room for, and hear what arrives, every 10 ms."""
+        """Every 10 ms, acknowledge what arrived, and send what has room if ``wants``."""
         until_s = self.now_s + seconds
         while self.now_s < until_s:
             self.now_s += 0.01
@@ -79,7 +80,7 @@ class Wire:
 
 
 def test_what_a_message_counts_is_the_same_at_both_ends(make: Any) -> None:
-    """The one who asked for a chunk knows how long a full one is, and so does the one who sends."""
+    """Both ends compute the same weight of a message, also for chunks."""
     assert message_weight(make.update(1, 1, b"12345"), 0) == HEADER_BYTES + 5
     assert message_weight(make.committed(1, payload=b""), 0) == HEADER_BYTES
     assert message_weight(make.chunk(3), 1000) == HEADER_BYTES + 1000
@@ -94,6 +95,7 @@ def test_what_a_message_counts_is_the_same_at_both_ends(make: Any) -> None:
 
 
 def test_a_sum_has_as_many_entries_as_fall_on_different_places() -> None:
+    """A sum's expected number of entries is the expected number of distinct parameters."""
     assert entries_in_sum(0, 100) == 0
     assert entries_in_sum(10, 10**9) == 10
     assert 63 <= entries_in_sum(100, 100) <= 64  # 1 - 1/e
@@ -126,7 +128,7 @@ def test_the_window_is_never_more_than_the_most_that_is_allowed() -> None:
 
 
 def test_only_what_the_neighbour_is_done_with_makes_room() -> None:
-    """What has merely arrived waits there, and the next would wait behind it."""
+    """Only forwarded bytes make room; bytes that merely arrived still wait there."""
     link = SendWindow(1000, 0.0)
     link.on_sent(1000, 0.0)
     link.on_ack(1000, 0, 1.0)
@@ -137,6 +139,7 @@ def test_only_what_the_neighbour_is_done_with_makes_room() -> None:
 
 
 def test_an_overtaken_word_takes_nothing_back() -> None:
+    """An overtaken acknowledgement with lower counts changes nothing."""
     link = SendWindow(1000, 0.0)
     link.on_sent(900, 0.0)
     assert link.on_ack(900, 900, 1.0)
@@ -145,7 +148,10 @@ def test_an_overtaken_word_takes_nothing_back() -> None:
 
 
 def test_nobody_is_done_with_more_than_was_handed_over() -> None:
-    """Of an updater's state, which weighs nothing, pieces that come are counted for a moment."""
+    """Acknowledged bytes beyond those sent are ignored.
+
+    Parts of an optimizer state, which has weight 0, are briefly included in the neighbour's count.
+    """
     link = SendWindow(1000, 0.0)
     link.on_sent(500, 0.0)
     link.on_ack(90_000, 90_000, 1.0)
@@ -165,8 +171,7 @@ def test_nobody_is_done_with_more_than_was_handed_over() -> None:
 @pytest.mark.parametrize("rate", [125e3, 1.25e6, 12.5e6, 125e6])
 @pytest.mark.parametrize("delay_s", [0.0, 0.02, 0.5])
 def test_a_link_is_used_and_its_queue_stays_short(rate: float, delay_s: float) -> None:
-    """From 1 Mbit/s to 1 Gbit/s, next door or behind a satellite: most of the rate, and
-    little more than a second in queues."""
+    """From 1 Mbit/s to 1 Gbit/s, 85 % of the rate is used; queues are at most 5 * QUEUE_S."""
     wire = Wire(rate, delay_s, size=max(8 * KIB, int(rate / 500)))
     wire.run(20.0)
     wire.watch()
@@ -193,14 +198,16 @@ def test_the_window_shrinks_when_the_link_narrows_and_grows_when_it_widens() -> 
 
 
 def test_the_window_has_a_least_size() -> None:
+    """On a very slow link the window shrinks to WINDOW_LEAST and no further."""
     wire = Wire(1e4, size=1000)
     wire.run(100.0)
     assert wire.link.window == WINDOW_LEAST
 
 
 def test_a_queue_is_answered_once_not_for_every_message_in_it() -> None:
+    """One long queue halves the window once, not once for each message in it."""
     link = SendWindow(PLENTY, 0.0)
-    for _ in range(2):  # the least way is known
+    for _ in range(2):  # now the shortest delay is known
         link.on_sent(1, 0.0)
         link.on_ack(link.sent, link.sent, 0.0)
     before = link.window
@@ -212,7 +219,7 @@ def test_a_queue_is_answered_once_not_for_every_message_in_it() -> None:
 
 
 def test_a_queue_that_turns_out_twice_as_long_is_answered_again() -> None:
-    """The first message of it waited little: what stands behind it shows how narrow the link is."""
+    """The window shrinks again if later messages of a queue waited twice as long."""
     wire = Wire(12.5e6, 0.001, window_max=4 << 20)
     wire.run(20.0)
     wire.narrow(100)
@@ -227,7 +234,7 @@ def test_a_queue_that_turns_out_twice_as_long_is_answered_again() -> None:
 
 
 def test_a_window_that_holds_nothing_back_does_not_grow() -> None:
-    """It would say nothing of what the link takes."""
+    """The window does not grow while no message waits: the link's limit is not reached."""
     link = SendWindow(PLENTY, 0.0)
     for i in range(100):
         assert link.has_room(1000)
@@ -237,6 +244,7 @@ def test_a_window_that_holds_nothing_back_does_not_grow() -> None:
 
 
 def test_to_have_held_something_back_once_says_nothing_of_later() -> None:
+    """A message that waited once lets the window grow once, not with each later acknowledgement."""
     link = SendWindow(PLENTY, 0.0)
     link.on_sent(WINDOW_FIRST, 0.0)
     assert not link.has_room(1000)
@@ -250,10 +258,11 @@ def test_to_have_held_something_back_once_says_nothing_of_later() -> None:
     assert link.window == grown
 
 
-# -- what it knows -----------------------------------------------------------------------------
+# -- measurements ------------------------------------------------------------------------------
 
 
 def test_the_rate_is_what_goes_through_while_something_is_under_way() -> None:
+    """The rate counts only time in which something is under way; idle time is left out."""
     wire = Wire(1e6)
     assert wire.link.rate == 0.0
     wire.run(20.0)
@@ -264,11 +273,12 @@ def test_the_rate_is_what_goes_through_while_something_is_under_way() -> None:
 
 
 def test_the_oldest_without_a_sign_of_arrival_is_known_by_its_time() -> None:
+    """``since_s``: when the oldest message without a sign of arrival was sent, or the last sign."""
     link = SendWindow(PLENTY, 0.0)
     link.on_sent(100, 1.0)
     link.on_sent(100, 2.0)
     assert link.since_s == 1.0
-    link.on_ack(50, 0, 3.0)  # a part of it: the stream lives, and what is left has to show it anew
+    link.on_ack(50, 0, 3.0)  # part of it has arrived: the wait for the rest begins now
     assert link.since_s == 3.0
     link.on_ack(50, 0, 4.0)
     assert link.since_s == 3.0
@@ -280,6 +290,7 @@ def test_the_oldest_without_a_sign_of_arrival_is_known_by_its_time() -> None:
 
 
 def test_a_link_that_slept_with_nothing_under_way_waits_for_nothing() -> None:
+    """A pause of the process starts no wait if nothing is under way."""
     link = SendWindow(PLENTY, 0.0)
     link.shift_deadlines(10.0)
     assert link.since_s is None

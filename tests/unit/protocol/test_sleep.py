@@ -1,4 +1,4 @@
-"""A process that stood still waits anew: every time that a part keeps is shifted, or named here."""
+"""Tests of pauses of a process: each stored time is postponed, or listed here with a reason."""
 
 from __future__ import annotations
 
@@ -48,14 +48,14 @@ NOT_SHIFTED_BY_MASTER = {
 
 
 def times_of(machine: Node) -> dict[str, float]:
-    """All times that its parts keep, by part and name."""
+    """Return all times that the parts of a node store, by part and name."""
     parts = {name: part for name, part in vars(machine).items() if hasattr(part, "__dict__")}
     parts["replication.fetch"] = machine.replication.fetch
     return times_in(parts) | {"link.window.since_s": machine.link.window.since_s or 0.0}
 
 
 def times_of_master(machine: Master) -> dict[str, float]:
-    """All times that its parts keep, by part and name."""
+    """Return all times that the parts of the master store, by part and name."""
     parts = {name: part for name, part in vars(machine).items() if hasattr(part, "__dict__")}
     assert machine.copies.fetch is not None
     parts["copies.fetch"] = SimpleNamespace(**asdict(machine.copies.fetch))  # it has slots
@@ -64,10 +64,11 @@ def times_of_master(machine: Master) -> dict[str, float]:
 
 
 def times_in(parts: dict[str, Any]) -> dict[str, float]:
+    """Return all float attributes whose names end with ``_s``, by part and name."""
     return {
         f"{part.removeprefix('_')}.{name}": at_s
         for part, of in parts.items()
-        # children have leases, and by ``_pauses`` the sleep is measured
+        # Leases handle pauses themselves; ``_pauses`` measures them.
         if part not in ("directive", "limits", "children", "leases", "_pauses")
         for name, at_s in vars(of).items()
         if name.endswith("_s") and isinstance(at_s, float)
@@ -76,7 +77,7 @@ def times_in(parts: dict[str, Any]) -> dict[str, float]:
 
 @pytest.fixture
 def busy(node: Any, make: Any) -> Any:
-    """A node in which every wait has begun: it has updates out, fetches, and leaves."""
+    """A node in which every wait has begun: updates in flight, a fetch, a leave, a failure."""
     node.training()
     node.step(make.published(), 1.0)
     node.step(ev.ReplicaHashed(0, "digest", None))
@@ -91,6 +92,7 @@ def busy(node: Any, make: Any) -> Any:
 
 
 def test_every_time_is_shifted_or_is_named_with_its_reason(busy: Any) -> None:
+    """Each time that a node stores is postponed by the pause, or listed in NOT_SHIFTED."""
     before = times_of(busy.machine)
     busy.machine._deadlines.shift_after_pause(busy.now_s + SLEPT_S)
     after = times_of(busy.machine)
@@ -107,6 +109,7 @@ def test_every_time_is_shifted_or_is_named_with_its_reason(busy: Any) -> None:
 
 
 def test_a_short_pause_is_no_sleep(busy: Any) -> None:
+    """A pause of a quarter of a lease shifts no time."""
     before = times_of(busy.machine)
     busy.machine._deadlines.shift_after_pause(busy.now_s + busy.machine.limits.lease_s / 4)
     after = times_of(busy.machine)
@@ -114,7 +117,7 @@ def test_a_short_pause_is_no_sleep(busy: Any) -> None:
 
 
 def test_every_time_of_a_master_is_shifted_or_is_named_with_its_reason(master: Any) -> None:
-    """Before the first event after the pause takes effect."""
+    """The master postpones its times before the first event after a pause takes effect."""
     master.running().evict(2)
     master.step(ev.OptimizerCopyRequest())
     before = times_of_master(master.machine)

@@ -1,4 +1,4 @@
-"""Links that carry less than training would fill: who is told, when, and in which words."""
+"""Tests of slow links, which carry less than training produces: when and how they are reported."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ WIDE = 1e9  # bytes per second
 
 
 def told(backlog: Backlog, waits: list[bool], carries: float = 0.0) -> list[float]:
-    """A second passes between two looks, and training makes 100 bytes in each."""
+    """Observe a backlog each second while training makes 100 bytes/s; return reported rates."""
     looks = [
         backlog.observe(wait, 100 * second, carries, float(second))
         for second, wait in enumerate(waits)
@@ -24,20 +24,23 @@ def told(backlog: Backlog, waits: list[bool], carries: float = 0.0) -> list[floa
 
 
 def test_a_link_is_told_once_it_has_been_behind_for_long_and_once_only() -> None:
+    """A link is reported once, after data have waited for it for longer than NARROW_S."""
     assert told(Backlog(), [True] * int(NARROW_S)) == []
     assert told(Backlog(), [True] * 60) == [100.0]
 
 
 def test_a_burst_that_passes_is_no_narrow_link() -> None:
+    """A link that catches up every few seconds is not reported."""
     assert told(Backlog(), [True, True, True, False] * 20) == []
 
 
 def test_a_link_that_carries_more_than_is_made_is_not_to_blame() -> None:
-    """Its other end stands still: that is another message's business."""
+    """A link that carries enough is not reported as slow: the cause is its other end."""
     assert told(Backlog(), [True] * 60, carries=WIDE) == []
 
 
 def test_what_people_are_told() -> None:
+    """The sentence about a slow link names node, host, both rates and the staleness."""
     narrow = SlowLink(3, 1.2e6, 9.4e6, 41, True)
     assert describe_slow_link(narrow, "host7") == (
         "the link to node 3 (host7) carries 1.2 MB/s, training would fill 9.4: "
@@ -52,12 +55,13 @@ def test_what_people_are_told() -> None:
 
 
 def test_it_travels_among_a_relays_counters() -> None:
+    """A slow link survives the encoding and decoding of a worker's counters."""
     narrow = SlowLink(3, 1.2e6, 9.4e6, 41, True)
     assert from_wire({"steps": 1.0} | to_wire(told_of(narrow))).node == told_of(narrow).node
 
 
 def fed_too_little(parent: Any, **said: Any) -> list[SlowLink]:
-    """For long enough its child takes less than is made; what was found of it then."""
+    """Let a child take one commit per second while five are made; return the slow links."""
     for second in range(2 * int(NARROW_S)):
         parent.now_s, head = float(second), parent.history.log.head
         parent.append(*(parent.make.committed(head + i, count=1000) for i in range(1, 6)))
@@ -68,6 +72,7 @@ def fed_too_little(parent: Any, **said: Any) -> list[SlowLink]:
 
 
 def test_a_parent_names_the_child_that_takes_too_little(parent_with: Any) -> None:
+    """A parent records the slow link of a child that takes less than training makes."""
     parent = parent_with(window_bytes=ONE)
     parent.attach()
     (narrow,) = fed_too_little(parent)
@@ -77,6 +82,7 @@ def test_a_parent_names_the_child_that_takes_too_little(parent_with: Any) -> Non
 
 
 def test_who_takes_a_snapshot_has_no_slow_link_until_it_is_whole(parent_with: Any) -> None:
+    """A child's link does not count as slow while the child fetches a snapshot."""
     parent = parent_with(window_bytes=ONE)
     parent.attach(whole=False, catching=True)
     assert parent.child().stage is SNAPSHOT
@@ -86,10 +92,12 @@ def test_who_takes_a_snapshot_has_no_slow_link_until_it_is_whole(parent_with: An
 
 
 def told_of(slow: SlowLink) -> WorkerCounters:
+    """Return counters that contain this slow link."""
     return WorkerCounters(node=NodeCounters(slow_link=slow))
 
 
 def test_the_master_tells_of_each_link_once_and_blames_no_slow_worker(master: Any) -> None:
+    """The master notes each slow link once, and then does not also note its worker as lagging."""
     master.running()
     narrow = to_wire(told_of(SlowLink(1, 1.2e6, 9.4e6, 41, True)))
     (note,) = every(master.say(1, stats=narrow, lag=64), ev.Note)
@@ -98,6 +106,7 @@ def test_the_master_tells_of_each_link_once_and_blames_no_slow_worker(master: An
 
 
 def test_a_relay_tells_with_its_counters(node: Any) -> None:
+    """A relay reports its newest slow link as part of its counters."""
     node.training()
     node.me.children.slow_links.append(SlowLink(3, 1.0, 2.0, 4, False))
     node.machine.set_counters(WorkerCounters(node=NodeCounters(wire_bytes=7)))

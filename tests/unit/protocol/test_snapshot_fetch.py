@@ -1,4 +1,4 @@
-"""Catchup: a snapshot in chunks, and the commits that pass meanwhile."""
+"""Tests of ``SnapshotFetch``: chunks that are requested, kept or dropped, and its completion."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ PLENTY, ONE = 10**6, 1  # bytes: room for all commits of these tests, or for the
 
 
 def test_chunks_are_asked_for_a_few_at_a_time_and_once(make: Any) -> None:
-    """However long they take: what was asked for comes, or its stream is gone."""
+    """Each chunk is requested once, however long it takes: it arrives or its stream is gone."""
     catchup = SnapshotFetch(Log(PLENTY), 10, 0.0)
     assert catchup.next_requests() == list(range(ASKED_AT_ONCE))
     assert catchup.next_requests() == []
@@ -35,13 +35,14 @@ def test_it_is_ready_with_all_chunks_and_every_commit_inside_them(make: Any) -> 
 
 
 def passes(catchup: SnapshotFetch, held: Log, *commits: Any) -> None:
-    """These go through the log meanwhile."""
+    """Append commits to the log while the fetch is running."""
     for commit in commits:
         held.append(commit)
     catchup.drop_useless_chunks()
 
 
 def test_a_chunk_that_is_older_than_what_is_held_is_worthless(make: Any) -> None:
+    """A chunk is requested again if the log no longer has all commits after it."""
     held = Log(ONE)
     catchup = SnapshotFetch(held, 2, 0.0)
     catchup.take(make.chunk(0, 0), 0.0)
@@ -62,6 +63,7 @@ def test_a_chunk_beyond_the_last_is_ignored(make: Any) -> None:
 
 
 def test_progress_is_to_hold_more_chunks_than_ever(make: Any) -> None:
+    """Progress means to hold more chunks than ever before, also in a replaced fetch."""
     held = Log(ONE)
     catchup = SnapshotFetch(held, 3, 0.0)
     catchup.take(make.chunk(0, 0), 1.0)
@@ -77,6 +79,7 @@ def test_progress_is_to_hold_more_chunks_than_ever(make: Any) -> None:
 
 
 def test_waiting_for_the_trainer_is_another_wait(make: Any) -> None:
+    """When the snapshot is complete and only the trainer is awaited, the deadline is restarted."""
     catchup = SnapshotFetch(Log(ONE), 1, 0.0)
     catchup.take(make.chunk(0, 0), 1.0)
     assert catchup.ready(50.0)
@@ -84,7 +87,7 @@ def test_waiting_for_the_trainer_is_another_wait(make: Any) -> None:
 
 
 def test_another_parent_is_asked_for_what_is_lacking_at_once(make: Any) -> None:
-    """What one parent has sent need not come again from the next."""
+    """Chunks of the old parent are kept; only missing ones are requested from the new one."""
     catchup = SnapshotFetch(Log(PLENTY), 3, 0.0)
     catchup.next_requests()
     catchup.take(make.chunk(0, 1), 0.1)
@@ -93,7 +96,7 @@ def test_another_parent_is_asked_for_what_is_lacking_at_once(make: Any) -> None:
 
 
 def test_a_chunk_with_half_a_sum_in_it_is_asked_for_again(make: Any) -> None:
-    """One from before the sum, or with all of it, counts."""
+    """A chunk is useless if it contains part of a sum; with none or all of it, it is kept."""
     held = Log(PLENTY, base=3)
     catchup = SnapshotFetch(held, 4, 0.0)
     catchup.next_requests()
@@ -101,7 +104,7 @@ def test_a_chunk_with_half_a_sum_in_it_is_asked_for_again(make: Any) -> None:
         catchup.take(make.chunk(commit, index), 0.0)
     passes(catchup, held, make.committed(4), make.merged(4, 8))
     assert catchup.next_requests() == [2]
-    catchup.take(make.chunk(6, 2), 0.0)  # on its way before the sum was
+    catchup.take(make.chunk(6, 2), 0.0)  # the parent sent it before it sent the sum
     assert catchup.next_requests() == [2]
     assert not catchup.ready(0.0)
     catchup.take(make.chunk(8, 2), 0.0)

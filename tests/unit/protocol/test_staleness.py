@@ -1,4 +1,4 @@
-"""How old learning is when it is committed, in the others' minibatches, from made-up commits."""
+"""Tests of ``Staleness``, in minibatches of other workers, with invented sequences of commits."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from sparkstrom.protocol.master.commit_order import Staleness
 
 
 def turns(workers: int, rounds: int, late: int = 1) -> Staleness:
-    """All take turns, one minibatch each; each has seen all up to its own update ``late`` ago."""
+    """Return the staleness when workers take turns, one minibatch each.
+
+    Each worker has seen all commits up to its own update of ``late`` rounds ago.
+    """
     staleness = Staleness()
     for commit in range(1, workers * rounds + 1):
         node = 1 + (commit - 1) % workers
@@ -22,30 +25,37 @@ def turns(workers: int, rounds: int, late: int = 1) -> Staleness:
 
 @pytest.mark.parametrize("workers", [1, 2, 8])
 def test_who_takes_turns_is_a_round_late(workers: int) -> None:
+    """With k workers that take turns, the staleness is k - 1."""
     staleness = turns(workers, 100)
     assert staleness.most == workers - 1
     assert staleness.mean == pytest.approx(workers - 1, abs=0.05 * workers)
 
 
 def test_who_sees_only_every_other_round_is_two_late() -> None:
+    """Workers that see commits one round later are stale by two rounds."""
     assert turns(4, 100, late=2).most == 2 * 3
 
 
 def test_own_minibatches_are_known_before_they_have_a_number() -> None:
+    """A worker's own minibatches do not make it stale, even if it has not seen their commits."""
     staleness = Staleness()
     for commit in range(1, 10):
-        staleness.on_commit(1, commit, 0, 3)  # alone, and it never heard of its numbers
+        staleness.on_commit(1, commit, 0, 3)  # the only worker, which has seen no commit
     assert (staleness.mean, staleness.most) == (0.0, 0.0)
 
 
 def test_steps_that_were_held_back_count_from_where_each_was_made() -> None:
-    """Of four steps, the first began right after commit 2 or so, the last with commit 6."""
+    """The steps of one late publication are assumed to be evenly spaced since the previous one.
+
+    Here the first of four steps had seen two of the eight minibatches of others, the last all
+    eight.
+    """
     staleness = Staleness()
     staleness.on_commit(1, 1, 0, 1)
     for commit in range(2, 10):
         staleness.on_commit(2, commit, commit - 1, 1)
-    staleness.on_commit(1, 10, 9, 4)  # known before: none of the others'; now: 8
-    assert staleness.most == 6.0  # evenly: 2, 4, 6, 8 were known; 8 are there
+    staleness.on_commit(1, 10, 9, 4)  # seen before: 0 of the others'; now: 8
+    assert staleness.most == 6.0  # the steps had seen 2, 4, 6 and 8 of 8
     assert staleness.mean * 13 == pytest.approx(1 * (1 - 1) + (6 + 4 + 2 + 0))
 
 
@@ -54,14 +64,15 @@ def test_minibatches_without_an_update_count_with_the_next_commit() -> None:
     staleness.on_commit(2, 1, 0, 1)
     staleness.on_empty_steps(2, 5)
     staleness.on_commit(2, 2, 1, 1)
-    staleness.on_commit(1, 3, 1, 1)  # it knew one of seven
+    staleness.on_commit(1, 3, 1, 1)  # it had seen 1 of 7
     assert staleness.most == 6.0
     staleness.on_empty_steps(1, 2)
-    staleness.on_commit(1, 4, 2, 1)  # all of the others': its own are no news to it
+    staleness.on_commit(1, 4, 2, 1)  # it had seen all 7 of the others'
     assert (staleness.most, staleness.mean) == (6.0, 6 / 4)
 
 
 def test_what_adds_no_minibatch_counts_for_nothing() -> None:
+    """An update without minibatches, such as one with buffers, does not change the staleness."""
     staleness = Staleness()
     staleness.on_commit(2, 1, 0, 1)
     staleness.on_commit(1, 2, 0, 0)  # buffers
@@ -69,16 +80,18 @@ def test_what_adds_no_minibatch_counts_for_nothing() -> None:
 
 
 def test_a_worker_that_comes_back_begins_anew() -> None:
+    """After ``forget``, a worker's next publication is not compared with its earlier ones."""
     staleness = Staleness()
     staleness.on_commit(1, 1, 0, 1)
     for commit in range(2, 8):
         staleness.on_commit(2, commit, commit - 1, 1)
     staleness.forget(1)
-    staleness.on_commit(1, 8, 7, 6)  # no publication to count from: all began with what it knew
+    staleness.on_commit(1, 8, 7, 6)  # its first publication: all 6 steps count as begun at commit 7
     assert staleness.most == 0.0
 
 
 def test_memory_is_bounded_and_older_counts_as_the_oldest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only the newest commits are remembered; an older ``seen`` counts as the oldest."""
     monkeypatch.setattr(module, "REMEMBERED", 8)
     staleness = Staleness()
     for commit in range(1, 101):
@@ -89,12 +102,13 @@ def test_memory_is_bounded_and_older_counts_as_the_oldest(monkeypatch: pytest.Mo
 
 
 def test_the_master_counts_updates_and_what_was_told_without_one(master: Any, make: Any) -> None:
+    """The master counts minibatches of updates, and those reported without an update."""
     master.running()
     staleness = master.machine.order.staleness
     master.hear(1, make.update(1, 1, seen=0, batch=1))
     master.hear(2, make.update(2, 1, b"buffers", form=BUFFERS, batch=0))
-    master.hear(2, make.update(2, 2, seen=0, batch=2))  # two, and none of node 1's seen
+    master.hear(2, make.update(2, 2, seen=0, batch=2))  # two, none of node 1's seen
     assert (staleness.mean, staleness.most) == (2 / 3, 1.0)
-    master.say(1, after_seq=1, epoch=0, batch=2)  # a step that sent nothing
+    master.say(1, after_seq=1, epoch=0, batch=2)  # a step without a publication
     master.hear(2, make.update(2, 3, seen=3, batch=3))
     assert staleness.mean == 3 / 4

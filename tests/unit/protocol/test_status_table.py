@@ -1,4 +1,4 @@
-"""Ledger: whose newest words go up, how much at once, and what a lost report costs."""
+"""Tests of ``StatusTable``: which statuses are in the next report, and when they are repeated."""
 
 from __future__ import annotations
 
@@ -14,10 +14,12 @@ from sparkstrom.protocol.worker.node_state import (
 
 
 def nodes(ledger: StatusTable) -> list[int]:
+    """Return the nodes whose statuses are in the next report."""
     return [status.node for status in ledger.next_report()[1]]
 
 
 def filled(make: Any, *known: int, via: int = 5) -> StatusTable:
+    """Return a table with one status of each of these nodes, received through the child ``via``."""
     ledger = StatusTable()
     for node in known:
         assert ledger.update(make.status(node), via)
@@ -25,10 +27,12 @@ def filled(make: Any, *known: int, via: int = 5) -> StatusTable:
 
 
 def hear_all(ledger: StatusTable) -> None:
+    """Acknowledge the next report."""
     ledger.on_ack(ledger.next_report()[0])
 
 
 def test_what_is_new_is_told_until_it_was_heard(make: Any) -> None:
+    """A new status is in every report until the parent acknowledges it."""
     ledger = filled(make, 1, 2)
     stamp, news = ledger.next_report()
     assert [status.node for status in news] == [1, 2]
@@ -39,10 +43,11 @@ def test_what_is_new_is_told_until_it_was_heard(make: Any) -> None:
 
 
 def test_only_what_changed_since_is_told_then(make: Any) -> None:
+    """A status that changes after a report stays pending when that report is acknowledged."""
     ledger = filled(make, 1, 2)
     stamp, _ = ledger.next_report()
     assert ledger.update(make.status(2, count=2, steps=9), 5)
-    ledger.on_ack(stamp)  # of the first two
+    ledger.on_ack(stamp)  # acknowledges the first two statuses only
     (status,) = ledger.next_report()[1]
     assert (status.node, status.steps) == (2, 9)
 
@@ -55,6 +60,7 @@ def test_a_report_that_was_lost_is_in_the_next_one(make: Any) -> None:
 
 
 def test_older_words_change_nothing(make: Any) -> None:
+    """A status with a lower edge, or with the same edge and no higher count, is ignored."""
     ledger = filled(make, 1)
     assert ledger.update(make.status(1, edge=2, count=1, steps=7), 5)
     for edge, count in ((2, 1), (1, 9)):
@@ -63,6 +69,7 @@ def test_older_words_change_nothing(make: Any) -> None:
 
 
 def test_an_old_acknowledgement_takes_nothing_back(make: Any) -> None:
+    """A repeated older acknowledgement neither restores nor removes pending statuses."""
     ledger = filled(make, 1)
     old, _ = ledger.next_report()
     ledger.update(make.status(2), 5)
@@ -73,6 +80,7 @@ def test_an_old_acknowledgement_takes_nothing_back(make: Any) -> None:
 
 
 def test_a_report_takes_the_oldest_news_and_as_much_as_fits(make: Any) -> None:
+    """A report has the statuses that have been pending longest, up to the cost limit."""
     plain = COST_MAX
     ledger = filled(make, *range(1, plain + 11))
     told = []
@@ -83,6 +91,7 @@ def test_a_report_takes_the_oldest_news_and_as_much_as_fits(make: Any) -> None:
 
 
 def test_counters_and_hashes_take_more_room(make: Any) -> None:
+    """Statuses with counters or a hash cost more, so fewer of them fit into a report."""
     counters = {str(i): 1.0 for i in range(COUNTERS_PER_COST * AUDIT_COST)}
     rich = COST_MAX // (1 + AUDIT_COST)
     ledger = StatusTable()
@@ -93,6 +102,7 @@ def test_counters_and_hashes_take_more_room(make: Any) -> None:
 
 
 def test_what_costs_more_than_a_report_may_goes_alone(make: Any, monkeypatch: Any) -> None:
+    """A status that alone exceeds the cost limit is sent in a report of its own."""
     monkeypatch.setattr("sparkstrom.protocol.worker.node_state.COST_MAX", AUDIT_COST)
     ledger = StatusTable()
     for node in (1, 2):
@@ -101,36 +111,39 @@ def test_what_costs_more_than_a_report_may_goes_alone(make: Any, monkeypatch: An
 
 
 def test_a_new_parent_is_told_everything(make: Any) -> None:
+    """A new parent gets all statuses; acknowledgements of earlier reports do not count for it."""
     ledger = filled(make, 1, 2)
     hear_all(ledger)
     ledger.resend_all()
     assert nodes(ledger) == [1, 2]
     before, _ = ledger.next_report()
     ledger.resend_all()
-    ledger.on_ack(before)  # what the last one heard is not what this one has
+    ledger.on_ack(before)  # acknowledges a report to the former parent
     assert nodes(ledger) == [1, 2]
 
 
 def test_of_whoever_left_and_all_below_nothing_is_known(make: Any) -> None:
+    """Dropping a child removes its status and those of all nodes below it."""
     ledger = filled(make, 1, 2, via=5)
     ledger.update(make.status(3), 6)
     ledger.drop_subtree(5)
     assert nodes(ledger) == [3]
     assert [ledger.child_towards(node) for node in (1, 2, 3)] == [None, None, 6]
-    assert ledger.update(make.status(1), 6)  # where it is now, it says the same again
+    assert ledger.update(make.status(1), 6)  # the same status, through its new parent
     assert ledger.child_towards(1) == 6
 
 
 def test_whoever_is_told_of_by_another_child_stands_under_that_one_now(make: Any) -> None:
-    """Its parent was moved with it. The former child goes, and nothing is forgotten with it."""
+    """A status from another child moves the node there; dropping the first child keeps it."""
     ledger = filled(make, 1, via=5)
-    assert not ledger.update(make.status(1), 6)  # the same words, and no news
+    assert not ledger.update(make.status(1), 6)  # the same status is no news
     assert ledger.child_towards(1) == 6
     ledger.drop_subtree(5)
     assert nodes(ledger) == [1]
 
 
 def test_counters_are_told_until_they_were_heard_and_then_only_anew(make: Any) -> None:
+    """Counters are reported until they are acknowledged, and later only if they have changed."""
     ledger = StatusTable()
     ledger.update(make.status(1, stats={"steps": 1.0}), 5)
     stamp, _ = ledger.next_report()
@@ -141,7 +154,7 @@ def test_counters_are_told_until_they_were_heard_and_then_only_anew(make: Any) -
     assert ledger.next_report()[1][0].stats is None, "nothing has changed"
     ledger.update(make.status(1, count=4, stats={"steps": 2.0}), 5)
     assert ledger.next_report()[1][0].stats == {"steps": 2.0}
-    ledger.on_ack(stamp)  # late, and of the first ones
+    ledger.on_ack(stamp)  # a late acknowledgement of the first counters
     assert ledger.next_report()[1][0].stats == {"steps": 2.0}
 
 

@@ -1,4 +1,4 @@
-"""Handing: what goes up from a relay as its link takes it. It is node 1, under node 4."""
+"""Tests of a relay whose updates wait for room to its parent. It is node 1, its parent node 4."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from sparkstrom.protocol.worker.parent_link import RETRY_LEAST_S
 from tests.unit.protocol.spoken import every, sent
 
 PARENT = 4
-ONE = HEADER_BYTES + 4  # an update of these tests
+ONE = HEADER_BYTES + 4  # weight of one update of these tests
 
 
 @pytest.fixture
 def relay(node_with: Any) -> Any:
-    """Its link upwards takes two updates at a time; it has the children 5 and 6."""
+    """A relay whose link to the parent takes two updates at a time; its children are 5 and 6."""
     serving = FlowLimits(2 * ONE, 10**6, 10**6, 10)
     return node_with(parent=PARENT, flow_limits=serving).training().with_child(5).with_child(6)
 
 
 def up(effects: list[ev.Effect]) -> list[tuple[int, int]]:
-    """Updates that went to the parent."""
+    """Return (origin, seq) of the updates that were sent to the parent."""
     return [(update.origin, update.seq) for update in sent(effects, Update, PARENT)]
 
 
 def arrived(relay: Any, count: int, **fields: Any) -> list[ev.Effect]:
-    """So many of the updates that went up have come, and gone on."""
+    """Let the parent acknowledge ``count`` updates as forwarded; return the effects."""
     effects: list[ev.Effect] = relay.alive(
         bytes_received=count * ONE, bytes_forwarded=count * ONE, **fields
     )
@@ -39,16 +39,17 @@ def arrived(relay: Any, count: int, **fields: Any) -> list[ev.Effect]:
 
 
 def passed(effects: list[ev.Effect], child: int) -> list[tuple[int, int]]:
-    """Updates of this child that came, and that have gone on, as it hears."""
+    """Return (received, forwarded) updates from each state that was sent to this child."""
     return [
         (s.bytes_received // ONE, s.bytes_forwarded // ONE) for s in sent(effects, State, child)
     ]
 
 
-# -- as the link takes it ------------------------------------------------------------------------
+# -- waiting for room ----------------------------------------------------------------------------
 
 
 def test_what_the_link_has_no_room_for_waits_and_is_not_lost(relay: Any, make: Any) -> None:
+    """Updates for which the link has no room wait, and are sent as acknowledgements arrive."""
     for seq in (1, 2):
         assert up(relay.hear(make.update(5, seq), sender=5)) == [(5, seq)]
     for seq in (3, 4):
@@ -59,7 +60,7 @@ def test_what_the_link_has_no_room_for_waits_and_is_not_lost(relay: Any, make: A
 
 
 def test_updates_go_up_in_the_order_in_which_they_came(relay: Any, make: Any) -> None:
-    """Its own among them; the small ones overtake none that waits."""
+    """Updates go up in their order of arrival, own ones included; none overtakes another."""
     relay.hear(make.update(5, 1), sender=5)
     relay.hear(make.update(6, 1, b"x" * 100), sender=6)
     relay.step(make.published(1))
@@ -72,7 +73,7 @@ def test_updates_go_up_in_the_order_in_which_they_came(relay: Any, make: Any) ->
 
 
 def test_a_child_hears_what_came_and_what_has_gone_on(relay: Any, make: Any) -> None:
-    """What waits here fills its link, so that it publishes less."""
+    """A state reports to a child the bytes received from it, and those forwarded to the parent."""
     for seq in (1, 2, 3, 4):
         relay.hear(make.update(5, seq), sender=5)
     assert passed(relay.tick(0.1), 5) == [(4, 2)]
@@ -82,7 +83,7 @@ def test_a_child_hears_what_came_and_what_has_gone_on(relay: Any, make: Any) -> 
 def test_a_child_is_held_to_its_window_by_a_relay_that_cannot_go_on(
     relay: Any, node_with: Any, make: Any
 ) -> None:
-    """Its own window, and what waits at the relay, are all that the relay ever holds for it."""
+    """A relay that cannot forward stores at most one window of a child's updates."""
     child = node_with(parent=1, flow_limits=relay.me.limits.flow_limits).training()
     for batch in range(1, 20):
         for update in sent(child.step(make.published(batch)), Update):
@@ -91,12 +92,12 @@ def test_a_child_is_held_to_its_window_by_a_relay_that_cannot_go_on(
             child.hear(state)
         for update in sent(child.tick(0.1), Update):
             relay.hear(update, sender=5)
-    assert len(relay.me.link.waiting) == 2  # and two are on the way up
+    assert len(relay.me.link.waiting) == 2  # two others are under way to the parent
     assert len(child.me.link.waiting) == 19 - 4
 
 
 def test_nothing_goes_up_twice_however_late_the_signs_of_arrival_are(relay: Any, make: Any) -> None:
-    """A link that takes half a lease; and a whole minute where parts of it come."""
+    """No update is sent twice while its bytes keep arriving slowly, here for a minute."""
     relay.hear(make.update(5, 1), sender=5)
     relay.step(make.published(1))
     effects: list[ev.Effect] = []
@@ -107,6 +108,7 @@ def test_nothing_goes_up_twice_however_late_the_signs_of_arrival_are(relay: Any,
 
 
 def test_an_own_update_that_waits_for_room_goes_once(relay: Any, make: Any) -> None:
+    """A resend request does not duplicate an own update that still waits for room."""
     for batch in (1, 2, 3):
         relay.step(make.published(batch))
     assert up(relay.hear(ResendRequest(1), 1.0)) == []
@@ -118,6 +120,7 @@ def test_an_own_update_that_waits_for_room_goes_once(relay: Any, make: Any) -> N
 def test_without_any_sign_for_much_longer_than_updates_take_the_oldest_goes_again(
     relay: Any, make: Any
 ) -> None:
+    """An uncommitted update is sent again after RETRY_LEAST_S without further acknowledgements."""
     relay.step(make.published(1))
     effects: list[ev.Effect] = []
     for _ in range(int(RETRY_LEAST_S) - 1):
@@ -128,13 +131,16 @@ def test_without_any_sign_for_much_longer_than_updates_take_the_oldest_goes_agai
     assert up(effects) == [(1, 1)]
 
 
-# -- a new edge upwards --------------------------------------------------------------------------
+# -- a new edge to the parent --------------------------------------------------------------------
 
 
 def test_over_a_new_edge_everybody_sends_again_and_what_waited_is_credited(
     relay: Any, make: Any
 ) -> None:
-    """It would come twice, once from here and once from its origin."""
+    """Over a new edge the relay resends only its own updates; its children must resend theirs.
+
+    Waiting updates of children count as forwarded; sent from here, they would arrive twice.
+    """
     relay.step(make.published(1))
     for seq in (1, 2, 3):
         relay.hear(make.update(5, seq), sender=5)
@@ -154,6 +160,7 @@ def test_over_a_new_edge_everybody_sends_again_and_what_waited_is_credited(
 def test_without_a_parent_what_comes_from_below_is_credited_and_dropped(
     relay: Any, make: Any
 ) -> None:
+    """Without a parent, a child's update is dropped but counts as received and forwarded."""
     relay.opened()
     assert up(relay.hear(make.update(5, 1), sender=5)) == []
     child = relay.me.children.by_node[5]
@@ -163,7 +170,10 @@ def test_without_a_parent_what_comes_from_below_is_credited_and_dropped(
 def test_whoever_is_asked_because_of_a_new_edge_answers_although_it_just_did(
     relay: Any, make: Any
 ) -> None:
-    """What it sent a moment ago was dropped on the way: there was no edge above."""
+    """A resend request without an origin is obeyed even just after another resend.
+
+    It means a new edge further up, before which the first resend may have been dropped.
+    """
     relay.step(make.published(1))
     assert up(relay.hear(ResendRequest(1), 1.0)) == [(1, 1)]
     assert up(relay.hear(ResendRequest(1))) == []
@@ -172,6 +182,7 @@ def test_whoever_is_asked_because_of_a_new_edge_answers_although_it_just_did(
 
 
 def test_a_fresh_edge_counts_from_nothing(relay: Any, make: Any) -> None:
+    """A new edge starts with all byte counts at 0."""
     relay.hear(make.update(5, 1), sender=5)
     arrived(relay, 1)
     relay.hear(make.committed(1))
@@ -189,6 +200,7 @@ def test_a_fresh_edge_counts_from_nothing(relay: Any, make: Any) -> None:
 
 
 def test_what_came_by_an_older_edge_is_not_credited_to_the_new_one(relay: Any, make: Any) -> None:
+    """Updates that came over a child's old edge do not count as forwarded on its new edge."""
     for seq in (1, 2, 3):
         relay.hear(make.update(5, seq), sender=5)
     relay.with_child(5)
@@ -197,10 +209,11 @@ def test_what_came_by_an_older_edge_is_not_credited_to_the_new_one(relay: Any, m
     assert (child.bytes_received, child.bytes_forwarded) == (0, 0)
 
 
-# -- what a relay hears of its children's bytes ----------------------------------------------------
+# -- bytes of children -----------------------------------------------------------------------------
 
 
 def test_part_of_a_message_from_below_is_told_to_whoever_sends_it(relay: Any, make: Any) -> None:
+    """Bytes of an incomplete message from a child are acknowledged to that child as received."""
     relay.step(ev.DataArriving(5, 10 * ONE))
     assert passed(relay.tick(0.1), 5) == [(10, 0)]
     relay.hear(make.update(5, 1), sender=5)
@@ -208,6 +221,7 @@ def test_part_of_a_message_from_below_is_told_to_whoever_sends_it(relay: Any, ma
 
 
 def test_a_part_of_an_updaters_state_is_forgotten_when_it_is_whole(relay: Any, make: Any) -> None:
+    """A complete chunk of an optimizer state resets the count of incomplete bytes."""
     relay.step(ev.DataArriving(5, 10 * ONE))
     chunk = OptimizerChunk(asker=77, copy=1, index=0, count=1, payload=b"")
     relay.hear(chunk, sender=5)
@@ -215,15 +229,16 @@ def test_a_part_of_an_updaters_state_is_forgotten_when_it_is_whole(relay: Any, m
 
 
 def test_a_part_from_a_stranger_says_nothing(relay: Any) -> None:
+    """Part of a message from an unknown sender is ignored."""
     assert relay.step(ev.DataArriving(77, 1000)) == []
     assert relay.order is Command.TRAIN
 
 
-# -- a dead stream upwards -------------------------------------------------------------------------
+# -- a dead stream to the parent -------------------------------------------------------------------
 
 
 def reopens(relay: Any, leases: float, **state: Any) -> bool:
-    """Does it open fresh streams while the master is heard all the time?"""
+    """Return whether the relay opens fresh streams within ``leases``; the master is alive."""
     for _ in range(int(10 * leases)):
         relay.alive(**state)
         if every(relay.tick(relay.me.limits.lease_s / 10), ev.ReopenStreams):
@@ -232,14 +247,14 @@ def reopens(relay: Any, leases: float, **state: Any) -> bool:
 
 
 def test_a_stream_upwards_is_dead_when_nothing_handed_up_arrives(relay: Any, make: Any) -> None:
-    """It has nothing of its own to send, and would not notice otherwise."""
+    """A relay replaces its edge if a child's update is not acknowledged, even without own ones."""
     assert not reopens(relay, 1.5)
     relay.hear(make.update(5, 1), sender=5)
     assert reopens(relay, 1.5)
 
 
 def test_what_the_parent_has_counted_was_handed_up(relay: Any, make: Any) -> None:
-    """Whether it has a number by now is not this edge's affair."""
+    """Bytes that the parent received prove that the stream works, committed or not."""
     relay.hear(make.update(5, 1), sender=5)
     assert not reopens(relay, 3.5, bytes_received=ONE)
     relay.hear(make.update(5, 2), sender=5)
