@@ -34,6 +34,7 @@ DATA: dict[type, dict[str, st.SearchStrategy[Any]]] = {
         "commit": NUMBER,
         "origin": U32,
         "seq": NUMBER,
+        "slowest": U63,
         "payload": ENCODED,
     },
     m.Chunk: {"index": U32, "commit": U63, "payload": PAYLOAD},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import pickle
 import weakref
@@ -321,13 +322,19 @@ def test_the_score_of_an_ignored_label_is_nan() -> None:
     ],
 )
 def test_two_outputs_have_two_columns(
-    names: tuple[str, ...], exact: bool, refused: str | None
+    names: tuple[str, ...], exact: bool, refused: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Outputs need columns with different names; before, the second one replaced the first."""
+    added: list[str] = []
     conf = SimpleNamespace(get=lambda *_: str(exact).lower())
-    frame: Any = SimpleNamespace(sparkSession=SimpleNamespace(conf=conf))
-    with pytest.raises(UsageError if refused else AttributeError, match=refused):
-        inference.add_output_columns(frame, None, "x", names)
+    frame: Any = SimpleNamespace(sparkSession=SimpleNamespace(conf=conf), drop=lambda _: frame)
+    frame.withColumn = lambda name, column: added.append(name) or frame
+    model: Any = SimpleNamespace(value=SimpleNamespace(digest="d"))
+    monkeypatch.setattr(inference, "create_output_column", lambda *_: None)
+    monkeypatch.setattr("pyspark.sql.functions.col", lambda name: name)
+    with pytest.raises(UsageError, match=refused) if refused else contextlib.nullcontext():
+        inference.add_output_columns(frame, model, "x", names)
+    assert added == ([] if refused else ["sparkstrom_d", *names])
 
 
 def test_images_are_predicted_some_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ import threading
 
 import pytest
 
+from sparkstrom.spark.data import partitioning
 from sparkstrom.spark.data.partitioning import ARROW_BATCH_ROWS_KEY, limit_message_rows
 
 
@@ -19,17 +20,15 @@ class Conf(dict[str, str]):
 def test_the_number_of_rows_is_put_back_whoever_else_changes_it() -> None:
     """Two threads use their limits one after the other; then the user's number is restored."""
     conf, seen = Conf({ARROW_BATCH_ROWS_KEY: "10000"}), []
-    inside = threading.Event()
 
     def second() -> None:
         with limit_message_rows(conf, 32):
             seen.append(conf[ARROW_BATCH_ROWS_KEY])
 
     with limit_message_rows(conf, 1000):
-        other = threading.Thread(target=lambda: (inside.set(), second()))
+        assert partitioning._CONF_LOCK.locked()  # a second thread waits
+        other = threading.Thread(target=second)
         other.start()
-        inside.wait(10)
-        assert conf[ARROW_BATCH_ROWS_KEY] == "1000"
     other.join(10)
     assert seen == ["32"]
     assert conf[ARROW_BATCH_ROWS_KEY] == "10000"

@@ -109,13 +109,12 @@ def test_the_oldest_logs_go_and_other_files_stay(tmp_path: Path) -> None:
 
 
 def test_fits_that_try_parameters_write_no_log() -> None:
-    """A fit is a tuning fit if a function singleTask in pyspark.ml.tuning calls it."""
-    assert not run_log.is_tuning_fit()
-    source = "def singleTask(look):\n    return look()\n"
-    for module, expected in (("pyspark.ml.tuning", True), ("my.tuning", False)):
-        there: dict[str, Any] = {"__name__": module}
-        exec(source, there)
-        assert there["singleTask"](run_log.is_tuning_fit) is expected
+    """A fit called by a function singleTask of pyspark.ml.tuning has no automatic run log."""
+    source = "def singleTask(open_log):\n    return open_log()\n"
+    for module, has_log in (("pyspark.ml.tuning", False), ("my.tuning", True)):
+        names: dict[str, Any] = {"__name__": module}
+        exec(source, names)
+        assert (names["singleTask"](lambda: open_run_log(None, SPEC)) is not None) is has_log
 
 
 def test_pyspark_still_tries_parameters_in_that_function() -> None:
