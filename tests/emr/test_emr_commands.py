@@ -1,7 +1,7 @@
-"""conf/emr's commands, run: in an environment of their own, with stand-ins for what needs a node.
+"""Tests that run conf/emr's commands in a separate environment without a node of EMR.
 
-`sudo`, and `aws` for what lies in S3, write down what they are told; pip is pip. The real `aws`
-calls a server that keeps EMR's and EC2's rules (moto).
+Stand-ins of `sudo` and `aws` record their arguments, and that of `aws` copies files; pip is real.
+Other tests call the real `aws` with a server that checks EMR's and EC2's rules (moto).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ esac
 
 
 class Node:
-    """A machine without anything of ours: a PATH with stand-ins, and what they were told."""
+    """A machine without sparkstrom: a PATH with stand-ins, and the calls that they recorded."""
 
     def __init__(self, folder: Path, *stubs: str) -> None:
         self.bin, self.bucket, self.said = folder / "bin", folder / "bucket", folder / "said"
@@ -79,7 +79,7 @@ def node(tmp_path: Path) -> Node:
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Built from a copy: what a checkout has left in build/ does not get in."""
+    """A wheel that is built from a copy of the tree, without the checkout's folder build/."""
     copy, out = tmp_path_factory.mktemp("copy"), tmp_path_factory.mktemp("wheel")
     for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE", "MANIFEST.in"):
         shutil.copy(ROOT / name, copy)
@@ -95,6 +95,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_bootstrap_action_makes_an_environment_that_has_aeron(
     node: Node, wheel: Path, tmp_path: Path
 ) -> None:
+    """bootstrap.sh sets UDP buffer sizes and makes an environment that loads Aeron's library."""
     shutil.copy(wheel, node.bucket)
     home = tmp_path / "opt/sparkstrom"
     python = f"python{sys.version_info.major}.{sys.version_info.minor}"
@@ -107,7 +108,7 @@ def test_the_bootstrap_action_makes_an_environment_that_has_aeron(
     assert "  net.core.rmem_max = 4194304" in said
     assert "  net.core.wmem_max = 4194304" in said
     assert "sudo sysctl --quiet --load /etc/sysctl.d/90-sparkstrom.conf" in said
-    assert not any("dnf" in line for line in said)  # that Python is there
+    assert not any("dnf" in line for line in said)  # this Python exists already
     code = """
 import json, sys, packaging, pandas, sparkstrom
 from sparkstrom.transport.aeron.library import load_library
@@ -143,8 +144,9 @@ def test_an_instance_without_aerons_processor_is_refused(node: Node) -> None:
 
 
 def test_a_python_that_is_not_there_is_installed(node: Node) -> None:
+    """bootstrap.sh installs a missing Python with dnf."""
     done = node.run("bootstrap.sh", "--package", "s3://b/x.whl", "--python", "python3.99")
-    assert done.returncode != 0  # dnf is a stand-in here
+    assert done.returncode != 0  # the stand-in of sudo installs nothing
     assert "sudo dnf install --quiet --assumeyes python3.99" in node.lines()
 
 
@@ -155,6 +157,7 @@ def test_a_python_that_is_not_there_is_installed(node: Node) -> None:
 def test_a_cluster_is_asked_for_with_what_was_uploaded(
     node: Node, tmp_path: Path, release: str, label: str, python: str
 ) -> None:
+    """create-cluster.sh uploads three files and requests a cluster that uses them."""
     wheel, program = tmp_path / "sparkstrom-9-py3-none-any.whl", tmp_path / "train.py"
     wheel.touch()
     program.touch()
@@ -209,7 +212,7 @@ threading.Event().wait()
 
 @pytest.fixture(scope="module")
 def aws(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
-    """AWS' own command line tool from PyPI, in an environment of its own, and a server for it."""
+    """A machine with AWS' command line tool from PyPI in its own environment, and a moto server."""
     pytest.importorskip("moto")
     folder = tmp_path_factory.mktemp("aws")
     home = folder / "venv"
@@ -236,7 +239,7 @@ def aws(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
 
 
 def client(node: Node, service: str):
-    """A client of the server in this process; a call of AWS' command line takes 0.7 s."""
+    """Return a client of the server in this process, because `aws` takes 0.7 s per call."""
     import boto3
 
     environment = node.environment
@@ -252,6 +255,7 @@ def client(node: Node, service: str):
 @pytest.mark.slow
 @pytest.mark.parametrize("fleets", ["instance-fleets.json", "instance-fleets-spot.json"])
 def test_aws_command_line_takes_the_cluster(aws: Node, tmp_path: Path, fleets: str) -> None:
+    """The real `aws` accepts create-cluster.sh's options, and the cluster has its configuration."""
     wheel, program = tmp_path / "sparkstrom-9-py3-none-any.whl", tmp_path / "train.py"
     wheel.write_text("wheel")
     program.write_text("print()")
@@ -278,6 +282,7 @@ def test_aws_command_line_takes_the_cluster(aws: Node, tmp_path: Path, fleets: s
 
 @pytest.mark.slow
 def test_aws_command_line_takes_the_rule(aws: Node) -> None:
+    """open-udp.sh opens UDP ports 40123 to 40186 within a security group."""
     ec2 = client(aws, "ec2")
     group = ec2.create_security_group(GroupName="g", Description="d")["GroupId"]
     dry = aws.run("open-udp.sh", group, "--dry-run")

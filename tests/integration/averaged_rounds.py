@@ -1,4 +1,4 @@
-"""What a fit in rounds comes to, made in one process by the same arithmetic."""
+"""The expected result of a fit in rounds: the same arithmetic in one process."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Part = tuple[NDArray[Any], NDArray[Any]]  # a worker's features and labels
 def rounds_of(
     each: Sequence[Batches], frequency: int, epochs: int
 ) -> Iterator[list[list[RoundBatch]]]:
-    """The minibatches of each worker, round by round."""
+    """Yield each round's minibatches, as one list per worker."""
     for epoch in range(epochs):
         for first in range(0, max(one.batches_per_epoch for one in each), frequency):
             yield [
@@ -50,14 +50,14 @@ def in_one_process(
     outer: Any = None,
     accumulator: Any = None,
 ) -> Flat:
-    """What a fit comes to: parameters."""
+    """Train in rounds in this process; return the parameters that a fit should have."""
     common = model.initial()
     step, steps, minibatches = OuterStep(outer), 0, 0
     length = FitLength(epochs, epochs * sum(one.batches_per_epoch for one in each))
     fresh = fresh_state(copy.deepcopy(model), common)
     if save_updater and (elsewhere := pretrained_optimizer_states(model).one):
         fresh = decode_optimizer_state(elsewhere)
-    twin = copy.deepcopy(model)  # for all workers: it is given all that it begins with
+    twin = copy.deepcopy(model)  # trains for all workers: each round sets its whole state
     states = [dict(fresh) for _ in each]
     buffers = model.buffers_bytes() if isinstance(model, Buffered) else b""
     for turns in rounds_of(each, frequency, epochs):
@@ -93,7 +93,7 @@ def in_one_process(
 
 
 def batches_of(parts: Sequence[Part], master: Any) -> list[Batches]:
-    """A worker's minibatches, of each worker."""
+    """Return the minibatches of each worker."""
     return [
         Batches(x, y, batch_rows=master.batch_size_per_worker, seed=0, partition=index)
         for index, (x, y) in enumerate(parts)
@@ -103,12 +103,12 @@ def batches_of(parts: Sequence[Part], master: Any) -> list[Batches]:
 def turns_of_fit(
     parts: Sequence[Part], master: Any, epochs: int
 ) -> Iterator[list[list[RoundBatch]]]:
-    """``rounds_of`` a fit with a ParameterAveragingTrainingMaster."""
+    """Yield the rounds of a fit with a ParameterAveragingTrainingMaster, as ``rounds_of`` does."""
     return rounds_of(batches_of(parts, master), master.averaging_frequency, epochs)
 
 
 def fitted_in_one_process(model: Any, parts: Sequence[Part], master: Any, epochs: int) -> Flat:
-    """``in_one_process``, of such a fit."""
+    """Return what ``in_one_process`` computes for a fit with a ParameterAveragingTrainingMaster."""
     names = ("save_updater", "outer", "accumulator")
     options = {name: getattr(master, name) for name in names}
     frequency = master.averaging_frequency
@@ -116,7 +116,7 @@ def fitted_in_one_process(model: Any, parts: Sequence[Part], master: Any, epochs
 
 
 def joined(batches: Sequence[Batch]) -> Batch:
-    """One minibatch of all rows."""
+    """Return one minibatch with the rows of all ``batches``."""
     return Batch(
         np.concatenate([one.features for one in batches]),
         np.concatenate([one.labels for one in batches]),

@@ -1,6 +1,6 @@
-"""A real Spark Connect server on loopback, and programs that are its clients.
+"""Fixtures with a real Spark Connect server on loopback and the results of its client programs.
 
-Clients are processes of their own: pyspark talks to one kind of Spark in a process.
+Clients are separate processes: pyspark supports only one kind of Spark session per process.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ SETTINGS = (
     "spark.python.daemon.module=sparkstrom.spark.daemon",
     "spark.executorEnv.SPARKSTROM_PRELOAD=pyarrow,pandas,torch",
 )
-CLIENT_S = 1500.0  # of the client that runs all programs
-ON_JAX = {"jax": "optax", "keras": "keras"}  # kinds of models, and the library of each
+CLIENT_S = 1500.0  # time limit of the client that runs all programs
+ON_JAX = {"jax": "optax", "keras": "keras"}  # the library that each kind of model needs
 FITS, ROUNDS = HERE / "fits_of_a_client.py", HERE / "rounds_of_a_client.py"
 BACKENDS = ROOT / "tests/integration/rounds/cases.py"
-os.environ.setdefault("KERAS_BACKEND", "jax")  # here, of clients, and of executors
+os.environ.setdefault("KERAS_BACKEND", "jax")  # in this process, its clients and the executors
 
 
 def environment(**more: str) -> dict[str, str]:
-    """Of the server, its executors and its clients."""
+    """Return environment variables for the server, its executors and its clients."""
     paths = [str(ROOT), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     own = {"PYTHONPATH": os.pathsep.join(paths), "PYSPARK_PYTHON": sys.executable}
     return {**os.environ, **own, "SPARK_LOCAL_IP": "127.0.0.1", "OMP_NUM_THREADS": "1", **more}
@@ -42,7 +42,7 @@ def environment(**more: str) -> dict[str, str]:
 
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The URL of one whose application has two executors of two slots each."""
+    """The URL of a server whose application has two executors of two slots each."""
     folder = tmp_path_factory.mktemp("connect")
     command = [sys.executable, str(HERE / "connect_server.py"), CLUSTER]
     with (
@@ -63,12 +63,12 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
             assert port, (folder / "server.log").read_text()[-4000:]
             yield f"sc://127.0.0.1:{port}"
         finally:
-            process.stdin.close()  # it ends, with its executors
+            process.stdin.close()  # ends the server and its executors
             process.wait()
 
 
 class Answers:
-    """What one program of a client said of each of its parts, as JSON in its last line."""
+    """The results of a client program by part, from the JSON in the last line that it printed."""
 
     def __init__(self, status: int, printed: str) -> None:
         self._status, self._printed = status, printed
@@ -87,9 +87,9 @@ def answers(
     request: pytest.FixtureRequest,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> dict[Path, Answers]:
-    """What one client process came to, by the program that it ran for a test file.
+    """The results of the client process, by program; each program belongs to one test file.
 
-    Each client has Python workers of its own on the executors, hence one client for all files.
+    Each client starts its own Python workers on the executors, hence one client for all files.
     """
     from tests.integration.rounds.cases import CASES
 
@@ -100,7 +100,7 @@ def answers(
             ("large", "torch", "jax", "keras", "dies", "estimator", "rehearsal", "refusals"),
         ),
         "rounds/test_backends.py": (BACKENDS, (), tuple(CASES)),
-        # The last part cuts all that is sent small, as for a large model.
+        # From the part "dies" on, messages are cut into small pieces, as for a large model.
         "connect/test_connect_averaging.py": (
             ROUNDS,
             ("union",),
@@ -136,5 +136,5 @@ def answers(
 
 @pytest.fixture(scope="session")
 def kinds() -> list[str]:
-    """The kinds of models whose libraries are installed, of those on JAX."""
+    """The kinds of models on JAX whose libraries are installed."""
     return [kind for kind, library in ON_JAX.items() if find_spec(library)]

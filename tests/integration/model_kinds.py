@@ -1,4 +1,4 @@
-"""A model of each kind for digits, f32[64] in ten classes, each with an optimizer with momentum."""
+"""One model of each kind for the digits data, f32[64] in ten classes, all with momentum."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ RATE, MOMENTUM = 0.05, 0.9
 
 
 class Linear:
-    """A user's own: softmax regression with momentum, and of the protocol no more than it asks."""
+    """A user's own model, softmax regression with momentum; it has only the required methods."""
 
     n_params = WIDTH * CLASSES
 
@@ -69,9 +69,9 @@ class Linear:
 
 
 def jax_model(factor: float = 1.0) -> Any:
-    """With a collection beside the parameters, as Flax makes for BatchNorm.
+    """Return a JaxModel with a second collection next to "params", like Flax's for BatchNorm.
 
-    Outputs are ``factor`` times as large; nothing that describes the model says so.
+    ``factor`` multiplies the outputs; it does not appear in the model's description.
     """
     pytest.importorskip("optax", reason="not installed: pip install 'sparkstrom[jax]'")
     import jax
@@ -158,12 +158,12 @@ def lightning_model() -> Any:
 
 
 def dl4j_dense() -> Any:
-    """Adam; trained there, so that its state is no fresh one."""
+    """Return a dense network that was trained in DL4J, with Adam's state of that training."""
     return from_dl4j(DATA / "dl4j-mlp0.zip")
 
 
 def dl4j_module() -> Any:
-    """Nesterovs, BatchNormalization and dropout."""
+    """Return a network from DL4J with Nesterovs, BatchNormalization and dropout."""
     pytest.importorskip("torch", reason="not installed: pip install 'sparkstrom[torch]'")
     return from_dl4j(DATA / "dl4j-mlp1.zip")
 
@@ -176,14 +176,14 @@ KINDS: dict[str, Any] = {
     "dl4j-module": dl4j_module,
     "own": Linear,
 }
-BY_CHANCE = ("dl4j-module",)  # dropout: two runs are equal only from the beginning
+BY_CHANCE = ("dl4j-module",)  # with dropout: only two whole fits are equal
 
 
 def tried(*kinds: str) -> tuple[str, ...]:
-    """These, or with ``SPARKSTROM_KINDS=all`` all there are."""
+    """Return ``kinds``, or all kinds if the environment has ``SPARKSTROM_KINDS=all``."""
     return tuple(KINDS) if os.environ.get("SPARKSTROM_KINDS") == "all" else kinds
 
 
 def by_value() -> Any:
-    """This module, whose functions and classes travel as a script's do."""
+    """Return this module, to be pickled by value, like functions and classes of a script."""
     return sys.modules[__name__]

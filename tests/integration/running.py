@@ -1,4 +1,4 @@
-"""Whether a process runs, for tests that know its number only."""
+"""A check whether a process runs, for tests that know only its id."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from sparkstrom.transport.aeron.driver_directories import identify_process, is_p
 
 
 def is_running(pid: int) -> bool:
-    """Whether a process with this number runs; a zombie does not."""
+    """Return whether a process with this id runs; a zombie does not."""
     try:
         return is_process_alive(identify_process(pid))
     except ProcessLookupError:

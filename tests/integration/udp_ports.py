@@ -1,4 +1,4 @@
-"""UDP ports of this machine, for tests that name some."""
+"""UDP ports of this machine, for tests that choose their ports."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from sparkstrom.base.identity import Endpoint
 
 
 def bound_sockets() -> set[Endpoint]:
-    """IPv4 UDP sockets of this machine: the kernel's own table."""
+    """Return this machine's bound IPv4 UDP sockets, from the kernel's table."""
     lines = Path("/proc/net/udp").read_text().splitlines()[1:]
     found = set()
     for line in lines:
@@ -21,7 +21,7 @@ def bound_sockets() -> set[Endpoint]:
 
 
 def free_ports(count: int) -> range:
-    """Neighbouring UDP ports that nobody has just now."""
+    """Return a range of UDP ports that are free now."""
     taken = {endpoint.port for endpoint in bound_sockets()}
     while True:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:

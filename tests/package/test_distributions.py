@@ -1,4 +1,4 @@
-"""What `python -m build` makes is complete, and README.md runs in an environment made of it."""
+"""Tests of what `python -m build` makes: its contents, and README.md's program with the wheel."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ ROOT = Path(__file__).parents[2]
 LEFT = (".git", ".venv", "build", "dist", "*.egg-info", "__pycache__", ".*_cache", "_aeron.py")
 GENERATED = "sparkstrom/transport/aeron/_aeron.py"
 FIRST_SECOND_S = 1.0
-LIMIT_S = 1500  # pip, kernels and a fit take two minutes; with the whole suite beside them more
+LIMIT_S = 1500  # pip, kernels and a fit take two minutes alone, and more while other tests run
 REPOSITORY = "https://example.org/owner/name"
 PLATFORM = "manylinux_2_28_x86_64"
-TORCH = "torch==2.13.0"  # as in the extra `test`: the build for processors alone, for CPython 3.11
-# As in conf/laptop.conf: a JVM that does not compile for hours to come.
+TORCH = "torch==2.13.0"  # as in the extra `test`: the build without CUDA, for CPython 3.11
+# As in conf/laptop.conf: a JVM for short programs, with little compilation.
 JVM = {"JAVA_TOOL_OPTIONS": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"}
 
 pytestmark = pytest.mark.slow
@@ -31,9 +31,9 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with sdist and wheel, from a copy of this tree; the wheel is made from the sdist.
+    """A folder with the sdist of a copy of this tree, and the wheel that is built from the sdist.
 
-    The copy knows an address of the project's repository.
+    In the copy, pyproject.toml has a repository address.
     """
     pytest.importorskip("build")
     folder = tmp_path_factory.mktemp("built")
@@ -43,8 +43,8 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert 'repository = ""' in settings, "it is known now: use it here"
     settings = settings.replace('repository = ""', f'repository = "{REPOSITORY}"')
     (copy / "pyproject.toml").write_text(settings)
-    (copy / "sparkstrom.egg-info").mkdir()  # as an editable install leaves it; made anew
-    # Without isolation: what builds is here, and no network is needed.
+    (copy / "sparkstrom.egg-info").mkdir()  # as after an editable install; the build replaces it
+    # Without isolation: the build tools are installed, so no network is needed.
     command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(out), str(copy)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
@@ -66,6 +66,7 @@ def test_the_wheel_has_every_module_and_nothing_else(built: Path) -> None:
 
 
 def test_the_wheel_says_what_it_is_for(built: Path) -> None:
+    """The wheel's metadata have platform, Python version, author and repository."""
     (wheel,) = built.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
         (name,) = [n for n in archive.namelist() if n.endswith(".dist-info/METADATA")]
@@ -84,6 +85,7 @@ def test_the_wheel_says_what_it_is_for(built: Path) -> None:
 
 
 def test_links_of_the_description_lead_into_the_repository(built: Path) -> None:
+    """Links in the wheel's description are absolute, also those that are relative in README.md."""
     (wheel,) = built.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
         (name,) = [n for n in archive.namelist() if n.endswith(".dist-info/METADATA")]
@@ -94,6 +96,7 @@ def test_links_of_the_description_lead_into_the_repository(built: Path) -> None:
 
 
 def test_the_source_distribution_has_what_git_has(built: Path) -> None:
+    """The source distribution has every file of the git checkout, and no generated module."""
     command = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -107,7 +110,7 @@ def test_the_source_distribution_has_what_git_has(built: Path) -> None:
 
 
 def test_a_program_without_aeron_is_told_in_the_first_second(built: Path, tmp_path: Path) -> None:
-    """In an environment that has the wheel, and what it needs, but not Aeron's library."""
+    """The import warns early if the environment has the wheel but not Aeron's library."""
     (wheel,) = built.glob("*.whl")
     home = tmp_path / "env"
     venv.create(home)
@@ -134,13 +137,13 @@ from sparkstrom import SparkNetwork
     )
     category, where, line, spent_s, *words = done.stdout.splitlines()
     assert (category, where, line) == ("RuntimeWarning", str(program), "9"), done.stderr
-    assert float(spent_s) < FIRST_SECOND_S  # of this process, however busy the machine is
+    assert float(spent_s) < FIRST_SECOND_S  # CPU time, whatever else the machine runs
     assert any("fetch-aeron" in word and str(home) in word for word in words), words
 
 
 @pytest.mark.timeout(LIMIT_S)
 def test_the_readme_runs_as_pasted_in_a_fresh_environment(built: Path, tmp_path: Path) -> None:
-    """Its install lines, with the wheel in place of the clone, and then its Python block."""
+    """README.md's install lines, with the wheel instead of a clone, and its program succeed."""
     if sys.version_info[:2] != (3, 11):
         pytest.skip("PyPI has torch for processors alone for CPython 3.11 only")
     (wheel,) = built.glob("*.whl")
@@ -160,7 +163,7 @@ def test_the_readme_runs_as_pasted_in_a_fresh_environment(built: Path, tmp_path:
     own = {
         "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}",
         "PIP_CONSTRAINT": str(tmp_path / "constraints.txt"),
-        "PIP_COMPILE": "0",  # of thousands of modules some hundred are imported
+        "PIP_COMPILE": "0",  # few of the thousands of modules are imported
         "SPARK_LOCAL_IP": "127.0.0.1",
     }
     done = subprocess.run(

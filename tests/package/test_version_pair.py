@@ -1,4 +1,4 @@
-"""A Spark and a CPython that are not the suite's own, with the wheel as users install it."""
+"""Tests of scripts/version_matrix.py, with a Spark and a CPython other than the suite's own."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from scripts.version_matrix import Outcome, Pair, StepFailed, interpreter, main, table
 
 ROOT = Path(__file__).parents[2]
-PAIR = "3.12/4.x"  # the suite runs on what `python3` and PYSPARK_VERSION say: 3.11 and 4.0
+PAIR = "3.12/4.x"  # the suite itself runs on `python3` and PYSPARK_VERSION: 3.11 and 4.0
 LIMIT_S = 1200
 
 
@@ -25,7 +25,7 @@ def test_the_newest_spark_on_another_python_trains_to_equal_replicas() -> None:
     except StepFailed as error:
         pytest.skip(str(error))
     command = [sys.executable, "-m", "scripts.version_matrix", PAIR]
-    # Of thousands of modules some hundred are imported, and compiled then.
+    # Few of the thousands of modules are imported; these are compiled at their import.
     environment = os.environ | {"PIP_COMPILE": "0", "PYTHONDONTWRITEBYTECODE": ""}
     done = subprocess.run(
         command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False

@@ -1,4 +1,4 @@
-"""A real S3 server from PyPI, behind a door, and mounts that are small or take no writes."""
+"""Fixtures with an S3 server from PyPI behind a TCP proxy, and with small or read-only mounts."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def s3_port() -> Iterator[int]:
 
 @pytest.fixture
 def s3(s3_port: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[TcpDoor]:
-    """The way to the server, and an empty bucket there, called bucket."""
+    """A TCP proxy of the S3 server, which has one empty bucket, named bucket."""
     door = TcpDoor(s3_port)
     for name, value in {
         "AWS_ENDPOINT_URL": f"http://127.0.0.1:{door.port}",
@@ -65,7 +65,7 @@ def s3(s3_port: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[TcpDoor]:
 
 @pytest.fixture
 def mounted(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
-    """Mounts a tmpfs with some options; skips where one may not."""
+    """A function that mounts a tmpfs with given options; it skips the test if mounting fails."""
     if os.geteuid() != 0:
         pytest.skip("mounting wants root")
     with ExitStack() as mounts:

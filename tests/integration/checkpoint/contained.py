@@ -1,4 +1,4 @@
-"""What a checkpoint says that it holds, read by plain NumPy."""
+"""How much training a checkpoint file contains, read with plain NumPy."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Contained:
-    """Of the fit that the file is of."""
+    """The training that a checkpoint file contains."""
 
-    fit: int  # its number
+    fit: int  # the fit's number
     minibatches: int
-    examples: int  # trainings of rows
+    examples: int  # trained rows, counted once per epoch
 
 
 def contained(path: str, batch: int) -> Contained:
-    """``batch``: rows in a minibatch."""
+    """Return the training in a checkpoint file; ``batch`` is the number of rows in a minibatch."""
     with np.load(path) as file:
         said = json.loads(file["description.json"])["description"]
     parts = [(epoch * n, at, rows, epoch) for epoch, at, rows, _, n in said["partitions"]]

@@ -1,4 +1,4 @@
-"""A TCP door before a server: open, slow, or shut, as the network or the server may be."""
+"""A TCP proxy before a server: open, slow or shut, like a network or a server with faults."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import time
 
 
 class TcpDoor:
-    """Passes connections on to a local port.
+    """A proxy that passes connections on to a local port.
 
-    delay_s   so much later goes on what a client sends, piece by piece
+    delay_s   by which it delays each piece of data that a client sends
     """
 
     def __init__(self, server_port: int) -> None:
@@ -24,7 +24,7 @@ class TcpDoor:
         threading.Thread(target=self._accept, daemon=True).start()
 
     def shut(self) -> None:
-        """End what is under way, and take nothing more."""
+        """Close all connections and accept no further ones."""
         self.is_open = False
         for connection in list(self._connections):
             _end(connection)
@@ -67,7 +67,7 @@ class TcpDoor:
                         self.passed.notify_all()
                 target.sendall(data)
         except OSError:
-            pass  # one of the two is gone, so goes the other
+            pass  # one side has closed the connection; close the other side
         finally:
             for end in (source, target):
                 self._connections.discard(end)
@@ -75,6 +75,6 @@ class TcpDoor:
 
 
 def _end(connection: socket.socket) -> None:
-    with contextlib.suppress(OSError):  # it was not connected any more
+    with contextlib.suppress(OSError):  # it may be closed already
         connection.shutdown(socket.SHUT_RDWR)
     connection.close()

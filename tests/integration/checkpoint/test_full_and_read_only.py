@@ -1,4 +1,4 @@
-"""Disks that are really full, and really take no writes."""
+"""Tests of checkpoints on file systems that are really full or read-only."""
 
 from __future__ import annotations
 
@@ -23,12 +23,13 @@ def sized(number: int, kib: int) -> Checkpoint:
 
 
 def test_a_full_disk_costs_checkpoints_and_is_told_once(mounted: Mounted) -> None:
+    """Checkpoints too large for a full disk are skipped with one warning; others are written."""
     path = mounted("size=1m")
     said: list[str] = []
     directory = CheckpointDirectory(path, 3)
     directory.check()
     writer = CheckpointWriter(directory, said.append)
-    for number, kib in enumerate((400, 800, 700, 1, 2000)):  # of 1024; 3000 is beyond in one array
+    for number, kib in enumerate((400, 800, 700, 1, 2000)):  # of 1024 KiB in all
         writer.offer(lambda number=number, kib=kib: sized(number, kib), f"update {number}")
         wait_for(writer)
     writer.close(sized(9, 900))
@@ -50,6 +51,7 @@ def test_a_full_disk_costs_checkpoints_and_is_told_once(mounted: Mounted) -> Non
 
 
 def test_a_file_system_that_turns_read_only_and_back(mounted: Mounted) -> None:
+    """While the file system is read-only, checkpoints fail with one warning; later ones succeed."""
     path = mounted("size=1m")
     said: list[str] = []
     writer = CheckpointWriter(CheckpointDirectory(path, 1), said.append)

@@ -1,4 +1,4 @@
-"""Writing processes are killed at any moment, and what they reported is there."""
+"""Test of processes that are killed while they write: the last reported checkpoint is intact."""
 
 from __future__ import annotations
 
@@ -32,6 +32,7 @@ while True:
 
 @pytest.mark.slow
 def test_a_writer_is_killed_at_any_moment(tmp_path: Path) -> None:
+    """After a kill, the newest checkpoint is complete and not older than the last reported one."""
     moments, reported = random.Random(14), 0
     for _ in range(6):
         with subprocess.Popen(

@@ -1,4 +1,4 @@
-"""Checkpoints in an object store: a real server, which goes away, is slow, or loses its client."""
+"""Tests of checkpoints in a real object store that is unreachable, slow or loses its client."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from tests.integration.checkpoint.tcp_door import TcpDoor
 from tests.unit.checkpoint.writer_bench import wait_for
 
 URL = "s3://bucket/run/1"
-LARGE = 1_700_000  # float64: three parts of an upload
+LARGE = 1_700_000  # in float64, three parts of an upload
 HALF_OF_IT = 7 << 20
 
-# aiohttp's connections that the door has ended: asyncio tells of their last errors.
+# asyncio reports late errors of aiohttp's connections that the proxy has closed.
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
@@ -40,6 +40,7 @@ def numbered(number: int, size: int = 9) -> Checkpoint:
 
 
 def test_small_and_large_ones_are_written_kept_and_read(s3: TcpDoor) -> None:
+    """Checkpoints with one and with several upload parts are written, read, and removed if old."""
     directory = CheckpointDirectory(URL, 2)
     directory.check()
     assert directory.read_newest(pytest.fail) is None
@@ -58,6 +59,7 @@ def test_small_and_large_ones_are_written_kept_and_read(s3: TcpDoor) -> None:
 
 
 def test_a_torn_object_falls_back(s3: TcpDoor) -> None:
+    """If the newest checkpoint is truncated, this is reported and the previous one is read."""
     import s3fs
 
     directory = CheckpointDirectory(URL)
@@ -94,6 +96,7 @@ def test_a_model_is_saved_over_an_older_one_but_not_to_a_missing_bucket(s3: TcpD
 
 
 def test_a_store_that_is_away_for_a_while_costs_checkpoints(s3: TcpDoor) -> None:
+    """While the store is unreachable, checkpoints fail with one warning; a later one succeeds."""
     said: list[str] = []
     directory = CheckpointDirectory(URL)
     writer = CheckpointWriter(directory, said.append)
@@ -160,6 +163,7 @@ def test_a_writer_that_is_killed_in_an_upload_leaves_no_object(s3: TcpDoor) -> N
 
 
 def test_a_store_that_answers_slowly_is_not_waited_for(s3: TcpDoor) -> None:
+    """close() waits for a slow upload only until its timeout, and reports what is unsaved."""
     writer = CheckpointWriter(CheckpointDirectory(URL), print)
     writer.offer(lambda: numbered(1), "update 1")
     wait_for(writer)

@@ -1,4 +1,4 @@
-"""A Spark Connect server, until its stdin ends: MASTER [KEY=VALUE ...]; says its port on stdout."""
+"""Run a Spark Connect server until stdin ends; print its port. Usage: MASTER [KEY=VALUE ...]"""
 
 from __future__ import annotations
 

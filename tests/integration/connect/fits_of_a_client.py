@@ -1,4 +1,4 @@
-"""Fits of one client of Spark Connect: what became of each, as JSON in the last line of stdout."""
+"""Fits of a Spark Connect client; prints the result of each as JSON in the last line of stdout."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ from sparkstrom.streams import each_batch
 from tests.integration.model_kinds import jax_model, keras_model
 
 ROWS = 1437
-LARGE = [64, 1500, 900, 10]  # 1.5 million parameters: too many for a job's plan
+LARGE = [64, 1500, 900, 10]  # 1.5 million parameters: too many for the plan of a Spark job
 
 
 class Heard(TrainingListener):
-    """Counts."""
+    """A listener that counts iteration events and records the commit of each epoch's snapshot."""
 
     def __init__(self) -> None:
         self.looks, self.commits = 0, []
@@ -47,14 +47,14 @@ class Heard(TrainingListener):
 
 
 class Fails(DenseNetwork):
-    """Raises in each step."""
+    """A network that raises in each step."""
 
     def step(self, *args: Any, **keywords: Any) -> Any:
         raise ValueError("this code of a user's is wrong\nby two lines")
 
 
 class DiesOnce(DenseNetwork):
-    """Kills its process in the tenth step there, unless another one has."""
+    """A network that kills its process in the tenth step, in the first process that reaches it."""
 
     marker = ""
     steps = 0
@@ -72,7 +72,7 @@ class DiesOnce(DenseNetwork):
 
 
 def told(summary: Any) -> dict[str, Any]:
-    """What a test looks at."""
+    """Return the parts of a summary that the tests check."""
     return {
         "equal": summary.replicas_equal,
         "replicas": len(summary.hashes),
@@ -85,7 +85,7 @@ def told(summary: Any) -> dict[str, Any]:
 
 class Client:
     def __init__(self) -> None:
-        self.spark = SparkSession.builder.getOrCreate()  # SPARK_REMOTE says which
+        self.spark = SparkSession.builder.getOrCreate()  # of the server in SPARK_REMOTE
         digits = load_digits()
         self.x, self.y = (digits.data / 16).astype(np.float32), digits.target
         table = pd.DataFrame({"features": list(self.x[:ROWS]), "label": self.y[:ROWS]})
@@ -107,15 +107,15 @@ class Client:
             return f"{type(error).__name__}: {error}"
         return "nothing was refused"
 
-    # -- what is tried ---------------------------------------------------------------------------
+    # -- parts of the program --------------------------------------------------------------------
 
     def dense(self) -> dict[str, Any]:
-        """Listeners, held-out rows and an early end; then what can be done with it."""
+        """Fit with listeners, held-out rows and early stopping; fit again, predict and evaluate."""
         network, heard = self.network(), Heard()
         stop = EarlyStopping(patience=2)
         asked = {"validation": 0.1, "early_stopping": stop, "listeners": [heard]}
         first = network.fit(self.frame, epochs=12, **asked)
-        again = network.fit(self.frame, epochs=3)  # goes on with what workers kept
+        again = network.fit(self.frame, epochs=3)  # continues with the states that workers kept
         few = self.frame.limit(40)
         apart = network.fit(self.frame, epochs=1, validation=few.select("label", "features"))
         predicted = network.predict(few).select("features", "prediction").toPandas()
@@ -141,7 +141,7 @@ class Client:
         return answer
 
     def large(self) -> dict[str, Any]:
-        """Parameters that go as an artifact, rows that stay where they are, no TCP in between."""
+        """Fit a model that is sent as an artifact, without repartition or TCP to the client."""
         model = DenseNetwork(LARGE, updater=Sgd(0.05), seed=1)
         network = self.network(model, repartition="never", workers_per_node=1)
         from sparkstrom.spark.connect.application import ConnectApplication
@@ -174,7 +174,7 @@ class Client:
         return self.of_kind(keras_model())
 
     def of_kind(self, model: Any) -> dict[str, Any]:
-        """With buffers; and once more, with what workers kept."""
+        """Fit a model with buffers; fit it again with the states that workers kept."""
         network = self.network(model, repartition="never", workers_per_node=1)
         first = network.fit(self.frame.coalesce(2), epochs=6)
         again = network.fit(self.frame.coalesce(2), epochs=2)
@@ -205,7 +205,7 @@ class Client:
         return {"right": float((out["prediction"] == out["label"]).mean()), "save": wrong}
 
     def rehearsal(self) -> dict[str, Any]:
-        """With held-out rows in a column of their own; twice, and of a row that cannot be read."""
+        """Rehearse twice, with a column that marks held-out rows; also try unsupported inputs."""
         network = self.network()
         before = network.parameters.copy()
         conditions: dict[str, Any] = {"workers": (1, 2), "step": "5ms", "rows": 600, "seed": 3}
@@ -226,7 +226,7 @@ class Client:
 
     def refusals(self) -> dict[str, str]:
         class Rdd:
-            """As far as it is looked at."""
+            """An object with the method by which RDDs are recognized."""
 
             def mapPartitions(self) -> None: ...
 

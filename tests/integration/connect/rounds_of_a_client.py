@@ -1,4 +1,4 @@
-"""Fits in rounds of one client of Spark Connect: what became of each, as JSON in the last line."""
+"""Fits in rounds of a Spark Connect client; prints the results as JSON in the last line."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ from tests.integration.model_kinds import jax_model, keras_model
 
 EDGES = (0, 70, 110)  # rows of the two workers
 CUT = PieceSizes(piece=4000, part=7000, direct=0, collected=18_000, pieces_per_task=2)
-SIXTH = 5  # the number of that step, from 0
+SIXTH = 5  # the sixth step's number, counted from 0
 
 
 class DiesInARound(DenseNetwork):
-    """Kills its process in the sixth step of all, which is in the second round."""
+    """A network that kills its process in the sixth step of all processes, in the second round."""
 
     steps_seen = ""  # a directory, with a file for each step of any process
 
@@ -60,14 +60,14 @@ class Fails(DenseNetwork):
 
 
 class Enough(TrainingListener):
-    """Ends a fit once a checkpoint is there."""
+    """A listener that ends a fit once a checkpoint is written."""
 
     def on_checkpoint(self, event: Any) -> None:
         raise RuntimeError("enough")
 
 
 class Interrupting(TrainingListener):
-    """Presses Ctrl-C."""
+    """A listener that sends Ctrl-C to this process after the first minibatches."""
 
     def __init__(self) -> None:
         self.minibatches = 0
@@ -79,7 +79,7 @@ class Interrupting(TrainingListener):
 
 
 def cut_small() -> None:
-    """Everything that is large elsewhere: parameters in many views, results in many jobs."""
+    """Set small limits, so that parameters need many views and results many jobs."""
     frame_engine.PAYLOAD_SIZES, frame_engine.INLINE_TOTAL_MAX, frame_parts.VIEW_BYTES_MAX = (
         CUT,
         0,
@@ -89,7 +89,7 @@ def cut_small() -> None:
 
 class Client:
     def __init__(self) -> None:
-        self.spark = SparkSession.builder.getOrCreate()  # SPARK_REMOTE says which
+        self.spark = SparkSession.builder.getOrCreate()  # of the server in SPARK_REMOTE
         digits = load_digits()
         self.x, self.y = (digits.data / 16).astype(np.float32), digits.target.astype(np.int64)
         ends = list(itertools.pairwise(EDGES))
@@ -107,7 +107,7 @@ class Client:
         return network, network.fit(self.frame, epochs=epochs, **more)
 
     def beside(self, model: Any, master: Any, epochs: int = 2, **more: Any) -> dict[str, Any]:
-        """What it comes to, and what the arithmetic in one process does."""
+        """Run a fit; return its results and its difference from the same fit in one process."""
         reference = fitted_in_one_process(copy.deepcopy(model), self.parts, master, epochs)
         network, summary = self.fit(model, master, epochs, **more)
         self.parameters = network.parameters
@@ -121,10 +121,10 @@ class Client:
             "text": summary.table(all=True),
         }
 
-    # -- what is tried ---------------------------------------------------------------------------
+    # -- parts of the program --------------------------------------------------------------------
 
     def union(self) -> dict[str, Any]:
-        """Every step averaged: one machine on all rows."""
+        """Average after every step; compare with one machine that trains on all rows."""
         model, master = DenseNetwork([64, 32, 10], updater=Sgd(0.2), seed=1), master_of(1)
         alone, reference = copy.deepcopy(model), model.initial()
         alone.bind(reference)
@@ -138,7 +138,7 @@ class Client:
         return told | more | {"settings": settings}
 
     def dies(self) -> dict[str, Any]:
-        """A worker is killed, while all is cut small."""
+        """Run a fit in which a worker is killed, with messages in small pieces."""
         cut_small()
         model = DiesInARound([64, 16, 10], updater=Adam(), seed=1)
         reference = fitted_in_one_process(
@@ -154,7 +154,7 @@ class Client:
         }
 
     def diloco(self) -> dict[str, Any]:
-        """Each worker's own Adam, an outer step; ended by a listener, and gone on with."""
+        """Fit with Adam in each worker and an outer step; a listener ends it, and it is resumed."""
         cut_small()
         model = DenseNetwork([64, 16, 10], updater=Adam(), seed=1)
         options = {"outer": Nesterov(0.7, 0.9), "save_updater": "own"}
@@ -165,7 +165,7 @@ class Client:
         return self.beside(model, master) | {"said": said}
 
     def torch(self) -> dict[str, Any]:
-        """BatchNorm, Adam's states averaged, held-out rows and an early end; rows dealt anew."""
+        """Fit with BatchNorm and averaged Adam; then with repartitioning and early stopping."""
         import torch
         from torch import nn
 
@@ -195,16 +195,16 @@ class Client:
         }
 
     def jax(self) -> dict[str, Any]:
-        """Optax's momentum and schedule, each worker's own; an outer step."""
+        """Fit with Optax's momentum and schedule in each worker, and an outer step."""
         return self.beside(jax_model(), master_of(2, save_updater="own", outer=Nesterov(0.7, 0.9)))
 
     def keras(self) -> dict[str, Any]:
-        """BatchNorm's statistics and momentum averaged; parameters in views, results in pieces."""
+        """Average BatchNorm's statistics and momentum, with parameters and results in pieces."""
         cut_small()
         return self.beside(keras_model(), master_of(2))
 
     def ends(self) -> dict[str, Any]:
-        """Refusals; what is wrong; Ctrl-C."""
+        """Collect refusals and errors of a user's model and data; interrupt a fit by Ctrl-C."""
         model, different = DenseNetwork([64, 10], seed=1), "num_partitions_workers_differs"
         interrupting, master = Interrupting(), master_of(1)
         network = SparkNetwork(self.spark, model, master, progress=False)

@@ -1,4 +1,4 @@
-"""Fits over Spark Connect, against a real server: what works, what is refused, who dies."""
+"""Tests of fits over Spark Connect on a real server: results, refusals, workers that die."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 
 from tests.integration.conftest import FITS
 
-pytestmark = pytest.mark.timeout(1_800)  # one client tries all of it
+pytestmark = pytest.mark.timeout(1_800)  # one client runs all parts
 ROWS = 1437
 
 
@@ -17,16 +17,17 @@ def told(answers):
 
 def check_whole(told, workers=3):
     assert told["equal"], told["text"]
-    assert told["replicas"] == workers + 1  # the controller in a slot of its own
+    assert told["replicas"] == workers + 1  # and the controller, which has its own slot
 
 
 def test_a_dense_network_is_trained_followed_and_used(told):
+    """A dense network fits with listeners and held-out rows, and then predicts and scores."""
     dense = told["dense"]
     check_whole(dense["first"])
     check_whole(dense["again"])
     assert dense["lease_s"] == 7  # from the server's configuration
     assert dense["epochs_heard"] == dense["history"] >= 3
-    assert dense["apart"][:2] == [ROWS, 40]  # held-out rows were a DataFrame of their own
+    assert dense["apart"][:2] == [ROWS, 40]  # held-out rows were a separate DataFrame
     assert 0 < dense["apart"][2] < 1
     assert dense["looks"] > 0
     assert dense["accuracy"] > 0.85
@@ -39,6 +40,7 @@ def test_a_dense_network_is_trained_followed_and_used(told):
 
 @pytest.mark.slow
 def test_large_models_others_models_and_workers_that_die(told):
+    """A large model, a torch model, a fit whose worker dies, and the estimator succeed."""
     check_whole(told["large"], workers=2)
     check_whole(told["torch"])
     assert told["torch"]["accuracy"] > 0.8
@@ -53,6 +55,7 @@ def test_large_models_others_models_and_workers_that_die(told):
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["jax", "keras"])
 def test_models_on_jax_and_of_keras_are_trained_and_used(told, kinds, kind):
+    """Two fits of a JAX or Keras model have equal replicas; the accuracy exceeds 0.8."""
     if kind not in kinds:
         pytest.skip("its library is not here")
     check_whole(told[kind]["first"], workers=2)
@@ -75,6 +78,7 @@ def test_a_fit_is_rehearsed_with_a_sample_of_the_rows(told):
 
 @pytest.mark.slow
 def test_what_cannot_be_is_refused_by_name(told):
+    """Unsupported data, options and rows are refused, and errors of a user's code are shown."""
     refusals = told["refusals"]
     for name, said in {
         "rdd": "UsageError: data is an RDD",

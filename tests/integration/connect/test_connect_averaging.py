@@ -1,4 +1,4 @@
-"""Fits in rounds over Spark Connect, against a real server: the bits of one process."""
+"""Tests of fits in rounds over Spark Connect: they have the same results as one process."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 
 from tests.integration.conftest import ROUNDS
 
-pytestmark = pytest.mark.timeout(1_800)  # one client tries all of it
+pytestmark = pytest.mark.timeout(1_800)  # one client runs all parts
 
 
 @pytest.fixture
@@ -23,7 +23,7 @@ def check_beside(told, rounds):
 
 
 def test_every_step_averaged_is_one_machine_on_all_rows(told):
-    """Without UDP and TCP to the client; and nothing is left in the session."""
+    """Averaging every step equals one machine on all rows; the session keeps no view or setting."""
     union = told["union"]
     check_beside(union, rounds=10)
     assert union["off_machine_by"] < 1e-6
@@ -34,7 +34,7 @@ def test_every_step_averaged_is_one_machine_on_all_rows(told):
 
 @pytest.mark.slow
 def test_others_models_workers_that_die_own_optimizers_and_early_ends(told):
-    """The last two with all cut as for a large model."""
+    """Fits in rounds succeed in each case; "dies" and "diloco" send messages in small pieces."""
     torch, ends, dies, diloco = (told[name] for name in ("torch", "ends", "dies", "diloco"))
     assert torch["beside"]["off_by"] < 2e-6, torch["beside"]["text"]
     assert torch["rows"] == 1797
@@ -62,6 +62,7 @@ def test_others_models_workers_that_die_own_optimizers_and_early_ends(told):
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["jax", "keras"])
 def test_models_on_jax_and_of_keras_come_to_the_arithmetic_of_one_process(told, kinds, kind):
+    """Rounds of a JAX or Keras model have the parameters of the same arithmetic in one process."""
     if kind not in kinds:
         pytest.skip("its library is not here")
     found = told[kind]

@@ -1,4 +1,4 @@
-"""Data of twenty times the limit train in memory that stays flat: measured, in a process alone."""
+"""Test of peak memory, in a separate process: training on data of twenty times the limit."""
 
 from __future__ import annotations
 
@@ -55,6 +55,7 @@ print(peak() - before, count * 4104)
 
 
 def test_twenty_times_the_limit(tmp_path: Path) -> None:
+    """Training on rows of twenty times the limit adds less than twice the limit to peak memory."""
     limit = 16 * MIB
     scratch = tmp_path / "scratch"
     scratch.mkdir()

@@ -1,4 +1,4 @@
-"""What `sparkstrom plan` says is what processes of a real fit take, within a stated tolerance."""
+"""Test of `sparkstrom plan`: processes of a real fit take the planned memory, within limits."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from pathlib import Path
 
 import pytest
 
-ABOVE, BELOW = 1.15, 0.75  # of the plan: measured memory is between these
+ABOVE, BELOW = 1.15, 0.75  # limits of measured memory / planned memory
 
 
 @pytest.mark.slow
 def test_a_fit_of_five_million_parameters() -> None:
+    """Worker and driver of a fit use between 0.75 and 1.15 of the planned memory."""
     command = [sys.executable, "-m", "benchmarks.memory", "--model", "dense", "--json"]
     done = subprocess.run(
         command,

@@ -141,11 +141,11 @@ class Fits:
         return self.fitted(self.network(self.model(MOMENTUM)))
 
     def large(self) -> dict[str, Any]:
-        """4.3 million parameters."""
+        """Fit a model of 4.3 million parameters."""
         return self.fitted(self.network(self.model(hidden=2048)))
 
     def mesh_of_two(self) -> dict[str, Any]:
-        """Each worker passes updates on to at most two others."""
+        """Fit in a mesh in which each worker forwards updates to at most two others."""
         return self.fitted(
             self.network(
                 self.model(), void=VoidConfiguration(mesh_build_mode="mesh", mesh_fan_out=2)
@@ -153,7 +153,7 @@ class Fits:
         )
 
     def averaging(self) -> dict[str, Any]:
-        """Training in rounds."""
+        """Train in rounds."""
         master = ParameterAveragingTrainingMaster(batch_size_per_worker=32, averaging_frequency=5)
         network = SparkNetwork(self.spark, self.model(), master, progress=False)
         began_s = time.monotonic()
@@ -161,7 +161,7 @@ class Fits:
         return self.outcome(network, summary, time.monotonic() - began_s)
 
     def killed_worker(self) -> dict[str, Any]:
-        """One Python worker that trains is killed."""
+        """Fit while one training Python worker is killed."""
         from tests.integration.spark.conftest import Victims
 
         killed: list[int] = []
@@ -179,7 +179,7 @@ class Fits:
         return self.fitted(self.network(self.model()), epochs=30) | {"killed": len(killed)}
 
     def resumed(self) -> dict[str, Any]:
-        """Another network continues from the checkpoint of a fit."""
+        """Fit with another network from the checkpoint of a fit."""
         with tempfile.TemporaryDirectory() as directory:
             first = self.network(self.model(), checkpoint_directory=directory)
             first.fit(self.rows(), epochs=1)
@@ -189,7 +189,7 @@ class Fits:
             return self.fitted(network)
 
     def estimator(self) -> dict[str, Any]:
-        """A DataFrame through the estimator; predictions by executors."""
+        """Fit a DataFrame with the estimator; executors predict."""
         from pyspark.ml.functions import array_to_vector
         from pyspark.sql.functions import col
 
@@ -206,7 +206,7 @@ class Fits:
         return {"replicas_equal": fitted.summary.replicas_equal, "accuracy": right / ROWS}
 
     def measured_rehearsal(self) -> dict[str, Any]:
-        """Steps are timed on the executors' GPU; this program then trains on the CPU."""
+        """Rehearse with steps measured on the executors' GPU; this program trains on the CPU."""
         network = self.network(self.model(loss=LossOnExecutors(self.device)))
         result = network.rehearse(self.rows(), epochs=1, workers=(1, 4), measure=True, rows=1024)
         return {"conditions": str(result).splitlines()[:2]}
@@ -227,7 +227,7 @@ CASES: tuple[Callable[[Fits], dict[str, Any]], ...] = (
 
 @contextlib.contextmanager
 def session(device: str) -> Iterator[SparkSession]:
-    """Two executors of two tasks, to which Spark assigns GPU 0 where the device is one."""
+    """Yield a session with two executors of two tasks, which get GPU 0 if ``device`` is "cuda"."""
     builder = (
         SparkSession.builder.master("local-cluster[2,2,2048]")
         .config("spark.ui.enabled", "false")

@@ -1,4 +1,4 @@
-"""Whole fits on Spark, in a program of its own, where a GPU is."""
+"""Tests of whole fits on Spark with a GPU, in a separate program."""
 
 from __future__ import annotations
 
@@ -51,5 +51,5 @@ def test_replicas_are_equal_and_the_task_is_learned(case: str) -> None:
 
 
 def test_steps_are_measured_on_the_gpu() -> None:
-    """The loss fails in a task that computes it elsewhere."""
+    """A rehearsal measures steps on the GPU; the loss raises in tasks on another device."""
     assert "A step takes" in run("measured_rehearsal")["conditions"][1]

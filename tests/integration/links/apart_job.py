@@ -1,7 +1,7 @@
-"""A driver program whose executors are on another host: fits, and prints one JSON line for each.
+"""A driver program whose executors are on another host: runs fits, prints a JSON line for each.
 
-Arguments: the address of this host, the address of Spark's master, a folder, and controllers to use
-in turn, each as soon as the folder has a file whose name is the controller's number.
+Arguments: the address of this host, the address of Spark's master, a folder, and a controller for
+each fit. A fit begins as soon as the folder has a file whose name is the fit's number, from 0.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ PORTS = (40123, 40140)
 
 
 def begin(here: str, master: str) -> SparkSession:
-    """An application, in place of the one before."""
+    """Stop the current Spark application, if any; return the session of a new one."""
     if before := SparkSession.getActiveSession():
         before.stop()
     return (
@@ -44,10 +44,10 @@ def main(here: str, master: str, folder: str, controllers: list[str]) -> None:
     for number, controller in enumerate(controllers):
         while not (Path(folder) / str(number)).exists():
             time.sleep(0.05)
-        if controller == "auto":  # what it means is found out once in an application
+        if controller == "auto":  # its meaning is determined once per application
             spark = begin(here, master)
             data = spark.sparkContext.parallelize(rows, 2)
-            data.count()  # the executor is there
+            data.count()  # wait for the executor
         began_s = time.monotonic()
         void = VoidConfiguration(controller=controller, port_range=PORTS)
         network = SparkNetwork(

@@ -1,4 +1,4 @@
-"""Hosts with three networks, and hosts that have IPv6 only; from ``benchmarks.hosts``."""
+"""Hosts with three networks, and hosts with IPv6 only, based on ``benchmarks.hosts``."""
 
 from __future__ import annotations
 
@@ -47,12 +47,13 @@ while True:
 
 
 class ThreeNetworks(Hosts):
-    """Each host has eth0 in the management network, eth1 in the data network, eth2 in a third.
+    """Hosts with eth0 in the management network, eth1 in the data network and eth2 in a third.
 
-    Data is in 10.78.0.0/16, hosts 0 and 1 with eth1 in 10.78.0.0/24, host 2 in 10.78.1.0/24; host 1
-    has one more interface there, spare, that leads nowhere. So 10.78.0.0/23 is the data network,
-    10.78.0.0/24 has nothing on host 2, 10.78.0.0/16 has two interfaces on host 1, and 10.78.0.0/15,
-    which is two networks, on all. The third network has IPv6, too.
+    The data network is 10.78.0.0/16, with eth1 of hosts 0 and 1 in 10.78.0.0/24 and that of host 2
+    in 10.78.1.0/24; host 1 has another interface, spare, in 10.78.2.0/24 and without a link. So
+    10.78.0.0/23 matches one interface of each host, 10.78.0.0/24 no interface of host 2,
+    10.78.0.0/16 two of host 1, and 10.78.0.0/15, which contains the data and the third network,
+    two or more of each host. The third network has IPv6, too.
     """
 
     DATA, LACKS, TWICE = "10.78.0.0/23", "10.78.0.0/24", "10.78.0.0/16"
@@ -68,7 +69,7 @@ class ThreeNetworks(Hosts):
             for interface in ("lo", "eth2"):
                 self._in(host, f"sysctl -w net.ipv6.conf.{interface}.disable_ipv6=0")
             self._in(host, f"ip -6 address add fd00:79::{host + 1}/64 dev eth2 nodad")
-            # Rules of a test come before the table of local addresses: they may drop what comes in.
+            # A test's rules precede the table of local addresses, so they can drop what arrives.
             self._in(host, "ip rule add pref 100 lookup local")
             self._in(host, "ip rule del pref 0")
         self._in(1, "ip link add spare type bridge")
@@ -76,7 +77,7 @@ class ThreeNetworks(Hosts):
         self._in(1, "ip link set spare up")
 
     def _wire(self, switch: str, port: str, interface: str) -> None:
-        """One more network for all hosts; ``port`` and its number is a host's, at the switch."""
+        """Connect all hosts to another switch; its ports are ``port`` plus the host's number."""
         self._in(self.count, f"ip link add {switch} type bridge")
         self._in(self.count, f"ip link set {switch} up")
         for host in range(self.count):
@@ -87,12 +88,12 @@ class ThreeNetworks(Hosts):
 
     @staticmethod
     def data_address(host: int) -> str:
-        """Of eth1."""
+        """Return the address of the host's eth1."""
         return f"10.78.{host // 2}.{host + 1}"
 
     @contextmanager
     def dropping(self, host: int, udp: str = "") -> Iterator[None]:
-        """What comes in over eth1 by UDP is dropped there without a word; ``udp`` says of which."""
+        """Silently drop UDP that arrives on the host's eth1; ``udp`` may restrict the rule."""
         rule = f"pref 50 iif eth1 ipproto udp {udp} blackhole"
         self._in(host, f"ip rule add {rule}")
         try:
@@ -102,11 +103,11 @@ class ThreeNetworks(Hosts):
 
 
 class SixOnly(Hosts):
-    """Hosts without any IPv4 address save 127.0.0.1, where Python and Java meet."""
+    """Hosts whose only IPv4 address is 127.0.0.1, by which Python and Java communicate."""
 
     @staticmethod
     def address(host: int) -> str:
-        """Of its one interface."""
+        """Return the address of the host's only interface."""
         return f"fd00:77::{host + 1}"
 
     def _give_address(self, host: int) -> None:
@@ -117,7 +118,10 @@ class SixOnly(Hosts):
 
 @contextmanager
 def calls_at(path: Path, seconds: float = 60.0) -> Iterator[Callable[[], Connection]]:
-    """Be there for a process that will call from another host; raises TimeoutError without one."""
+    """Listen on a socket at ``path``; yield a function that returns the next connection to it.
+
+    The function raises TimeoutError if no process of any host connects within ``seconds``.
+    """
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(str(path))
         listening.listen()
@@ -126,7 +130,7 @@ def calls_at(path: Path, seconds: float = 60.0) -> Iterator[Callable[[], Connect
 
 
 class Sniffer:
-    """Counts UDP that hosts send, at the ports of the switch; bytes with IP's and UDP's headers."""
+    """Counts the UDP bytes that hosts send to ports of the switch, with IP and UDP headers."""
 
     def __init__(self, hosts: Hosts, path: Path, ports: list[str]) -> None:
         with calls_at(path) as called:
@@ -135,7 +139,7 @@ class Sniffer:
         assert self._counter.recv() == "ready"
 
     def sent(self) -> dict[str, int]:
-        """By port, so far."""
+        """Return the bytes sent so far, by port of the switch."""
         self._counter.send("?")
         counts: dict[str, int] = self._counter.recv()
         return counts

@@ -1,4 +1,4 @@
-"""Spark's standalone daemons on hosts that are namespaces, and a driver program that fits."""
+"""Spark's standalone daemons on hosts that are network namespaces, with a driver program."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ spark.python.daemon.module sparkstrom.spark.daemon
 spark.driver.extraJavaOptions {{java}}
 spark.executor.extraJavaOptions {{java}}
 """
-ON_THE_PAGE = {  # what the command of docs/standalone.md has, and what it is here
+ON_THE_PAGE = {  # parts of the command of docs/standalone.md, and their replacements here
     "spark://master:7077": "spark://{master}:7077",
     "/opt/sparkstrom/bin/python": sys.executable,
     "spark.cores.max=16": "spark.cores.max={workers}",
@@ -48,7 +48,7 @@ ON_THE_PAGE = {  # what the command of docs/standalone.md has, and what it is he
 
 
 def command_of_the_page(master: str, workers: int) -> list[str]:
-    """Spark-submit's, as docs/standalone.md has it, without its program."""
+    """Return the spark-submit command of docs/standalone.md, without its program."""
     (block,) = re.findall(r"```sh\n(spark-submit .*?)program\.py\n```", PAGE.read_text(), re.DOTALL)
     command = block.replace("\\\n", " ")
     words = shlex.split(command)
@@ -60,14 +60,14 @@ def command_of_the_page(master: str, workers: int) -> list[str]:
 
 
 class StandaloneCluster:
-    """A Master and a driver program on host 0; Workers of one core each on the others, later."""
+    """A Master and a driver program on host 0, and a Worker of one core on each other host."""
 
     def __init__(self, hosts: Hosts, java: str = "") -> None:
         self._hosts = hosts
         self.directory = hosts.directory
         java = f"{JVM} {java}"
         self._java = f"{os.environ.get('SPARK_DAEMON_JAVA_OPTS', '')} {java}"
-        # SPARK_CONF_DIR, before Spark's jars, would keep JVMs from using archives of their classes.
+        # Not SPARK_CONF_DIR: before Spark's jars in the class path, it prevents class archives.
         defaults = self.directory / "spark-defaults.conf"
         defaults.write_text(DEFAULTS.format(java=java))
         self._properties = ["--properties-file", str(defaults)]
@@ -84,7 +84,7 @@ class StandaloneCluster:
                 raise AssertionError(f"the driver program does not call:\n{self.log()}") from None
 
     def start_workers(self) -> None:
-        """Whose executors register with the application some seconds later."""
+        """Start the Workers, whose executors register with the application some seconds later."""
         url = f"spark://{self._master}:{PORT}"
         for host in range(1, self._hosts.count):
             given = ["--cores", "1", "--memory", "1g", "--webui-port", "8081", "-d"]
@@ -128,20 +128,23 @@ class StandaloneCluster:
             self._program = self._hosts.run(0, command, env=self._variables(0), output=log)
 
     def log(self) -> str:
-        """What the driver program printed."""
+        """Return what the driver program printed."""
         return (self.directory / "program.log").read_text()
 
     def fit(self, **options: Any) -> dict[str, Any]:
-        """Have the driver program fit; what became of it."""
+        """Have the driver program run a fit; return its results."""
         self.order(**options)
         return self.answer()
 
     def order(self, *, start_timeout: float = 60.0, **options: Any) -> None:
-        """Have the driver program fit; workers_per_node, and VoidConfiguration's options."""
+        """Order a fit from the driver program without waiting for its results.
+
+        Options are workers_per_node, rehearsed (options of a rehearsal) and VoidConfiguration's.
+        """
         self._driver.send((start_timeout, options))
 
     def answer(self) -> dict[str, Any]:
-        """What became of the fit that was ordered."""
+        """Return the results of the ordered fit."""
         if not self._driver.poll(ANSWER_S):
             raise AssertionError(f"no answer from the driver program:\n{self.log()}")
         answer: dict[str, Any] = self._driver.recv()

@@ -1,6 +1,6 @@
-"""A driver program that hears no UDP from its executors: the controller goes to one of them.
+"""Test of a driver program that gets no UDP from its executors: the controller moves to one.
 
-Two hosts as network namespaces, Spark's standalone daemons from pyspark's own jars; a firewall in
+Two hosts are network namespaces with Spark's standalone daemons from pyspark's jars. A firewall on
 the driver's host drops UDP, then the controller's TCP connection as well.
 """
 
@@ -28,7 +28,7 @@ pytestmark = [
 JOB = Path(__file__).with_name("apart_job.py")
 ROOT = Path(__file__).parents[3]
 LIMIT_S = 240.0
-# What comes from host 1 is dropped on host 0, without a word: UDP; and TCP to the fit's own ports.
+# Host 0 silently drops packets from host 1: UDP, or TCP to the fit's own ports.
 NO_UDP = (
     "ip rule add pref 100 lookup local",
     "ip rule add pref 50 from 10.77.0.2 ipproto udp blackhole",
@@ -64,7 +64,7 @@ def local(hosts: Hosts, host: int) -> dict[str, str]:
 
 
 class DriverProgram:
-    """Fits with these controllers in turn, each when it is told to."""
+    """A driver program that runs one fit with each of the controllers, when ordered."""
 
     def __init__(self, hosts: Hosts, folder: Path, *controllers: str) -> None:
         master = f"spark://{hosts.address(0)}:7077"
@@ -76,7 +76,7 @@ class DriverProgram:
         self._program, self._lines = program, program.stdout
 
     def fit(self) -> tuple[dict[str, Any], str]:
-        """What it says of the next fit in the end, and all that it said before."""
+        """Order the next fit; return its results and all that the program printed until its end."""
         (self._folder / str(next(self._numbers))).touch()
         said = ""
         while line := self._lines.readline().decode():
@@ -100,6 +100,7 @@ def check(told: dict[str, Any], replicas: int) -> None:
 def test_it_stays_where_it_is_heard_and_moves_where_it_is_not(
     cluster: Hosts, tmp_path: Path
 ) -> None:
+    """The controller stays in the driver program if executors reach it by UDP, and else moves."""
     there = f"{cluster.address(1)}:40135"
     program = DriverProgram(cluster, tmp_path / "fits", "auto", "auto", there, "executor")
     near, said = program.fit()

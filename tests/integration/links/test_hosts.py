@@ -1,4 +1,4 @@
-"""Hosts behind slow links: they keep their rates, count what they send, and leave nothing."""
+"""Tests of hosts behind slow links: their rates, their counters, and that nothing is left."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def hosts() -> Iterator[Hosts]:
 
 
 def pace(hosts: Hosts, sender: int, receiver: int, size: int) -> float:
-    """Bytes per second of a TCP connection from one host to the other."""
+    """Return the bytes per second of a TCP connection from one host to the other."""
     address = hosts.address(receiver)
     command = [sys.executable, "-c", SINK, address]
     sink = hosts.run(receiver, command, output=subprocess.PIPE)
@@ -77,6 +77,7 @@ def test_a_link_narrows_in_both_directions(hosts: Hosts) -> None:
 
 
 def test_a_host_counts_its_processors(hosts: Hosts) -> None:
+    """cpu_s() returns the processor seconds of each host, with those of ended processes."""
     before = hosts.cpu_s()
     busy = "import time\nwhile time.process_time() < 0.5: pass\nprint(flush=True)\ntime.sleep(60)"
     program = hosts.run(1, [sys.executable, "-c", busy], output=subprocess.PIPE)
@@ -88,7 +89,7 @@ def test_a_host_counts_its_processors(hosts: Hosts) -> None:
     assert after[0] == pytest.approx(before[0], abs=0.1)
     program.kill()
     program.wait()
-    assert hosts.cpu_s()[1] >= after[1]  # the dead count, too
+    assert hosts.cpu_s()[1] >= after[1]  # ended processes count, too
 
 
 def test_a_host_has_its_name_and_knows_the_others(hosts: Hosts) -> None:
@@ -98,12 +99,14 @@ def test_a_host_has_its_name_and_knows_the_others(hosts: Hosts) -> None:
 
 
 def test_a_command_that_fails_is_told(hosts: Hosts) -> None:
+    """An invalid rate raises ValueError, and a program's exit status is returned."""
     with pytest.raises(ValueError, match="'fast'"):
         hosts.set_rate(0, "fast")
     assert hosts.run(0, ["false"]).wait() == 1
 
 
 def test_nothing_is_left_of_them() -> None:
+    """At the end of Hosts, their programs are killed and their directory is removed."""
     with Hosts(2) as hosts:
         program = hosts.run(1, ["sleep", "600"])
         directory = hosts.directory
@@ -113,7 +116,7 @@ def test_nothing_is_left_of_them() -> None:
 
 
 def test_nothing_is_left_when_their_process_is_killed() -> None:
-    """The kernel closes the pipes of whoever dies; nobody has to sweep."""
+    """Hosts disappear if their process is killed, because the kernel closes its pipes."""
     build = (
         "import time\nfrom benchmarks.hosts import Hosts\n"
         "with Hosts(2) as hosts:\n"

@@ -1,4 +1,4 @@
-"""Three hosts that have IPv6 only: Spark's standalone daemons, and a fit over Aeron."""
+"""Test of fits on three hosts with IPv6 only, with Spark's standalone daemons."""
 
 from __future__ import annotations
 

@@ -1,15 +1,16 @@
-"""Three hosts behind links of 10 Mbit/s, a worker on each, and updates that do not fit through.
+"""Tests of three hosts with a worker each, whose links of 10 Mbit/s are too slow for all updates.
 
-What is needed, where k workers stand on k hosts, the driver on one of them, and all are its
-children. A worker's update goes up once, from k - 1 of the hosts, and down to everybody else's: to
-k - 1 hosts where it comes from the driver's own, to k - 2 otherwise. So with U bytes of sealed
-updates (``summary.bytes_sent``; each worker has a k-th) the driver's host sends
+The traffic that is needed if k workers on k hosts are all children of the driver, on one of these
+hosts: a worker's update is sent once to the driver, from k - 1 of the hosts, and by the driver to
+each other worker's host, which are k - 1 hosts if the update comes from the driver's own, and else
+k - 2. So for U bytes of sealed updates (``summary.bytes_sent``; U / k per worker) the driver's host
+sends
 
     U / k (k - 1) + U (k - 1) / k (k - 2) = U (k - 1)^2 / k
 
-and all hosts together U (k - 1). Before that the initial parameters, 4 P bytes, go to k - 1 hosts,
-and (k - 1) / k of each host's rows to the others. What is summed because a link is narrow needs
-less than that, so that the bounds are the more generous.
+and all hosts together send U (k - 1). Before, the initial parameters, 4 P bytes, go to k - 1 hosts,
+and (k - 1) / k of each host's rows to the others. Updates that are summed because a link is slow
+need less, which makes the tests' bounds more generous.
 """
 
 from __future__ import annotations
@@ -52,19 +53,19 @@ SHARING = Trial(
     epochs=1,
     limit_s=14.0,
 )
-# Another learning rate, by which events of trials are told apart.
+# Its learning rate differs, to distinguish the events of the two trials.
 ROUNDS = replace(SHARING, system="diloco-4", rate=2e-3, widths=(64,), limit_s=5.0)
 
 
 @pytest.fixture(scope="module")
 def observed() -> Observed:
-    """One application, for all that is asked of its two fits."""
+    """Both fits, observed in one application."""
     return observe(Link(RATE), [SHARING, ROUNDS], {})
 
 
 @pytest.fixture(scope="module")
 def found(observed: Observed) -> dict[str, Any]:
-    """Of gradient sharing."""
+    """The figures of the fit with gradient sharing."""
     return figures(SHARING, observed)
 
 
@@ -75,11 +76,13 @@ def test_a_fit_ends_with_equal_replicas(found: dict[str, Any]) -> None:
 
 
 def test_what_is_sent_is_useful(found: dict[str, Any]) -> None:
+    """At least 0.7 of the bytes that are sent during training are needed for updates."""
     useful = found["summary"]["bytes_sent"] * (WORKERS - 1)
     assert useful >= USEFUL_MIN * found["bytes_training"]
 
 
 def test_the_drivers_host_sends_little_more_than_the_star_needs(found: dict[str, Any]) -> None:
+    """The driver's host sends at most 1.5 times the needed bytes."""
     updates = found["summary"]["bytes_sent"] * (WORKERS - 1) ** 2 / WORKERS
     initial = 4 * N_PARAMS * (WORKERS - 1)
     rows = ROWS["train"] * ROW_BYTES * (WORKERS - 1) / WORKERS**2
@@ -87,17 +90,18 @@ def test_the_drivers_host_sends_little_more_than_the_star_needs(found: dict[str,
 
 
 def test_training_goes_on(found: dict[str, Any]) -> None:
-    """Every worker takes steps, and what they learn arrives."""
+    """On slow links, workers still take steps and the accuracy improves."""
     assert found["steps"] >= 10
     assert found["accuracy"] > 0.6
 
 
 def test_rounds_of_averaging_send_everything(observed: Observed) -> None:
+    """In each round of averaging, every worker sends all parameters."""
     found = figures(ROUNDS, observed)
     assert "summary" in found, found["ended"]
     of_all = WORKERS * 4 * (64 * 64 + 64 + 64 * 10 + 10)  # bytes of parameters
     summary = found["summary"]
-    assert summary["updates"] == pytest.approx(found["steps"] / 4, abs=1)  # the last may be shorter
+    assert summary["updates"] == pytest.approx(found["steps"] / 4, abs=1)  # one may be shorter
     assert summary["bytes_sent"] >= summary["updates"] * of_all > 0
     others = (WORKERS - 1) / WORKERS  # the rest stays on host 0
     assert found["bytes_training"] >= summary["bytes_sent"] * others

@@ -1,7 +1,7 @@
-"""Three hosts with three networks each, management, data and another; Spark's standalone daemons.
+"""Tests of Spark's standalone mode on three hosts with networks for management, data and more.
 
-One cluster and one application for all tests: a Master and a driver program on host 0, started by
-the command of docs/standalone.md, and an executor on hosts 1 and 2.
+All tests share one cluster and one application: a Master and a driver program on host 0, started
+by the command of docs/standalone.md, and an executor on each of hosts 1 and 2.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ HOSTS = 3
 MANAGEMENT, DATA, THIRD = (
     [f"{port}{host}" for host in range(HOSTS)] for port in ("port", "wire", "line")
 )
-FOUND_S = 25.0  # without a check, workers would be waited for until start_timeout
+FOUND_S = 25.0  # without the check, a fit would wait for workers until start_timeout
 PORTS = "ports 40123 to 40186"
 
 
@@ -42,7 +42,7 @@ def sniffer(hosts: ThreeNetworks) -> Sniffer:
 
 @pytest.fixture(scope="module")
 def empty(hosts: ThreeNetworks, sniffer: Sniffer) -> Iterator[StandaloneCluster]:
-    """Without Workers."""
+    """A cluster without Workers."""
     made = StandaloneCluster(hosts)
     yield made
     made.close()
@@ -50,7 +50,7 @@ def empty(hosts: ThreeNetworks, sniffer: Sniffer) -> Iterator[StandaloneCluster]
 
 @pytest.fixture(scope="module")
 def first_fits(empty: StandaloneCluster) -> tuple[dict[str, Any], dict[str, Any]]:
-    """One without any Worker, and one that is called before there are any."""
+    """The results of a fit without Workers, and of a fit that begins before the Workers start."""
     refused = empty.fit(start_timeout=1.5)
     empty.order()
     empty.start_workers()
@@ -59,11 +59,12 @@ def first_fits(empty: StandaloneCluster) -> tuple[dict[str, Any], dict[str, Any]
 
 @pytest.fixture
 def cluster(empty: StandaloneCluster, first_fits: object) -> StandaloneCluster:
-    """With its executors."""
+    """The cluster with its executors."""
     return empty
 
 
 def test_the_pages_command_waits_for_executors(first_fits: tuple[dict[str, Any], ...]) -> None:
+    """With docs/standalone.md's command, a fit waits for executors, and fails if none registers."""
     refused, first = first_fits
     assert refused.get("error") == "SetupError", refused
     assert "no executor has registered with spark://10.77.0.1:7077 within 1.5 s" in refused["text"]
@@ -91,8 +92,9 @@ def test_a_rehearsal_measures_steps_and_links(
 def test_gradients_go_over_the_network_of_the_mask(
     hosts: ThreeNetworks, cluster: StandaloneCluster, sniffer: Sniffer
 ) -> None:
+    """With a mask, updates use the matching network, and without one the management network."""
     before = sniffer.sent()
-    # The first fit had no mask: its executors took the way that leads to Spark's driver.
+    # The first fit had no mask: its executors used the route to Spark's driver.
     assert all(before.get(port, 0) > 0 for port in MANAGEMENT)
     assert not any(before.get(port, 0) for port in DATA)
     done = cluster.fit(network_mask=hosts.DATA)
@@ -100,11 +102,11 @@ def test_gradients_go_over_the_network_of_the_mask(
     sent = {port: after.get(port, 0) - before.get(port, 0) for port in after}
     assert done["equal"], done
     driver, *executors = (sent[port] for port in DATA)
-    # The media drivers of the fit before live some seconds longer, and say so.
+    # The previous fit's media drivers still send heartbeats for some seconds.
     assert max(sent[port] for port in MANAGEMENT) < driver / 20
     assert sum(executors) > done["bytes_sent"] > 50_000
     assert min(executors) > 0.3 * done["bytes_sent"]
-    assert driver > done["bytes_sent"]  # each update goes on to the other executor
+    assert driver > done["bytes_sent"]  # it forwards each update to the other executor
 
 
 @pytest.mark.parametrize("mask", [ThreeNetworks.THIRD, ThreeNetworks.THIRD_SIX])
@@ -119,7 +121,7 @@ def test_gradients_go_over_a_third_network(
 def test_a_controller_on_an_executor_is_in_the_network_of_the_mask(
     hosts: ThreeNetworks, cluster: StandaloneCluster, sniffer: Sniffer
 ) -> None:
-    """Though it is named by Spark's address, and the driver hears no UDP at all."""
+    """It uses the mask's network even if named by Spark's address; the driver receives no UDP."""
     named = f"{hosts.address(2)}:40140"
     before = Counter(sniffer.sent())
     with hosts.dropping(0):
@@ -127,12 +129,12 @@ def test_a_controller_on_an_executor_is_in_the_network_of_the_mask(
     sent = Counter(sniffer.sent()) - before
     assert done.get("equal"), done
     assert f" on 10.77.0.3, {hosts.data_address(2)}:40140" in done["said"]
-    assert sent[DATA[1]] > max(5_000, 5 * sent[MANAGEMENT[1]])  # the one worker's
+    assert sent[DATA[1]] > max(5_000, 5 * sent[MANAGEMENT[1]])  # from the only worker
     assert sent[DATA[0]] == 0
 
 
 def sent_by(cluster: StandaloneCluster, sniffer: Sniffer, **options: Any) -> Counter[str]:
-    """Bytes of UDP by port, of a fit with these options."""
+    """Run a fit with these options; return its UDP bytes by port of the switch."""
     before = Counter(sniffer.sent())
     done = cluster.fit(**options)
     assert done.get("equal"), done
@@ -142,6 +144,7 @@ def sent_by(cluster: StandaloneCluster, sniffer: Sniffer, **options: Any) -> Cou
 def test_a_mask_that_does_not_name_one_interface_of_a_host(
     hosts: ThreeNetworks, cluster: StandaloneCluster
 ) -> None:
+    """A fit fails before training if the mask matches none or several interfaces of a host."""
     none = cluster.fit(network_mask=hosts.LACKS)
     assert none.get("error") == "NetworkError", none
     assert f"{hosts.LACKS} matches no address of host2" in none["text"]
@@ -160,6 +163,7 @@ def test_a_mask_that_does_not_name_one_interface_of_a_host(
 
 
 def test_a_driver_behind_a_firewall(hosts: ThreeNetworks, cluster: StandaloneCluster) -> None:
+    """If UDP to the driver is dropped, the error names the ports to open; a later fit succeeds."""
     with hosts.dropping(0):
         found = cluster.fit(network_mask=hosts.DATA, controller="driver")
     assert found.get("error") == "NetworkError", found
@@ -171,14 +175,14 @@ def test_a_driver_behind_a_firewall(hosts: ThreeNetworks, cluster: StandaloneClu
     assert f"allow UDP from {there} to 10.78.0.1 port 40123" in found["text"]
     assert f"from 10.78.0.1 to {there} {PORTS}" in found["text"]
     assert "no worker has joined so far" in found["text"]
-    assert cluster.fit(network_mask=hosts.DATA)["equal"]  # nothing is left of it
+    assert cluster.fit(network_mask=hosts.DATA)["equal"]  # the failure has no lasting effect
 
 
 @pytest.mark.parametrize(
     ("udp", "words"),
     [
         ("", "the executor on host2 at 10.78.1.3:401"),
-        # As a stateful firewall does, which lets answers to what went out come in.
+        # Like a stateful firewall, which admits replies to outgoing datagrams.
         ("dport 40123-40186", "hears the executor at 10.78.1.3:401"),
     ],
     ids=["all", "what is no answer"],
@@ -186,6 +190,7 @@ def test_a_driver_behind_a_firewall(hosts: ThreeNetworks, cluster: StandaloneClu
 def test_an_executor_behind_a_firewall(
     hosts: ThreeNetworks, cluster: StandaloneCluster, udp: str, words: str
 ) -> None:
+    """If UDP to one executor is dropped, the error names this executor and the ports to open."""
     with hosts.dropping(2, udp):
         found = cluster.fit(network_mask=hosts.DATA, controller="driver")
     assert found.get("error") == "NetworkError", found

@@ -1,6 +1,6 @@
-"""A firewall that drops UDP in one direction, and a link that carries no long datagrams.
+"""Tests of the doctor's UDP probe between two hosts, which are network namespaces.
 
-Real hosts as network namespaces; what the doctor's probe measures between them.
+A firewall drops UDP in one direction, or a link carries no long datagrams.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ group = ProbeGroup(endpoints, b"sixteen bytes...", float(seconds))
 with UdpProbe(group, int(own), lambda endpoint: 1408) as probe:
     print(json.dumps({peer: asdict(one) for peer, one in probe.run().items()}))
 """
-# Incoming UDP of host 0 finds no way to the local addresses: dropped without a word.
+# Silently drop UDP from host 0, by a rule before the table of local addresses.
 DROP_UDP = (
     "ip rule add pref 100 lookup local",
     "ip rule add pref 50 from 10.77.0.1 ipproto udp blackhole",
@@ -49,7 +49,7 @@ def hosts() -> Iterator[Hosts]:
 
 
 def heard_on(hosts: Hosts) -> dict[int, dict[int, PeerResult]]:
-    """What both hear of one another."""
+    """Return what each host's probe received from the other host."""
     addresses = [hosts.address(host) for host in range(hosts.count)]
     programs = [
         hosts.run(
@@ -76,10 +76,11 @@ def test_an_open_link_and_its_rate(hosts: Hosts) -> None:
     assert there.round_trip_ms is not None
     rates = [way.bytes_s for way in (there, back) if way.bytes_s is not None]
     assert rates
-    assert all(0.2e6 < rate < 4e6 for rate in rates)  # 20 Mbit/s; a burst goes through at once
+    assert all(0.2e6 < rate < 4e6 for rate in rates)  # 20 Mbit/s, exceeded by bursts
 
 
 def test_a_firewall_is_seen_in_its_direction(hosts: Hosts) -> None:
+    """The probe finds in which direction UDP is dropped, and the check names the port to open."""
     for command in DROP_UDP:
         hosts._in(1, command)
     began_s = time.monotonic()
@@ -95,6 +96,7 @@ def test_a_firewall_is_seen_in_its_direction(hosts: Hosts) -> None:
 
 
 def test_a_path_that_cuts_datagrams_up(hosts: Hosts) -> None:
+    """The check warns of a path whose MTU fragments datagrams."""
     hosts._in(0, "ip link set eth0 mtu 1300")
     matrix = build_matrix(["driver", "host1"], heard_on(hosts))
     way = matrix["driver"]["host1"]

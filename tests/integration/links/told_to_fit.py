@@ -1,4 +1,4 @@
-"""A driver program, by spark-submit: one session, and a fit or rehearsal for each order."""
+"""A driver program for spark-submit: in one session, it runs a fit or rehearsal for each order."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ ROWS, EPOCHS = 400, 6
 
 
 def fit(spark: Any, data: Any, start_timeout: float, options: dict[str, Any]) -> dict[str, Any]:
-    """What became of it, as a test looks at it."""
+    """Run a fit or a rehearsal; return its results, or the name and text of its error."""
     model = DenseNetwork([64, 256, 10], updater=Sgd(0.1), seed=1)
-    # By default, a busy machine, on which encoding takes long, would send fewer updates.
+    # By default, a busy machine, on which encoding is slow, would send fewer updates.
     own = {"start_timeout": start_timeout, "batch_size_per_worker": 10, "publish_every": 1}
     if "workers_per_node" in options:
         own["workers_per_node"] = options.pop("workers_per_node")
@@ -41,7 +41,7 @@ def fit(spark: Any, data: Any, start_timeout: float, options: dict[str, Any]) ->
 
 
 def describe(summary: Any) -> dict[str, Any]:
-    """What a test looks at."""
+    """Return the parts of a summary that tests check."""
     return {
         "equal": summary.replicas_equal,
         "hashes": summary.hashes,
@@ -52,7 +52,7 @@ def describe(summary: Any) -> dict[str, Any]:
 
 
 def await_idle(spark: Any) -> None:
-    """Until tasks of a fit that failed have gone: they hold their executor's one slot."""
+    """Wait for the end of tasks of a failed fit, which occupy the only slot of their executors."""
     tracker = spark._jsc.sc().statusTracker()
     while any(executor.numRunningTasks() for executor in tracker.getExecutorInfos()):
         time.sleep(0.05)

@@ -1,4 +1,4 @@
-"""Wrappers with real processes; a model whose parameters count how often each row was trained."""
+"""Fixtures: wrappers with real processes, and a model that counts the trainings of each row."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ FORKING = Path(__file__).parents[1] / "mesh" / "forking.py"
 
 
 def _load() -> Any:
-    """The mesh tests' module, for its model; test folders are no packages."""
+    """Load the mesh tests' module, for its model, and register it to be pickled by value."""
     spec = importlib.util.spec_from_file_location("local_forking", FORKING)
     assert spec is not None
     assert spec.loader is not None
@@ -39,7 +39,7 @@ tallying = _load()
 
 
 class Tallied:
-    """Data and options with which each training of a row adds tau to its parameters, exactly."""
+    """Data and options with which each training of a row adds exactly tau to its parameters."""
 
     model = staticmethod(tallying.Tally)
     rows = tallying.N_PARAMS // tallying.WIDTH
@@ -54,7 +54,7 @@ class Tallied:
 
     @staticmethod
     def trainings(wrapper: ParallelWrapper) -> dict[float, int]:
-        """How many rows were trained how often."""
+        """Return the number of rows for each number of trainings."""
         counts, parameters = np.unique(wrapper.parameters / tallying.TAU, return_counts=True)
         return {
             float(count): int(p) // tallying.WIDTH
@@ -69,7 +69,7 @@ def tallied() -> type[Tallied]:
 
 @pytest.fixture
 def wrapper() -> Iterator[Callable[..., ParallelWrapper]]:
-    """``wrapper(model, workers, ...)``; no process of any is left after the test."""
+    """A function that makes a ParallelWrapper; after the test, none of its processes may remain."""
     made: list[ParallelWrapper] = []
     processes: list[ProcessIdentity] = []
 

@@ -1,9 +1,8 @@
-"""A program on a machine without Spark: it says what it has seen, as JSON.
+"""A program on a machine without Spark that prints its observations as JSON.
 
-``python plain_program.py WHAT``: "fits" trains twice; "interrupted" is told to stop by Ctrl-C and
-trains again, with checkpoints only at a fit's end; "killed" waits, in the middle of a fit, for the
-end that it is given; "kept" likewise the first time, with checkpoints in the directory
-``checkpoints``, and to its end the second time.
+``python plain_program.py WHAT``: "fits" trains twice; "interrupted" trains until Ctrl-C and then
+again, with checkpoints only at a fit's end; "killed" trains until it is killed; "kept" writes
+checkpoints to the directory ``checkpoints``, is killed the first time, and resumes the second time.
 """
 
 from __future__ import annotations
@@ -23,14 +22,14 @@ ROWS = 400
 
 
 def own_module() -> object:
-    """A model on torch, which the other ways to run this program need not import."""
+    """Return a model on torch, which is imported only by the command "fits"."""
     import torch
     from torch import nn
 
     from sparkstrom.models.torch import TorchModel
 
     class Net(nn.Module):
-        """Workers know it by value alone. Its updates are more than joins at load."""
+        """A module pickled by value, so large that updates need more bytes than joining."""
 
         def __init__(self) -> None:
             super().__init__()
@@ -43,7 +42,7 @@ def own_module() -> object:
 
 
 class Ready:
-    """Says that training is under way."""
+    """A listener that prints READY and the workers' process ids once, after 20 minibatches."""
 
     def __init__(self) -> None:
         self.said = False
@@ -55,7 +54,7 @@ class Ready:
 
 
 class Kept(Ready):
-    """The same, once a checkpoint is there."""
+    """A listener that prints READY and the workers' process ids at each checkpoint."""
 
     def on_iteration(self, event: object) -> None:
         pass

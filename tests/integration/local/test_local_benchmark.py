@@ -1,4 +1,4 @@
-"""The benchmark says what its docstring promises."""
+"""Test of benchmarks.local: it prints the figures of each system as JSON."""
 
 from __future__ import annotations
 

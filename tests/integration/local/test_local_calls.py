@@ -1,4 +1,4 @@
-"""Calls that come at another time, in another thread or process than the wrapper's own."""
+"""Tests of calls during a fit, from other threads and processes, and of evaluate's arguments."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LABELS = (FEATURES.sum(axis=1) > 0).astype(int)
 
 
 class UnderWay:
-    """A fit in a thread of its own; made when it trains."""
+    """A fit in its own thread; the constructor waits until it trains."""
 
     def __init__(self, wrapper: ParallelWrapper) -> None:
         self.error: BaseException | None = None
@@ -69,6 +69,7 @@ def test_a_second_fit_at_the_same_time_is_refused(training: ParallelWrapper) -> 
 
 @pytest.mark.slow
 def test_a_fit_whose_wrapper_is_closed_says_so(training: ParallelWrapper) -> None:
+    """A fit raises TrainingError if its wrapper is closed while it trains."""
     fit = UnderWay(training)
     training.close()
     fit.end()
@@ -79,10 +80,11 @@ def test_a_fit_whose_wrapper_is_closed_says_so(training: ParallelWrapper) -> Non
 
 @pytest.mark.slow
 def test_a_forked_process_leaves_the_fit_alone(training: ParallelWrapper) -> None:
+    """A forked process cannot use the wrapper, and its exit does not affect the parent's fit."""
     fit = UnderWay(training)
     ours, theirs = os.pipe()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # 3.12: a fork beside threads
+        warnings.simplefilter("ignore", DeprecationWarning)  # 3.12: a fork despite threads
         child = os.fork()
     if not child:
         try:
@@ -90,7 +92,7 @@ def test_a_forked_process_leaves_the_fit_alone(training: ParallelWrapper) -> Non
                 training.fit((FEATURES, LABELS), run_log="")
         except BaseException as error:
             os.write(theirs, str(error).encode())
-        training._closing()  # as the interpreter's end has it
+        training._closing()  # as at the interpreter's exit
         os._exit(0)
     os.close(theirs)
     with open(ours, "rb") as heard:
@@ -103,6 +105,7 @@ def test_a_forked_process_leaves_the_fit_alone(training: ParallelWrapper) -> Non
 
 
 def test_evaluate_takes_what_fit_takes(wrapper: Callable[..., ParallelWrapper]) -> None:
+    """evaluate() takes arrays, tensors and datasets, and refuses other data and empty arrays."""
     made = wrapper(DenseNetwork([4, 8, 2], loss="cross_entropy"), 1, progress=False)
     found = made.evaluate((FEATURES, LABELS)).classification.accuracy
     tensors = torch.tensor(FEATURES), torch.tensor(LABELS)

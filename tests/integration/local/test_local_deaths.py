@@ -1,4 +1,4 @@
-"""Worker processes that die or fail: each row counts once all the same, or the fit says why."""
+"""Tests of worker processes that die or fail: each row still counts once, or the fit says why."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from sparkstrom.worker.task_environment import TaskEnvironment
 EPOCHS = 4
 
 
-LOOKS_MAX = 900  # of a tenth of a second
+LOOKS_MAX = 900  # calls of ``answers``, which wait up to 0.1 s
 LEASE_S = 4.0  # longer than any process waits for a processor on a busy machine
 
 
 class Killer:
-    """Kills a worker process once so many minibatches are trained, or has it stand still."""
+    """A listener that sends one signal to a worker process at each of some minibatch counts."""
 
     def __init__(self, wrapper: ParallelWrapper, at: list[int], *signals: int) -> None:
         self._wrapper, self._at, self._signals = wrapper, at, list(signals)
@@ -44,6 +44,7 @@ class Killer:
 def test_a_worker_dies_another_stands_still_and_each_row_counts_once(
     wrapper: Any, tallied: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """A killed and a stopped worker are replaced, and each row is trained once per epoch."""
     made = wrapper(tallied.model(), 3, lease_s=LEASE_S, **tallied.options)
     summary = made.fit(tallied.data, epochs=EPOCHS)
     assert summary.replicas_equal
@@ -67,7 +68,7 @@ def test_a_worker_dies_another_stands_still_and_each_row_counts_once(
 
 
 def failing(tally: Any, how: str) -> Any:
-    """Fails in its third step, by an exception or by the end of the process."""
+    """Return a model whose third step fails, by an exception or by the end of the process."""
 
     class Failing(tally):
         def __init__(self) -> None:
@@ -88,6 +89,7 @@ def failing(tally: Any, how: str) -> Any:
 
 @pytest.mark.slow
 def test_what_a_worker_raises_ends_the_fit_in_one_line(wrapper: Any, tallied: Any) -> None:
+    """An exception in a worker ends the fit with an error of one line; a later fit succeeds."""
     model = failing(tallied.model, "raise")
     made = wrapper(model, 2, **tallied.options)
     with pytest.raises(TrainingError, match="ZeroDivisionError: no such step") as raised:
@@ -103,6 +105,7 @@ def test_what_a_worker_raises_ends_the_fit_in_one_line(wrapper: Any, tallied: An
 
 @pytest.mark.slow
 def test_a_process_that_always_dies_ends_the_fit(wrapper: Any, tallied: Any) -> None:
+    """A fit ends once a worker's process has died four times; the error has its exit status."""
     made = wrapper(failing(tallied.model, "exit"), 1, **tallied.options)
     why = r"the process of worker 0 has died 4 times; the last one ended with exit status 7"
     with pytest.raises(TrainingError, match=why) as raised:
@@ -112,14 +115,14 @@ def test_a_process_that_always_dies_ends_the_fit(wrapper: Any, tallied: Any) -> 
 
 @pytest.mark.slow
 def test_an_idle_process_that_stands_still_is_replaced_with_its_next_order(tmp_path: Path) -> None:
-    """The order is more than a socket takes, and nobody reads it."""
+    """A stopped process is replaced, although its unread order is larger than a socket's buffer."""
     pool = WorkerPool(1, tmp_path, LEASE_S)
     order = GradientSharingTask(
         bytes(1 << 22), TaskEnvironment(0, 0, "", "", tmp_path), RowFile("", ())
     )
 
     def answer(workers: ActiveWorkers) -> WorkerAnswer | None:
-        """None: it is to be replaced."""
+        """Send the order; return the worker's answer, or None if the worker must be replaced."""
         workers.begin()
         workers.send(0, order)
         for _ in range(LOOKS_MAX):

@@ -1,7 +1,7 @@
-"""Every kind of model, with momentum, in both ways to share; ended, and gone on with.
+"""Tests of all kinds of models, with momentum, in both training modes: fits end and are resumed.
 
-All of them train in the same two processes, one after the other. ``SPARKSTROM_KINDS=all`` tries
-each kind in each way; the suite some, as each imports and compiles in every process.
+All of them train in the same two processes, one after the other. ``SPARKSTROM_KINDS=all`` tests
+each kind in each mode; by default only some, because each imports and compiles in every process.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from tests.integration.checkpoint.contained import contained
 from tests.integration.model_kinds import BY_CHANCE, KINDS, tried
 
 WORKERS, ROWS, BATCH, FREQUENCY = 2, 256, 16, 3
-PER_EPOCH = ROWS // BATCH  # minibatches of both, all full: what compiles does so once
-CHEAP = ("dl4j-dense", "own")  # which compile nothing
-EPOCHS_MAX = 10_000  # of a fit that is ended
-SLEEP_MS = 20  # in each step: it is ended soon
+PER_EPOCH = ROWS // BATCH  # minibatches of both workers, all full, so that models compile once
+CHEAP = ("dl4j-dense", "own")  # kinds without compilation
+EPOCHS_MAX = 10_000  # of a fit that a listener ends
+SLEEP_MS = 20  # in each step, so that few epochs pass until the end
 COMMON = {
     "batch_size_per_worker": BATCH,
     "progress": False,
@@ -52,7 +52,7 @@ def digits() -> tuple[Any, Any]:
 
 @pytest.fixture(scope="module")
 def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerPool]:
-    """Two processes for all."""
+    """Two worker processes for all tests."""
     cloudpickle.register_pickle_by_value(model_kinds.by_value())
     made = WorkerPool(WORKERS, tmp_path_factory.mktemp("pool"), 30.0)
     yield made
@@ -62,7 +62,7 @@ def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerPool]:
 
 @pytest.fixture
 def wrap(pool: WorkerPool, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Any]]:
-    """``wrap(model, ...)``: a wrapper of another program, but with these processes."""
+    """``wrap(model, ...)`` returns a wrapper as if in another program, but with ``pool``."""
     made: list[ParallelWrapper] = []
 
     def make(model: Any, **options: Any) -> ParallelWrapper:
@@ -77,14 +77,17 @@ def wrap(pool: WorkerPool, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable
 
 
 class Ending:
-    """Ends a fit, once a checkpoint has some of it."""
+    """A listener that ends a fit at its first checkpoint."""
 
     def on_checkpoint(self, event: Any) -> None:
         raise RuntimeError("enough")
 
 
 def ended(made: ParallelWrapper, digits: Any) -> tuple[Path, int]:
-    """Its newest checkpoint, and how many epochs there are, with a whole one that is left."""
+    """Run a fit that a listener ends; return its newest checkpoint and the epochs to resume to.
+
+    At least one whole epoch remains after the checkpoint.
+    """
     with pytest.raises(TrainingError, match="enough"):
         made.fit(digits, epochs=EPOCHS_MAX, listeners=[Ending()])
     newest = max(Path(str(made.checkpoint_directory)).iterdir())
@@ -94,7 +97,7 @@ def ended(made: ParallelWrapper, digits: Any) -> tuple[Path, int]:
 def rounds_alone(
     made: ParallelWrapper, digits: Any, tmp_path: Path, epochs: int, save_updater: Any
 ) -> Any:
-    """What this wrapper's first fit comes to, by the arithmetic in one process."""
+    """Return the parameters after the wrapper's first fit, by the arithmetic in one process."""
     model, directory = made._model, tmp_path / "dealt"
     directory.mkdir()
     files = partition_rows(
@@ -117,7 +120,7 @@ def rounds_alone(
 def test_rounds_that_are_ended_and_gone_on_with(
     wrap: Any, digits: Any, tmp_path: Path, kind: str, averages: bool
 ) -> None:
-    """As if nothing had happened, with averaged optimizers, or each with its own."""
+    """Resumed rounds equal uninterrupted ones, with averaged or with each worker's optimizers."""
     options = AVERAGING | {
         "average_updaters": averages,
         "checkpoint_directory": str(tmp_path / "kept"),
@@ -136,7 +139,7 @@ def test_rounds_that_are_ended_and_gone_on_with(
         np.testing.assert_allclose(made.parameters, wanted, atol=5e-6)
     if kind not in CHEAP:
         return
-    # a further fit has the optimizers' states, from the same program or from the file
+    # a further fit continues the optimizer states, kept in the program or read from the file
     made.fit(digits)
     for path in (tmp_path / "kept").iterdir():
         if path.name > Path(summary.checkpoint).name:
@@ -152,7 +155,7 @@ def test_rounds_that_are_ended_and_gone_on_with(
 def test_shared_gradients_ended_and_gone_on_with(
     wrap: Any, digits: Any, tmp_path: Path, kind: str
 ) -> None:
-    """Equal replicas, each minibatch once, and an optimizer that has seen them all."""
+    """A resumed fit has equal replicas, each minibatch once, and a resumed optimizer state."""
     options = COMMON | {
         "checkpoint_directory": str(tmp_path),
         "checkpoint_every": "0.2 s",
@@ -179,4 +182,4 @@ def test_shared_gradients_ended_and_gone_on_with(
         if isinstance(after[name], int) and name in changed:  # a count of steps
             assert after[name] > before[name], name
     if kind in CHEAP:
-        assert made.fit(digits).grants == WORKERS  # with what each has kept
+        assert made.fit(digits).grants == WORKERS  # each worker gets its kept residual back

@@ -1,4 +1,4 @@
-"""Programs on a machine without Spark: to their end, interrupted, and killed."""
+"""Tests of programs on a machine without Spark: complete, interrupted and killed."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ def started(what: str, directory: Path) -> subprocess.Popen[str]:
         text=True,
         cwd=directory,
         env=os.environ | {"TMPDIR": str(directory)},
-        start_new_session=True,  # as a shell gives a job a process group of its own
+        start_new_session=True,  # in its own process group, like a shell's job
     )
 
 
 def at_work(program: subprocess.Popen[str]) -> list[ProcessIdentity]:
-    """Its workers, once it trains."""
+    """Wait until the program trains; return its worker processes."""
     assert program.stdout is not None
     line = program.stdout.readline()
     assert line.startswith("READY"), line + program.communicate()[1]
@@ -51,6 +51,7 @@ def at_work(program: subprocess.Popen[str]) -> list[ProcessIdentity]:
 
 
 def ended(program: subprocess.Popen[str]) -> dict:
+    """Wait until the program has succeeded; return the JSON object that it printed."""
     out, error = program.communicate(timeout=LIMIT_S)
     assert program.returncode == 0, error
     assert "Traceback" not in error, error
@@ -58,13 +59,13 @@ def ended(program: subprocess.Popen[str]) -> dict:
 
 
 def updater_in_file(path: Path) -> dict[str, Any]:
-    """The optimizer's state that a checkpoint has."""
+    """Return the optimizer state in a checkpoint file."""
     with np.load(path) as file:
         return decode_optimizer_state(file["state"].tobytes())
 
 
 def media_drivers(directory: Path) -> list[str]:
-    """Of programs that were started there."""
+    """Return the ids of media drivers of programs that were started in this directory."""
     found = []
     for process in Path("/proc").glob("[0-9]*"):
         try:
@@ -83,7 +84,7 @@ def test_a_program_without_spark_trains_a_module_of_its_own(tmp_path: Path) -> N
     assert found["equal"] == [True, True]
     assert found["hashes"] == [1, 1]
     assert found["minibatches"] == [200, 200]
-    assert max(found["bytes_wire"]) < min(found["bytes_sent"]) / 2  # joins, and no updates
+    assert max(found["bytes_wire"]) < min(found["bytes_sent"]) / 2  # joins, but no updates
     assert found["accuracy"] > 0.9
     assert found["own"] > 0
     assert found["spark"] == []
@@ -92,6 +93,7 @@ def test_a_program_without_spark_trains_a_module_of_its_own(tmp_path: Path) -> N
 
 @pytest.mark.slow
 def test_ctrl_c_keeps_what_was_learnt(tmp_path: Path) -> None:
+    """Ctrl-C ends the workers; the learned parameters are in the wrapper and in a checkpoint."""
     program = started("interrupted", tmp_path)
     workers = at_work(program)
     os.killpg(program.pid, signal.SIGINT)
@@ -109,6 +111,7 @@ def test_ctrl_c_keeps_what_was_learnt(tmp_path: Path) -> None:
 def test_a_standard_error_that_cannot_be_written_costs_no_fit(
     redirected: str, tmp_path: Path
 ) -> None:
+    """A fit succeeds even if standard error is full, closed or a broken pipe."""
     program = (
         "import json, sys, numpy as np\n"
         "from pathlib import Path\n"
@@ -135,7 +138,7 @@ def test_a_standard_error_that_cannot_be_written_costs_no_fit(
 def test_nothing_outlives_a_program_that_is_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its files live until the next wrapper is made there."""
+    """Workers and media drivers end with a killed program; the next wrapper removes its files."""
     program = started("killed", tmp_path)
     workers = at_work(program)
     assert media_drivers(tmp_path)
@@ -153,7 +156,7 @@ def test_nothing_outlives_a_program_that_is_killed(
 
 @pytest.mark.slow
 def test_the_same_command_goes_on_after_the_program_was_killed(tmp_path: Path) -> None:
-    """Each row the rest of its times, with Adam's state of then."""
+    """A restarted program trains the remaining minibatches, with Adam's state of the checkpoint."""
     program = started("kept", tmp_path)
     workers = at_work(program)
     program.kill()
@@ -169,5 +172,5 @@ def test_the_same_command_goes_on_after_the_program_was_killed(tmp_path: Path) -
     assert found["examples"] == 8 * 400 - saved.examples
     assert not [text for text in found["warnings"] if "optimizer" in text]
     after = updater_in_file(max((tmp_path / "checkpoints").glob("*.npz")))
-    assert 50 < after["steps"] - before["steps"] <= 8 * 25  # the copy may be some steps younger
+    assert 50 < after["steps"] - before["steps"] <= 8 * 25  # the state may have later steps
     assert not any(map(is_process_alive, workers))

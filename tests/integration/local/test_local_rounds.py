@@ -1,4 +1,4 @@
-"""Synchronous rounds: with one minibatch a round, SGD is what one machine does with all rows."""
+"""Tests of synchronous rounds on one machine: results, deaths, early stopping, schedules."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def network(updater: Any) -> DenseNetwork:
 
 
 class Rounds:
-    """Keeps what the workers brought, and takes the mean."""
+    """An accumulator that records each worker's rows per round, and returns the weighted mean."""
 
     def __init__(self) -> None:
         self.rows: list[list[int]] = []
@@ -46,7 +46,7 @@ class Rounds:
 
 
 class Killer:
-    """Kills a worker process in the middle of a fit, or has it stand still."""
+    """A listener that kills or stops a worker process in the middle of a fit."""
 
     def __init__(self, sign: int) -> None:
         self._sign = sign
@@ -61,9 +61,9 @@ class Killer:
 
 @pytest.mark.slow
 def test_rounds_of_one_minibatch_are_one_machine_on_the_union(wrapper: Any) -> None:
-    """All rows are one minibatch of each worker, so the union is known: the whole data.
+    """With one minibatch of all rows per worker, SGD equals one machine's SGD on all rows.
 
-    A worker counts by its rows' weights, as a row does.
+    A worker's weight in the average is the sum of its rows' weights.
     """
     weights = CHANCE.integers(0, 4, ROWS).astype(np.float32)
     made = wrapper(
@@ -96,7 +96,7 @@ def test_rounds_of_one_minibatch_are_one_machine_on_the_union(wrapper: Any) -> N
 def test_who_dies_or_stands_still_changes_nothing_at_all(
     wrapper: Any, averages: bool, sign: int, how: str
 ) -> None:
-    """Rounds wait for everybody, and whoever comes has the optimizer of who went: equal bits."""
+    """A killed or stopped worker's replacement gets its optimizer state, so results are equal."""
     killer, rounds, found = Killer(sign), Rounds(), []
     for listeners in ([], [killer]):
         made = killer.wrapper = wrapper(
@@ -121,6 +121,7 @@ def test_who_dies_or_stands_still_changes_nothing_at_all(
 
 @pytest.mark.slow
 def test_a_step_may_take_longer_than_a_lease(wrapper: Any) -> None:
+    """A worker is not replaced if its step takes longer than its lease."""
     made = wrapper(
         network(Sgd(0.3)), 1, training_mode="AVERAGING", batch_size_per_worker=ROWS,
         debug_longer_iterations=int(1000 * LEASE_S) + 1000, lease_s=LEASE_S, progress=False,
@@ -129,7 +130,7 @@ def test_a_step_may_take_longer_than_a_lease(wrapper: Any) -> None:
 
 
 class Hanging(DenseNetwork):
-    """Its third step has no end, though its process lives."""
+    """A network whose third step never ends, although its process lives."""
 
     def step(self, batch: Batch) -> float:
         self.steps = getattr(self, "steps", 0) + 1
@@ -152,6 +153,7 @@ def test_a_step_without_an_end_ends_the_fit(wrapper: Any) -> None:
 
 @pytest.mark.slow
 def test_early_stopping_and_checkpoints_are_as_everywhere(wrapper: Any, tmp_path: Any) -> None:
+    """In rounds, early stopping ends the fit, and its checkpoint restores the parameters."""
     options = {
         "training_mode": "AVERAGING", "checkpoint_directory": str(tmp_path),
         "batch_size_per_worker": BATCH, "progress": False, "checkpoint_every": "1 epochs",
@@ -191,7 +193,7 @@ def test_what_an_accumulator_raises_or_returns_wrongly_ends_the_fit(wrapper: Any
 
 
 class Falling(nn.Module):
-    """Learns the sum of its learning rates: the gradient is 1 in each step."""
+    """A module that sums its learning rates, because the gradient is 1 in each step."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -203,7 +205,7 @@ class Falling(nn.Module):
 
 @pytest.mark.slow
 def test_one_cycle_is_made_for_the_minibatches_of_all_workers(wrapper: Any) -> None:
-    """Twice, as a schedule for the length of a fit begins anew in the next one."""
+    """OneCycleLR spans the minibatches of all workers in a fit, and restarts in the next fit."""
     sgd = partial(torch.optim.SGD, lr=0.01)
     cycle = partial(torch.optim.lr_scheduler.OneCycleLR, max_lr=0.1, cycle_momentum=False)
     model = TorchModel(Falling(), lambda output, _: output.mean(), sgd, scheduler=cycle)

@@ -1,6 +1,6 @@
-"""The report in a real browser: it draws all, asks nobody for anything, and says no error.
+"""Test of the report in a real browser: it draws all plots, requests nothing and logs no error.
 
-On light and dark, wide and narrow. ``.ci/run`` installs the browser.
+It runs with light and dark colours, on wide and narrow pages. ``.ci/run`` installs the browser.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return page
 
 
-# Contrast of a colour with what is behind it, as WCAG 2 has it.
+# The smallest contrast between elements and the background of a figure, as WCAG 2 defines it.
 CONTRAST = """(pairs) => {
   const bright = (colour) => {
     const parts = colour.match(/[0-9.]+/g).slice(0, 3).map((one) => {

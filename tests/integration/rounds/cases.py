@@ -1,6 +1,6 @@
-"""Fits in rounds that every backend trains, and what one process comes to by the same arithmetic.
+"""Fits in rounds for all backends, compared with the same arithmetic in one process.
 
-A program of its own for Spark Connect: it prints what became of the cases that its arguments name.
+Run as a program, it is a Spark Connect client that prints the results of the named cases.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def dense(updater: Any) -> DenseNetwork:
 
 
 def frozen_layer_with_buffers() -> Any:
-    """BatchNorm's statistics, a buffer of the user's own, and a layer that is not trained."""
+    """Return a model with BatchNorm's statistics, a user's own buffer and a frozen layer."""
     import torch
     from torch import nn
 
@@ -61,20 +61,20 @@ def frozen_layer_with_buffers() -> Any:
 
 
 def trimmed_mean(before: Any, after: Any, rows: Any) -> Any:
-    """Return the median where workers differ much, or else their mean."""
+    """Return each parameter's median where workers differ much, or else its mean."""
     spread = after.max(axis=0) - after.min(axis=0)
     return np.where(spread > 0.01, np.median(after, axis=0), after.mean(axis=0))
 
 
 @dataclass(frozen=True)
 class Case:
-    """One fit."""
+    """A model with the options of a fit in rounds, and the tolerance of its comparison."""
 
     model: Callable[[], Any]
     options: dict[str, Any] = field(default_factory=dict)  # of ParameterAveragingTrainingMaster
     frequency: int = 2
     tolerance: float = 0.0  # 0: equal bits
-    resumes: bool = False  # it is ended by a listener, and continues from its checkpoint
+    resumes: bool = False  # a listener ends the fit; a second one continues from its checkpoint
 
 
 DILOCO = {"outer": Nesterov(0.7, 0.9), "save_updater": "own"}
@@ -90,14 +90,14 @@ CASES = {
 
 
 class Enough(TrainingListener):
-    """Ends a fit once a checkpoint is written."""
+    """A listener that ends a fit once a checkpoint is written."""
 
     def on_checkpoint(self, event: Any) -> None:
         raise RuntimeError("enough")
 
 
 class OnSpark:
-    """Fits of a Spark session; ``data`` has a partition for each of ``parts``."""
+    """Runs fits in a Spark session; ``data`` has one partition for each of ``parts``."""
 
     def __init__(self, session: Any, data: Any, parts: Sequence[Part]) -> None:
         self._session, self._data, self._parts = session, data, parts
@@ -124,7 +124,7 @@ class OnSpark:
 
 
 class OnOneMachine:
-    """Fits of a ParallelWrapper."""
+    """Runs fits with a ParallelWrapper."""
 
     def __init__(self, part: Part, folder: Path) -> None:
         self._part, self._folder = part, folder
@@ -147,7 +147,7 @@ class OnOneMachine:
         own = {"average_updaters": given.pop("save_updater", True) is True}
         mode = "CUSTOM" if "accumulator" in given else "AVERAGING"
         own |= {"training_mode": mode, "averaging_frequency": frequency, "progress": False}
-        # Slow enough for a checkpoint to be seen before the fit is over.
+        # Slow enough that the listener gets a checkpoint before the fit ends.
         own |= {"debug_longer_iterations": 200} if listeners else {}
         wrapper = ParallelWrapper(model, 2, batch_size_per_worker=BATCH_ROWS, **own, **given)
         with wrapper:
@@ -156,7 +156,7 @@ class OnOneMachine:
 
 
 def run_case(backend: OnSpark | OnOneMachine, name: str) -> dict[str, Any]:
-    """Train a case, and return what became of it, as JSON has it."""
+    """Train a case; return its results and its difference from one process, as JSON values."""
     case, each = CASES[name], backend.batches()
     names = ("save_updater", "outer", "accumulator")
     options = {key: case.options.get(key) for key in names} | {"frequency": case.frequency}
@@ -209,7 +209,7 @@ class Client:
         import pandas as pd
         from pyspark.sql import SparkSession
 
-        self.spark = SparkSession.builder.getOrCreate()  # SPARK_REMOTE says which
+        self.spark = SparkSession.builder.getOrCreate()  # of the server in SPARK_REMOTE
         # Spark 4.1 and later would make one partition of the two.
         self.spark.conf.set("spark.sql.unionOutputPartitioning", "false")
         parts = list(split(digits()))

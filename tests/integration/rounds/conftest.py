@@ -1,3 +1,3 @@
-"""Rounds by RDDs run on the Spark session that other tests share."""
+"""The Spark session of tests/integration/spark, for rounds by RDDs."""
 
 from tests.integration.spark.conftest import spark  # noqa: F401

@@ -1,4 +1,4 @@
-"""Rounds on all backends: RDDs, DataFrames over Spark Connect, and processes of one machine."""
+"""Test of rounds on all backends: RDDs, DataFrames (Spark Connect), processes of one machine."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from tests.integration.conftest import BACKENDS
 from tests.integration.rounds import cases
 from tests.integration.rounds.cases import CASES, EDGES, OnOneMachine, OnSpark, run_case
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1_800)]  # one client tries all of it
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1_800)]  # one client runs all parts
 
 
 @pytest.fixture(scope="module")
 def rdd(spark: Any) -> Any:
-    """Train a case by RDDs."""
+    """A function that trains a case by RDDs and returns its results."""
     parts = list(cases.split(cases.digits()))
     rows = [list(zip(x, map(int, y), strict=True)) for x, y in parts]
     numbers = spark.sparkContext.parallelize(range(len(rows)), len(rows))
@@ -26,13 +26,13 @@ def rdd(spark: Any) -> Any:
 
 @pytest.fixture
 def dataframe(answers: Any) -> Any:
-    """Train a case by DataFrames, all of them in one client."""
+    """A function that returns a case's results by DataFrames; one client trained all cases."""
     return answers[BACKENDS].__getitem__
 
 
 @pytest.fixture
 def processes(tmp_path: Path) -> Any:
-    """Train a case in processes of this machine."""
+    """A function that trains a case in processes of this machine and returns its results."""
     return lambda name: run_case(OnOneMachine(cases.digits(), tmp_path), name)
 
 
@@ -41,7 +41,7 @@ def processes(tmp_path: Path) -> Any:
 def test_each_backend_comes_to_what_one_process_comes_to(
     request: pytest.FixtureRequest, backend: str, name: str
 ) -> None:
-    """Parameter averaging, DiLoCo, an accumulator, frozen layers; also from a checkpoint."""
+    """A fit on each backend has the parameters of one process, also if it resumes a checkpoint."""
     if name == "frozen":
         pytest.importorskip("torch")
     case, told = CASES[name], request.getfixturevalue(backend)(name)

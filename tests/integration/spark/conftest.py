@@ -1,4 +1,4 @@
-"""One Spark application for all tests of this folder: real executors, real media drivers."""
+"""Fixtures with one Spark application for all tests of this folder; checks of its processes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from sparkstrom.runtime.master_thread import MasterThread
 
 CLUSTER = "local-cluster[2,2,1024]"
 SHARED_MEMORY = Path("/dev/shm")
-OURS = re.compile(r"/sparkstrom-\d+-[0-9a-f]{16}-(driver|\d+-\d+)")  # the home of a fit's driver
+OURS = re.compile(r"/sparkstrom-\d+-[0-9a-f]{16}-(driver|\d+-\d+)")  # a fit's media driver
 
 
 @pytest.fixture(scope="session")
@@ -41,7 +41,7 @@ def spark() -> Iterator[Any]:
         # Some tests kill workers or make tasks fail, and so start hundreds of Python workers.
         .config("spark.python.daemon.module", "sparkstrom.spark.daemon")
         .config("spark.executorEnv.SPARKSTROM_PRELOAD", "pyarrow,pandas,torch")
-        # Python workers of SQL and of RDDs are the same ones: they have equal environments.
+        # With equal environments, SQL and RDDs use the same Python workers.
         .config("spark.sql.execution.pyspark.udf.simplifiedTraceback.enabled", "false")
         .config("spark.sql.shuffle.partitions", "4")
         .getOrCreate()
@@ -52,7 +52,7 @@ def spark() -> Iterator[Any]:
 
 @dataclass(frozen=True)
 class Digits:
-    """scikit-learn's digits, split."""
+    """scikit-learn's digits, split into training rows and held-out rows."""
 
     features: np.ndarray
     labels: np.ndarray
@@ -75,7 +75,7 @@ def digits() -> Digits:
 
 @pytest.fixture
 def make_network(spark: Any) -> Callable[..., SparkNetwork]:
-    """A small network; keywords are the master's."""
+    """A function that makes a small SparkNetwork; keywords are SharedTrainingMaster's."""
 
     def make(model: Any = None, **options: Any) -> SparkNetwork:
         model = model or DenseNetwork([64, 32, 10], updater=Sgd(0.1), seed=1)
@@ -97,7 +97,7 @@ class Process:
 
 
 def processes() -> list[Process]:
-    """Everything that runs below this test process, and orphans of ours."""
+    """Return all processes of this machine."""
     table = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -114,7 +114,7 @@ def processes() -> list[Process]:
 
 
 def uses_aeron(pid: int) -> bool:
-    """Does it have a media driver's memory mapped?"""
+    """Return whether the process has mapped the memory of a fit's media driver."""
     try:
         return OURS.search((Path("/proc") / str(pid) / "maps").read_text()) is not None
     except OSError:
@@ -125,25 +125,25 @@ class Victims:
     """Finds processes of the cluster, and kills them."""
 
     def executors(self) -> list[int]:
-        """JVMs that run tasks of this process's session, not of a Spark Connect server."""
+        """Return the executors' JVMs of this process's session, not of a Spark Connect server."""
         table = processes()
         drivers = {p.pid for p in table if p.parent == os.getpid()}
         backend = "CoarseGrainedExecutorBackend"
         return sorted(p.pid for p in table if p.parent in drivers and backend in p.command)
 
     def media_drivers(self) -> list[int]:
-        """Of executors and of the driver program."""
+        """Return the media drivers of executors and of the driver program."""
         return sorted(p.pid for p in processes() if OURS.search(p.command))
 
     def workers(self) -> list[int]:
-        """Python workers that have an Aeron client: those that train."""
+        """Return the Python workers that have an Aeron client, which are those that train."""
         table = processes()
         executors = set(self.executors())
         daemons = {p.pid for p in table if p.parent in executors and "pyspark.worker" in p.command}
         return sorted(p.pid for p in table if p.parent in daemons and uses_aeron(p.pid))
 
     def media_driver_of_executor(self) -> int:
-        """One that an executor's worker started, not the driver program's."""
+        """Return a media driver that an executor's worker started."""
         own = {p.pid for p in processes() if p.parent == os.getpid()}
         return next(pid for pid in self.media_drivers() if pid not in own)
 
@@ -151,7 +151,7 @@ class Victims:
         os.kill(pid, signal.SIGKILL)
 
     def leftovers(self) -> list[str]:
-        """Media drivers, and directories of ours in shared memory."""
+        """Return the names of fits' media drivers and of their directories in shared memory."""
         drivers = [f"media driver {pid}" for pid in self.media_drivers()]
         return drivers + [str(p) for p in SHARED_MEMORY.iterdir() if OURS.search(str(p))]
 
@@ -160,13 +160,16 @@ GONE_WITHIN_S = 30  # a driver lingers for 4 s after its last client; machines a
 
 
 class Leavings:
-    """What tests left and must soon be gone. Nobody waits for it: the next test may begin."""
+    """Media drivers and directories that tests left, which must disappear within GONE_WITHIN_S.
+
+    The next test may begin before.
+    """
 
     def __init__(self) -> None:
-        self._left: dict[str, tuple[float, str]] = {}  # when it must be gone, and whose it is
+        self._left: dict[str, tuple[float, str]] = {}  # its deadline, and its test
 
     def look(self, test: str) -> None:
-        """What is new is this test's; fail on what ought to be gone."""
+        """Attribute new leftovers to this test; fail if others should have disappeared."""
         now_s = time.monotonic()
         new = now_s + GONE_WITHIN_S, test
         self._left = {thing: self._left.get(thing, new) for thing in Victims().leftovers()}
@@ -176,7 +179,7 @@ class Leavings:
         assert late == []
 
     def wait(self) -> None:
-        """Until nothing is left."""
+        """Wait until nothing is left."""
         self.look("somebody")
         while self._left:
             time.sleep(0.1)
@@ -192,14 +195,14 @@ def leavings() -> Iterator[Leavings]:
 
 @pytest.fixture
 def victims(leavings: Leavings) -> Victims:
-    """For tests that look at processes: those of former tests are gone."""
+    """Finds and kills processes; those of previous tests have ended."""
     leavings.wait()
     return Victims()
 
 
 @pytest.fixture
 def wait_until() -> Callable[..., None]:
-    """Poll a condition: integration tests wait for real processes."""
+    """A function that polls a condition and fails if it stays false for some seconds."""
 
     def wait(condition: Callable[[], Any], seconds: float, what: str) -> None:
         until_s = time.monotonic() + seconds
@@ -212,7 +215,7 @@ def wait_until() -> Callable[..., None]:
 
 @pytest.fixture
 def master_at_work() -> Callable[[], Master | None]:
-    """The master of the fit in this process."""
+    """A function that returns the master of the fit in this process, or None."""
 
     def look() -> Master | None:
         masters = [thread for thread in threading.enumerate() if isinstance(thread, MasterThread)]
@@ -223,7 +226,7 @@ def master_at_work() -> Callable[[], Master | None]:
 
 @pytest.fixture
 def has_trained(master_at_work: Callable[[], Master | None]) -> Callable[..., bool]:
-    """Do all workers have a place, and have trained so many minibatches?"""
+    """A function that returns whether all workers are placed and have trained ``minibatches``."""
 
     def look(minibatches: int, workers: int = 4) -> bool:
         master = master_at_work()
@@ -236,7 +239,7 @@ def has_trained(master_at_work: Callable[[], Master | None]) -> Callable[..., bo
 
 @pytest.fixture
 def in_background() -> Iterator[Callable[..., Future[Any]]]:
-    """Run a fit while the test does things to it."""
+    """A function that runs a fit in another thread and returns its Future."""
     from pyspark import InheritableThread  # closes its connection to the JVM
 
     threads = []
@@ -261,7 +264,7 @@ def in_background() -> Iterator[Callable[..., Future[Any]]]:
 
 @pytest.fixture(autouse=True)
 def nothing_left(leavings: Leavings, request: pytest.FixtureRequest) -> Iterator[None]:
-    """No media driver and no directory in shared memory outlives its test for long."""
+    """Check that no media driver, shared memory or thread of a test remains for long."""
     yield
     leavings.look(request.node.nodeid)
     assert not [t for t in threading.enumerate() if t.name.startswith("sparkstrom")]

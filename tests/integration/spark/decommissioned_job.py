@@ -1,5 +1,6 @@
-"""A program that fits on two executors with free slots, one of which is told to go: SIGPWR to its
-JVM, as a node does that is taken back. It prints what became of the fit as JSON.
+"""A program that fits on two executors with free slots, one of which is decommissioned.
+
+SIGPWR to the executor's JVM imitates a node that is reclaimed. Prints the fit's results as JSON.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ ROWS, EPOCHS = 240, 20
 
 
 class Notice:
-    """Once both workers train, one executor hears that it has to go."""
+    """A listener that has one executor decommissioned after the first epoch."""
 
     def __init__(self) -> None:
         self.gone = 0
@@ -40,7 +41,7 @@ class Notice:
 
 
 def is_below(pid: int, parents: dict[int, int]) -> bool:
-    """Is it a process of this program?"""
+    """Return whether the process descends from this program."""
     return pid == os.getpid() or (pid in parents and is_below(parents[pid], parents))
 
 
@@ -54,7 +55,7 @@ def main() -> None:
         .getOrCreate()
     )
     master = SharedTrainingMaster(
-        # it would be found by its silence, if nobody looked for who is to go
+        # so long that the worker is not lost by its silence
         VoidConfiguration(lease_s=60.0),
         workers_per_node=1,
         threshold=THRESHOLD,
@@ -62,7 +63,7 @@ def main() -> None:
         publish_every=1,
         horizon="worker",
         batch_size_per_worker=8,
-        debug_longer_iterations=40,  # it lasts until Spark has taken the executor away
+        debug_longer_iterations=40,  # the fit lasts until Spark has removed the executor
     )
     network = SparkNetwork(spark, CountingModel(ROWS), master, progress=False, keep=False)
     notice = Notice()

@@ -1,7 +1,7 @@
-"""A driver program that a person ends with Ctrl-C, as a terminal does: the whole process group.
+"""A driver program for a test that sends Ctrl-C to its process group, like a terminal.
 
-Each argument is a fit: "start" or "training", a colon, and where the controller is. For each it
-prints READY when the fit is where it is to be interrupted, then one JSON object with what was left.
+Each argument is a fit: when to interrupt it ("start" or "training"), a colon, and its controller.
+For each it prints READY when the fit should be interrupted, then its results as one JSON object.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ ROWS, BATCH = 420, 10  # as many minibatches for two workers as for three
 
 
 class Ready(TrainingListener):
-    """Says when the fit has begun, or trained for a while."""
+    """A listener that prints READY when the fit begins, or after it has trained for a while."""
 
     def __init__(self, when: str) -> None:
         self._when, self._said = when, False
@@ -45,7 +45,7 @@ class Ready(TrainingListener):
 
 
 def interrupted(spark: Any, data: Any, when: str, controller: str) -> dict[str, object]:
-    """What a fit leaves that is interrupted then, and a fit after it."""
+    """Run a fit that is interrupted, then another fit; return what the test checks of both."""
     void = VoidConfiguration(controller=controller)
     checkpoints = Path(f"checkpoints-{when}-{controller}")
     master = SharedTrainingMaster(
@@ -79,9 +79,9 @@ def interrupted(spark: Any, data: Any, when: str, controller: str) -> dict[str, 
 
 
 def main(fits: list[str]) -> None:
-    # An interrupted call's connection may be closed already when py4j closes it: with a traceback.
+    # py4j logs a traceback if the connection of an interrupted call is already closed.
     logging.getLogger("py4j").setLevel(logging.CRITICAL)
-    spark = (  # one of the slots for the controller
+    spark = (  # with a slot for the controller
         SparkSession.builder.master("local-cluster[1,3,1024]")
         .config("spark.ui.enabled", "false")
         .config("spark.driver.host", "127.0.0.1")
@@ -93,7 +93,7 @@ def main(fits: list[str]) -> None:
     features = random.normal(size=(ROWS, 8)).astype(np.float32)
     rows = [(x, int(x[0] > 0)) for x in features]
     data = spark.sparkContext.parallelize(rows, 2)
-    data.count()  # the executor is there
+    data.count()  # wait for the executor
     for fit in fits:
         print(json.dumps(interrupted(spark, data, *fit.split(":"))), flush=True)
     spark.stop()

@@ -1,7 +1,7 @@
-"""A driver program that somebody kills: trains digits, twice, with checkpoints.
+"""A driver program for a test that kills it: two fits of digits with checkpoints.
 
 Arguments: the checkpoint directory, and a file with features and labels. Prints BEGIN as each fit
-begins, and at the end one JSON object.
+begins, TRAINING as it trains, and at the end one JSON object.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from sparkstrom.models import Adam, DenseNetwork
 
 EPOCHS = (12, 3)  # of the two fits
 BATCH = 32
-SLEEP_MS = 5  # in each step: time to be killed in
+SLEEP_MS = 5  # in each step, so that the fit lasts until it is killed
 
 
 class Begins(TrainingListener):
-    """Says that a fit has begun, and that training has."""
+    """A listener that prints BEGIN as a fit begins, and TRAINING as its training begins."""
 
     def __init__(self) -> None:
         self._trains = False

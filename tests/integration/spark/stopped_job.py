@@ -1,6 +1,7 @@
-"""A program that fits and stops Spark; it prints which media drivers there were, and are.
+"""A program that fits and stops Spark; it prints which media drivers ran before and afterwards.
 
-Media drivers stay in their starter's session, so this program's are those of its own session.
+Media drivers stay in the POSIX session of the process that started them, so this program's media
+drivers are those of its own session.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ OURS = re.compile(rb"/sparkstrom-\d+-[0-9a-f]{16}-(driver|\d+-\d+)")
 
 
 def media_drivers() -> list[str]:
-    """Of this session, by role."""
+    """Return the roles ("driver" or a number) of the media drivers in this POSIX session."""
     found = []
     for entry in Path("/proc").iterdir():
         try:
@@ -35,7 +36,7 @@ def media_drivers() -> list[str]:
 
 
 class Looking:
-    """A listener that looks while the fit runs."""
+    """A listener that records the largest list of media drivers during the fit."""
 
     def __init__(self) -> None:
         self.seen: list[str] = []
@@ -76,7 +77,7 @@ def main() -> None:
             call()
         except UsageError as error:
             refused.append(str(error))
-    with network:  # its end closes it; what workers kept for a next fit went with the executors
+    with network:  # close() succeeds, although files for a next fit went with the executors
         assert network._may_have_files
     assert not network._may_have_files
     assert network.predict(np.stack([x for x, _ in rows])).shape == (256, 4)

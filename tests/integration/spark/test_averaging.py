@@ -1,4 +1,4 @@
-"""Rounds of averaging on real executors: the same bits as the arithmetic in one process."""
+"""Tests of parameter averaging on real executors: the results equal those of one process."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def data(spark, parts):
 
 
 def test_every_step_averaged_is_one_machine_on_all_rows(spark, data, parts, monkeypatch):
-    """To 1e-6 for SGD; with an executor killed to the same bits; and so in many small pieces."""
+    """SGD, averaged every step, equals one machine within 1e-6; small pieces change no bit."""
     model, master = (
         DenseNetwork([64, 32, 10], updater=Sgd(0.2), seed=1),
         master_of(averaging_frequency=1),
@@ -79,7 +79,7 @@ def test_every_step_averaged_is_one_machine_on_all_rows(spark, data, parts, monk
 
 
 def shuffle_files(spark):
-    """Of all executors, as their Python workers see them."""
+    """Return the shuffle files of all executors, listed by Python workers."""
 
     def look(rows):
         time.sleep(0.3)  # so that no executor gets all tasks
@@ -90,13 +90,13 @@ def shuffle_files(spark):
 
 
 def test_what_epochs_and_rounds_have_shuffled_is_removed(spark, data, monkeypatch):
-    """At once, not when the driver's JVM collects its garbage: a long fit would fill the disks."""
+    """Shuffle files are removed soon, not only at the JVM's garbage collection."""
     monkeypatch.setattr(rdd, "SIZES", SMALL)
     before = shuffle_files(spark)
     seen = spark.sparkContext.parallelize([(1, 1)], 1).partitionBy(3)
     assert seen.count() == 1
     others = shuffle_files(spark)
-    assert others - before  # so they are seen where they are
+    assert others - before  # so shuffle_files sees new files
     model = DenseNetwork([64, 32, 10], updater=Sgd(0.1), seed=1)
     network = SparkNetwork(spark, model, master_of(averaging_frequency=2), progress=False)
     network.fit(data, epochs=4)
@@ -106,7 +106,7 @@ def test_what_epochs_and_rounds_have_shuffled_is_removed(spark, data, monkeypatc
 
 
 class Killing:
-    """Kills an executor after so many minibatches."""
+    """A listener that kills an executor after some minibatches."""
 
     def __init__(self, victims, minibatches):
         self._victims, self._minibatches = victims, minibatches
@@ -119,6 +119,7 @@ class Killing:
 
 
 def test_an_executor_that_dies_changes_no_bit(spark, data, parts, victims, monkeypatch):
+    """A fit in which an executor is killed has the same parameters as one process."""
     monkeypatch.setattr(rdd, "SIZES", SMALL)
     model, master = (
         DenseNetwork([64, 32, 10], updater=Adam(), seed=1),
@@ -135,6 +136,7 @@ def test_an_executor_that_dies_changes_no_bit(spark, data, parts, victims, monke
 
 @pytest.mark.parametrize(("depth", "save_updater"), [(1, True), (3, True), (1, "own"), (2, "own")])
 def test_the_depth_of_the_sums_is_only_a_way(spark, data, parts, monkeypatch, depth, save_updater):
+    """The parameters do not depend on the depth of the aggregation tree."""
     monkeypatch.setattr(rdd, "SIZES", SMALL)
     model = DenseNetwork([64, 32, 10], updater=Nesterov(0.1), seed=1)
     options = {"aggregation_depth": depth, "save_updater": save_updater}
@@ -148,7 +150,7 @@ def test_the_depth_of_the_sums_is_only_a_way(spark, data, parts, monkeypatch, de
 
 @pytest.fixture
 def one_thread():
-    """In this process, too: with another number of threads torch rounds sums otherwise."""
+    """Limit torch to one thread, as in workers, because its rounding depends on the threads."""
     torch = pytest.importorskip("torch")
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -160,6 +162,7 @@ def one_thread():
     ("save_updater", "outer"), [(True, None), (False, Sgd(0.9)), ("own", Nesterov(0.7, 0.9))]
 )
 def test_torch_adam_and_batch_norm(spark, data, parts, one_thread, save_updater, outer):
+    """Rounds of a torch model with Adam and BatchNorm have the parameters of one process."""
     torch = pytest.importorskip("torch")
     from functools import partial
 
@@ -187,7 +190,7 @@ def test_torch_adam_and_batch_norm(spark, data, parts, one_thread, save_updater,
 
 
 class Stopping:
-    """Ends a fit once a checkpoint is there."""
+    """A listener that ends a fit once a checkpoint is written."""
 
     def __init__(self):
         self.written = 0
@@ -198,7 +201,7 @@ class Stopping:
 
 
 def test_a_fit_goes_on_from_its_checkpoint(spark, data, parts, tmp_path, monkeypatch):
-    """With each worker's optimizer and the outer step's velocity: as if nothing had happened."""
+    """A resumed fit has equal results, with own optimizers and the outer step's velocity."""
     model = DenseNetwork([64, 32, 10], updater=Adam(), seed=1)
     master = master_of(
         averaging_frequency=2,
@@ -222,7 +225,7 @@ def test_a_fit_goes_on_from_its_checkpoint(spark, data, parts, tmp_path, monkeyp
 
 
 def test_early_stopping_delivers_the_best_epoch_s_parameters(spark, digits):
-    """A rate that is far too large at the end: the copy is of the epoch itself."""
+    """A fit that early stopping ends returns the parameters of the best epoch's own commit."""
     rows = spark.sparkContext.parallelize(digits.rows()[:400], 2)
     model = DenseNetwork([64, 32, 10], updater=Sgd(3.0), seed=1)
     master = ParameterAveragingTrainingMaster(averaging_frequency=2, batch_size_per_worker=8)
@@ -238,6 +241,7 @@ def test_early_stopping_delivers_the_best_epoch_s_parameters(spark, digits):
 
 
 def test_what_is_wrong_is_said_once_and_by_its_place(spark, data, digits):
+    """Errors in rows, losses and a user's code name the partition and the activity."""
     master = master_of(averaging_frequency=2)
     wide = DenseNetwork([63, 10], seed=1)
     with pytest.raises(UsageError, match="64 features, the network takes 63"):
@@ -266,7 +270,7 @@ def test_what_is_wrong_is_said_once_and_by_its_place(spark, data, digits):
     "ParameterAveragingTrainingMaster.start_timeout",
 )
 def test_exported_rows_and_seconds_of_workers(spark, data, parts, tmp_path, monkeypatch):
-    """The export of a partition has the same rows, so that the fit comes to the same bits."""
+    """A fit with exported rows has the same parameters, and reports its workers' seconds."""
     waited, wait = [], classic_application.await_slots
     monkeypatch.setattr(
         classic_application,
@@ -288,6 +292,7 @@ def test_exported_rows_and_seconds_of_workers(spark, data, parts, tmp_path, monk
 
 @pytest.mark.flips("ParameterAveragingTrainingMaster.storage_level")
 def test_rows_are_kept_between_epochs(spark, data):
+    """Rows are persisted for fits of several epochs, unless storage_level is None."""
     spread = PartitionedData(data, read_row_blocks, 4, ROWS)
     with rdd.persist_rows(spread, master_of(storage_level="DISK_ONLY"), 2) as kept:
         assert kept.rdd.getStorageLevel().useDisk

@@ -1,4 +1,4 @@
-"""Buffers of real modules on real executors: one average for everybody, and for the driver."""
+"""Tests of buffers of torch modules on real executors: workers and driver get one average."""
 
 from __future__ import annotations
 
@@ -27,16 +27,17 @@ STEPS = ROWS // WORKERS // BATCH
 
 
 def make(**options: Any) -> TorchModel:
-    """The statistics are plain means over all minibatches that a worker has seen."""
+    """Return a model whose BatchNorm statistics are plain means over a worker's minibatches."""
     torch.manual_seed(0)
     module = nn.Sequential(nn.BatchNorm1d(64, momentum=None), nn.Linear(64, 10))
     return TorchModel(module, nn.CrossEntropyLoss(), partial(torch.optim.SGD, lr=0.05, **options))
 
 
 def test_statistics_are_those_of_all_workers_rows(spark, digits, make_network):
+    """After each fit, BatchNorm's mean is that of all rows, and all replicas are equal."""
     network = make_network(make())
     data = spark.sparkContext.parallelize(digits.rows()[:ROWS], WORKERS)
-    for fit in (1, 2):  # the second goes on from the first one's average
+    for fit in (1, 2):  # the second continues from the first one's average
         summary = network.fit(data, epochs=1)
         made = network.parameters.tobytes() + network.model.buffers_bytes()
         assert set(summary.hashes.values()) == {hashlib.sha256(made).hexdigest()}
@@ -49,7 +50,7 @@ def test_statistics_are_those_of_all_workers_rows(spark, digits, make_network):
 
 
 class Projected(nn.Linear):
-    """A large random projection that is not trained, and few parameters."""
+    """A module with few parameters and a large buffer, a random projection."""
 
     def __init__(self) -> None:
         super().__init__(8, 10)
@@ -72,7 +73,7 @@ def test_code_that_executors_lack_is_named(spark, digits, make_network):
 
 @pytest.fixture
 def _by_value() -> Iterator[None]:
-    """The classes of this file travel as those of a script do: executors cannot import it."""
+    """Pickle this module's classes by value, because executors cannot import it."""
     cloudpickle.register_pickle_by_value(sys.modules[__name__])
     yield
     cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
@@ -94,6 +95,7 @@ def test_buffers_may_be_larger_than_the_parameters(spark, digits, make_network):
 
 
 def test_the_best_epoch_s_statistics_come_with_its_parameters(spark, digits, make_network):
+    """Early stopping restores the buffers of the best epoch, not only its parameters."""
     network = make_network(make(maximize=True), debug_longer_iterations=20)
     data = spark.sparkContext.parallelize(digits.rows()[:ROWS], WORKERS)
     rule = EarlyStopping(patience=6)

@@ -1,4 +1,4 @@
-"""Each worker's own optimizer state in a checkpoint, and back with its own partition's worker."""
+"""Tests of checkpoints with each worker's optimizer state, which its partition's worker resumes."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ WORKERS, EPOCHS = 2, 15
 
 
 def digest(state: State) -> str:
-    """Of means and squares, and after how many steps."""
+    """Return the number of steps and a digest of the means and squares of an Adam state."""
     content = np.asarray(state["mean"]).tobytes() + np.asarray(state["square"]).tobytes()
     return f"{state['steps']} {hashlib.sha256(content).hexdigest()}"
 
 
 class Telling(DenseNetwork):
-    """Writes down which state it goes on with, and in which partition."""
+    """A network that writes a digest of the state that it loads to a file of its partition."""
 
-    folder: ClassVar[str]  # of the class, which travels by value
+    folder: ClassVar[str]  # pickled by value with the class
 
     def load_updater_state(self, state: State) -> None:
         super().load_updater_state(state)
@@ -43,7 +43,7 @@ class Telling(DenseNetwork):
 
 @pytest.fixture
 def _by_value() -> Iterator[None]:
-    """The class travels as those of a script do: executors cannot import it."""
+    """Pickle this module's classes by value, because executors cannot import it."""
     cloudpickle.register_pickle_by_value(sys.modules[__name__])
     yield
     cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
@@ -60,7 +60,7 @@ def loaded(folder: Path) -> dict[int, str]:
 
 
 def saved(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
-    """What plain NumPy finds: the description, and a digest of each array of a state."""
+    """Read a checkpoint with plain NumPy; return its description and a digest of each state."""
     with np.load(path) as file:
         said = json.loads(file["description.json"])["description"]
         names = [name for name in file.files if name.startswith("state")]
@@ -71,7 +71,10 @@ def saved(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
 @pytest.mark.usefixtures("_by_value")
 @pytest.mark.flips("SharedTrainingMaster.checkpoint_updaters")
 def test_each_partition_goes_on_with_its_own_workers_state(spark, digits, tmp_path):
-    """Their rows are their own, so that their means and squares of gradients are, too."""
+    """Workers resume the states of their partitions, or one state if others were not saved.
+
+    Workers have different rows and therefore different states.
+    """
     data = spark.sparkContext.parallelize(digits.rows(), WORKERS)
     files = {}
     for updaters in ("all", "one"):
@@ -98,7 +101,7 @@ def test_each_partition_goes_on_with_its_own_workers_state(spark, digits, tmp_pa
     assert said["updaters"]["left_out"] == []
     for index, (epoch, batch, _, _, per_epoch) in enumerate(said["partitions"]):
         steps = int(own[index].split()[0])
-        assert steps > (epoch * per_epoch + batch) / 2  # it is not the first checkpoint's
+        assert steps > (epoch * per_epoch + batch) / 2  # not the state of the first checkpoint
     assert resumed(spark, midway[-1], data, tmp_path / "all again") == own
 
     of_one = [path for path in files["one"] if saved(path)[0]["epochs_done"] is None][-1]
@@ -107,7 +110,7 @@ def test_each_partition_goes_on_with_its_own_workers_state(spark, digits, tmp_pa
     found = resumed(spark, of_one, data, tmp_path / "one again")
     assert found == dict.fromkeys(range(WORKERS), states["state"])
 
-    # others have other rows: all begin with the one
+    # with another partitioning, all workers begin with the same state
     spread = spark.sparkContext.parallelize(digits.rows(), 2 * WORKERS)
     said, states = saved(midway[-1])
     found = resumed(spark, midway[-1], spread, tmp_path / "more", workers_per_node=2)
@@ -117,7 +120,7 @@ def test_each_partition_goes_on_with_its_own_workers_state(spark, digits, tmp_pa
 @pytest.mark.slow
 @pytest.mark.usefixtures("_by_value")
 def test_the_last_checkpoint_of_a_short_fit_has_the_states_of_its_end(spark, digits, tmp_path):
-    """The fit is done before a second is over, and its end waits for them."""
+    """A fit of less than a second waits at its end for all workers' states."""
     data = spark.sparkContext.parallelize(digits.rows(), WORKERS)
     master = SharedTrainingMaster(
         workers_per_node=1,
@@ -139,7 +142,7 @@ def test_the_last_checkpoint_of_a_short_fit_has_the_states_of_its_end(spark, dig
 def resumed(
     spark: Any, path: Path, data: Any, folder: Path, workers_per_node: int = 1
 ) -> dict[int, str]:
-    """What the workers of a program that goes on from the file begin with."""
+    """Resume a fit from the file; return digests of the states that its workers loaded."""
     master = SharedTrainingMaster(workers_per_node=workers_per_node)
     network = SparkNetwork(spark, telling(folder), master, keep=False)
     network.restore(path)

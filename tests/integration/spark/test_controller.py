@@ -1,4 +1,4 @@
-"""The controller in a Spark task: the same fits, told over TCP or at the end; and its death."""
+"""Tests of a controller in a Spark task: fits, reports by TCP or at the end, and its loss."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from tests.integration.yarn.counted_rows import (
 )
 
 CONTROLLERS = re.compile(r"/sparkstrom-\d+-[0-9a-f]{16}-driver")  # its media driver's memory
-PORTS = 8  # for the media drivers of two executors, those of the fit before, and the controller's
-ENDS_S = 60.0  # a fit whose controller is gone
+PORTS = 8  # for media drivers of two executors in this and the previous fit, and the controller's
+ENDS_S = 60.0  # within which a fit without its controller ends
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def data(spark, digits):
 
 @pytest.fixture
 def apart(make_network):
-    """A network whose controller is in a task."""
+    """A function that makes a network whose controller is in a task."""
 
     def make(controller="executor", model=None, void=(), **options):
         void = VoidConfiguration(controller=controller, **dict(void))
@@ -49,7 +49,7 @@ def apart(make_network):
 
 
 class Heard(TrainingListener):
-    """Epochs with copies, and looks."""
+    """A listener that records the commits of epochs' snapshots, iterations and the summary."""
 
     def __init__(self):
         self.commits, self.looks, self.summary = [], 0, None
@@ -70,6 +70,7 @@ def check_whole(summary):
 
 
 def check_whole_but_faults(summary):
+    """Check that four replicas are equal and that all minibatches were trained."""
     print(summary.table(), summary.warnings)
     assert summary.replicas_equal, summary.hashes
     assert len(summary.hashes) == 4  # three workers and the controller, in one of four slots
@@ -81,7 +82,7 @@ def check_whole_but_faults(summary):
 def test_all_that_follows_a_fit_follows_it_there(
     apart, data, digits, tmp_path, master_at_work, in_background, wait_until
 ):
-    """Listeners' copies, early stopping with the best epoch's, checkpoints, a clock of its own."""
+    """With the controller in a task, listeners, early stopping and checkpoints work as usual."""
     heard, network = (
         Heard(),
         apart(
@@ -101,7 +102,7 @@ def test_all_that_follows_a_fit_follows_it_there(
     assert summary.stopped is not None
     assert 0 < len(heard.commits) < 9
     assert sorted(heard.commits) == heard.commits
-    assert 0 < heard.commits[0] < summary.updates  # a copy of its time, not of the end
+    assert 0 < heard.commits[0] < summary.updates  # a snapshot of that epoch, not of the end
     assert 0 < summary.best.commit <= summary.updates
     assert heard.looks > 1
     assert heard.summary == summary
@@ -114,7 +115,7 @@ def test_all_that_follows_a_fit_follows_it_there(
 
 @pytest.fixture
 def taken_ports():
-    """First and last of some that are taken for TCP, as far as this machine goes."""
+    """The first and the last of some neighbouring TCP ports, all of which are in use."""
     with contextlib.ExitStack() as held:
         while True:
             with contextlib.ExitStack() as tried:
@@ -130,7 +131,7 @@ def taken_ports():
 
 @pytest.mark.slow
 def test_without_a_connection_all_of_it_comes_at_the_end(apart, data, taken_ports):
-    """Every TCP port that it may have is taken; as with a firewall, but told at once."""
+    """Without a free TCP port, early stopping is refused, and events come at the end of a fit."""
     heard, network = Heard(), apart(void={"port_range": taken_ports})
     with pytest.raises(SetupError, match=r"no TCP port of 127\.0\.0\.1"):
         network.fit(data, validation=0.2, early_stopping=EarlyStopping())
@@ -143,6 +144,7 @@ def test_without_a_connection_all_of_it_comes_at_the_end(apart, data, taken_port
 
 @pytest.mark.slow
 def test_buffers_are_averaged_there_and_what_was_learnt_goes_on(apart, data, digits):
+    """A controller in a task averages BatchNorm's statistics and returns them to the driver."""
     torch = pytest.importorskip("torch")
     from sparkstrom.models.torch import TorchModel
 
@@ -159,6 +161,7 @@ def test_buffers_are_averaged_there_and_what_was_learnt_goes_on(apart, data, dig
 
 
 def test_what_cannot_be_is_refused_by_name(apart, data):
+    """A controller needs a free slot, and an executor at its address."""
     with pytest.raises(UsageError, match="needs one slot more: 4 workers"):
         apart(workers_per_node=2).fit(data)
     with pytest.raises(SetupError, match=r"'192\.0\.2\.1': no executor.* on 127\.0\.0\.1"):
@@ -166,7 +169,7 @@ def test_what_cannot_be_is_refused_by_name(apart, data):
 
 
 def controllers_worker():
-    """The Python worker, below this process, whose media driver is the controller's."""
+    """Return this process's Python worker that uses the controller's media driver."""
     table = {process.pid: process for process in processes()}
 
     def is_ours(pid):
@@ -183,6 +186,7 @@ def controllers_worker():
 
 
 def executor_above(pid):
+    """Return the process id of the executor that started the process."""
     table = {process.pid: process for process in processes()}
     while "CoarseGrainedExecutorBackend" not in table[pid].command:
         pid = table[pid].parent
@@ -194,7 +198,7 @@ def executor_above(pid):
 def test_its_death_ends_the_fit_and_a_checkpoint_goes_on(
     apart, data, in_background, wait_until, tmp_path
 ):
-    """Within a bounded time, with host and executor; the same program goes on from its last one."""
+    """If the controller is killed, the error soon names its executor; a later fit is resumed."""
     options = {"checkpoint_directory": str(tmp_path), "checkpoint_every": "1 epochs"}
     options["void"] = {"controller_restarts": 0}
     network = apart(debug_longer_iterations=10, **options)
@@ -206,7 +210,7 @@ def test_its_death_ends_the_fit_and_a_checkpoint_goes_on(
         fit.result(ENDS_S)
     np.testing.assert_array_equal(network.parameters, before)
     again = apart(**options)
-    again._checkpoints.network = network._checkpoints.network  # as the program run again has it
+    again._checkpoints.network = network._checkpoints.network  # as in another run of the program
     summary = again.fit(data, epochs=3)
     assert summary.resumed_from
     assert summary.minibatches == summary.minibatches_expected
@@ -219,7 +223,7 @@ COPIES = "sparkstrom-copies-*/checkpoint-*.npz"
 
 @pytest.fixture
 def counted_by_value():
-    """Executors have no tests."""
+    """Pickle the model by value, because executors cannot import tests."""
     cloudpickle.register_pickle_by_value(counted_rows)
     yield
     cloudpickle.unregister_pickle_by_value(counted_rows)
@@ -229,7 +233,7 @@ def counted_by_value():
 def test_its_death_is_survived_twice_and_each_row_counts_once(
     apart, spark, in_background, wait_until, tmp_path, monkeypatch, counted_by_value
 ):
-    """Before a copy is there, then with one, and its whole executor; parameters count rows."""
+    """Each row counts once although the controller is killed before and after its first copy."""
     monkeypatch.setattr(controller_losses, "COPY_INTERVAL", "1 s")
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     options = {"residual_post_processor": None, "publish_every": 1, "horizon": "worker"}
@@ -237,7 +241,7 @@ def test_its_death_is_survived_twice_and_each_row_counts_once(
         model=CountingModel(240),
         threshold=THRESHOLD,
         batch_size_per_worker=8,
-        debug_longer_iterations=40,  # for some seconds: copies are made every second
+        debug_longer_iterations=40,  # the fit lasts some seconds, with a copy in each
         checkpoint_updaters="one",
         **options,
     )
@@ -264,6 +268,7 @@ def test_its_death_is_survived_twice_and_each_row_counts_once(
 
 @pytest.mark.slow
 def test_a_cancelled_fit_keeps_what_was_learnt(apart, spark, data, in_background, wait_until):
+    """If Spark's jobs are cancelled, the fit fails, but the network has the learned parameters."""
     network = apart(debug_longer_iterations=10)
     before, heard = network.parameters, Heard()
     fit = in_background(network.fit, data, epochs=1000, listeners=[heard])

@@ -1,4 +1,4 @@
-"""What people have in Spark becomes minibatches, whatever its columns; exported or not."""
+"""Tests of reading Spark data: kinds of columns, held-out rows, bad rows, exported rows."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from sparkstrom.spark.data.partitioning import FIRST_ELEMENTS, create_source, pa
 
 
 def rows_of(source, spread=None):
-    """All rows as (features, labels) lists, sorted; read by executors as a fit reads them."""
+    """Return all rows as sorted (features, labels), read on executors as in a fit."""
 
-    blocks = (spread or source).blocks  # an RDD does not travel
+    blocks = (spread or source).blocks  # an RDD cannot be pickled
 
     def read(index, items):
         for block in blocks(index, items):
@@ -35,7 +35,7 @@ def rows_of(source, spread=None):
 
 @pytest.fixture
 def table(spark):
-    """Twelve rows with a column of each kind; no pandas on the way."""
+    """A DataFrame of twelve rows with a column of each kind, made without pandas."""
     from pyspark.ml.linalg import SparseVector, Vectors
     from pyspark.sql import Row
 
@@ -58,6 +58,7 @@ def table(spark):
 
 @pytest.mark.parametrize("move", [True, False])
 def test_columns_arrive_as_they_are_and_without_pandas(table, move):
+    """Columns of all kinds are read with their shapes, and executors do not import pandas."""
     names = {name: name for name in ("x", "dense", "mixed", "nested", "raw", "id")}
     source = create_source(table, ColumnSpec(names | {"beside": ["id", "label"]}))
     spread = partition_source(source, 2, 0, move=move)
@@ -122,6 +123,7 @@ def test_several_inputs_and_a_long_vector(table):
     ],
 )
 def test_a_column_that_cannot_be_meant_is_refused_before_the_job(table, chosen, why):
+    """Columns that do not exist or have the wrong type are refused before a job starts."""
     with pytest.raises(UsageError, match=why):
         create_source(table, chosen)
 
@@ -157,11 +159,11 @@ def test_every_row_is_trained_or_held_out(spark, digits, make_network):
     assert by_chance.rows_trained + by_chance.rows_held_out == 600
     assert 100 < by_chance.rows_held_out < 200
     again = make_network(workers_per_node=1).fit(frame, epochs=1, validation=0.25)
-    assert again.rows_held_out == by_chance.rows_held_out  # by content, wherever a row goes
+    assert again.rows_held_out == by_chance.rows_held_out  # chosen by content, on any worker
 
 
 def test_held_out_rows_may_be_a_dataframe_of_their_own(spark, digits, tmp_path):
-    """As the same rows of one DataFrame with a column: equal figures, also where fits export."""
+    """Held-out rows in a separate DataFrame give the same results as a column that marks them."""
     frame = frame_of(spark, digits, 200).withColumnRenamed("features", "pixel`s.x")
     train, test = (frame.where(said).drop("held").cache() for said in ("not held", "held"))
     marked = (part.selectExpr("*", f"{held} held") for part, held in ((train, False), (test, True)))
@@ -180,7 +182,7 @@ def test_held_out_rows_may_be_a_dataframe_of_their_own(spark, digits, tmp_path):
                 if how == "export":
                     (first,) = tmp_path.iterdir()
                     network.fit(data, validation=validation, **asked)
-                    assert [first] == list(tmp_path.iterdir())  # nothing was exported again
+                    assert [first] == list(tmp_path.iterdir())  # the export was reused
     assert {(made.rows_trained, made.rows_held_out, made.workers) for made in found} == {
         (160, 40, 2)
     }
@@ -194,7 +196,7 @@ def test_held_out_rows_may_be_a_dataframe_of_their_own(spark, digits, tmp_path):
 
 
 def test_weights_count(spark, digits, make_network):
-    """Rows of weight 0 teach nothing: the parameters stay where they were."""
+    """Rows of weight 0 do not change the parameters."""
     model = DenseNetwork([64, 10], updater=Sgd(0.1), seed=1)
     rows = [(f, y, 0.0) for f, y in digits.rows()[:200]]
     network = make_network(model)
@@ -254,7 +256,7 @@ def test_exported_rows_are_computed_once_for_all_fits(spark, digits, make_networ
         assert summary.replicas_equal
         assert summary.examples == epochs * 400 == epochs * summary.rows
     direct = make_network().fit(rows, epochs=1)
-    assert computed.value == 800 + FIRST_ELEMENTS  # those of the dry step before the fit
+    assert computed.value == 800 + FIRST_ELEMENTS  # read by the trial step before the fit
     assert direct.export_directory is None
     network.close()
     assert list(tmp_path.iterdir()) == []
@@ -262,7 +264,7 @@ def test_exported_rows_are_computed_once_for_all_fits(spark, digits, make_networ
 
 
 def test_an_export_holds_the_rows_of_direct_training(table, spark, tmp_path):
-    """Every kind of column goes through Parquet unharmed, to the same worker."""
+    """Exported rows equal directly read rows, for all kinds of columns and on the same workers."""
     from sparkstrom.spark.data.export import export_rows, partition_export
 
     several = {"a": "x", "b": "nested", "c": "raw", "d": "wide", "e": "mixed"}
@@ -275,6 +277,7 @@ def test_an_export_holds_the_rows_of_direct_training(table, spark, tmp_path):
 
 
 def records_of(spread):
+    """Return the form, number and checksum of each worker's rows, by worker."""
     blocks = spread.blocks
 
     def read(index, items):
@@ -292,6 +295,7 @@ def records_of(spread):
 def test_other_data_replace_an_export_and_a_bad_row_leaves_none(
     spark, digits, make_network, tmp_path
 ):
+    """An export for other data replaces the previous one, and a bad row removes the export."""
     rows = digits.rows()[:60]
     network = make_network(rdd_training_approach="export", export_directory=f"file://{tmp_path}")
     first = network.fit(spark.sparkContext.parallelize(rows, 2)).export_directory
@@ -324,13 +328,14 @@ def test_a_lost_file_is_named(spark, digits, make_network, tmp_path):
 
 
 def test_rows_that_stay_in_place_are_read_where_they_are(spark):
+    """With move=False, the rows keep their partitions, and there are no more workers than these."""
     rdd = spark.sparkContext.parallelize([([float(i)], i) for i in range(10)], 2)
     spread = partition_source(create_source(rdd, ColumnSpec()), 4, 0, move=False)
     assert (spread.workers, spread.rows, spread.blocks) == (2, (5, 5), read_row_blocks)
 
 
 def test_more_rows_than_memory_train_from_scratch_files(spark, make_network):
-    """Each of four workers has 10 MiB of rows where 8 MiB may stay in memory."""
+    """Four workers with 10 MiB of rows each spill rows to files, if 8 MiB may stay in memory."""
     rows = spark.sparkContext.parallelize(range(2600), 3).map(
         lambda i: (np.full(4096, i % 2, np.float32), i % 2)
     )

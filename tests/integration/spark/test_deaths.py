@@ -1,4 +1,4 @@
-"""Any process of an executor may die in mid-epoch: the job ends well and loses nothing."""
+"""Tests of processes that are killed during an epoch: the fit succeeds and trains all rows."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.unit.observe.run_logs import PLOTS
 
 @pytest.fixture
 def slow_fit(spark, digits, make_network, in_background):
-    """A fit of some seconds, so that things can be done to it."""
+    """A function that starts a fit of some seconds, during which a test can kill processes."""
 
     def start(run_log="", **options):
         network = make_network(
@@ -33,7 +33,7 @@ def check_nothing_lost(summary):
 
 @pytest.fixture
 def under_way(wait_until, has_trained):
-    """Wait until all workers have trained for a moment."""
+    """A function that waits until all workers have trained together 200 minibatches."""
     return lambda: wait_until(lambda: has_trained(200), 60, "training")
 
 

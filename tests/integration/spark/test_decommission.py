@@ -1,4 +1,4 @@
-"""An executor that is told to go: its worker is elsewhere before it has gone, and loses nothing."""
+"""Test of a decommissioned executor: its worker moves in time, and each row counts once."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LIMIT_S = 300.0
 
 @pytest.mark.slow
 def test_a_worker_moves_ahead_of_its_executor(tmp_path: Path) -> None:
-    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])  # of executors, too
+    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])  # also for executors
     done = subprocess.run(
         [sys.executable, str(JOB)],
         capture_output=True,
@@ -37,4 +37,4 @@ def test_a_worker_moves_ahead_of_its_executor(tmp_path: Path) -> None:
     assert told["minibatches"][0] == told["minibatches"][1]
     (moved,) = (text for text in told["warnings"] if "is being decommissioned" in text)
     assert "restarts on another executor" in moved
-    assert any("another attempt" in text for text in told["departures"])  # not by its silence
+    assert any("another attempt" in text for text in told["departures"])  # not lost by its silence

@@ -1,4 +1,4 @@
-"""The whole command, in a program of its own, on real executors; and machines that are not well."""
+"""Tests of the command ``doctor`` in a separate process, on healthy and on faulty machines."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ CONF = {"spark.driver.host": "127.0.0.1", "spark.ui.enabled": "false"}
 def examined(
     master: str, *, before: str = "", env: dict[str, str] | None = None, **options: str
 ) -> tuple[int, dict[str, Any], str]:
-    """Exit code, document and stderr; ``before``: a shell's commands, in namespaces of its own."""
+    """Run the doctor; return its exit code, its JSON document and stderr.
+
+    ``before`` are shell commands that run first, in the same separate mount namespace.
+    """
     command = [*COMMAND, "--master", master, "--wait", "300"]
     conf = CONF | {f"spark.sparkstrom.{name}": value for name, value in options.items()}
     for key, value in conf.items():
@@ -42,7 +45,7 @@ def examined(
 
 
 def levels(document: dict[str, Any], check: str) -> dict[str, str]:
-    """By place."""
+    """Return the levels of a check's findings, by place."""
     return {f["where"]: f["level"] for f in document["findings"] if f["check"] == check}
 
 
@@ -95,7 +98,7 @@ def test_too_little_shared_memory() -> None:
     code, document, said = examined(
         "local[1]", before="mount -t tmpfs -o size=1m tmpfs /dev/shm", network_mask="127.0.0.0/8"
     )
-    assert code == 0, said  # logs go to the disk
+    assert code == 0, said  # the media drivers' logs are on the disk
     assert set(levels(document, "shared memory").values()) == {"warning"}
     remedies = {f["remedy"] for f in document["findings"] if f["check"] == "shared memory"}
     assert all("mount -o remount,size=" in remedy for remedy in remedies)

@@ -1,4 +1,4 @@
-"""What fits on real executors say of themselves: nothing where all is well, and where it is not."""
+"""Tests of warnings of fits on real executors: none if the fit is healthy, and else the cause."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def with_torch():
     return TorchModel(module, nn.CrossEntropyLoss(), sgd)
 
 
-# However busy this machine is, each step publishes as much as on an idle one.
+# Each step publishes as much on a busy machine as on an idle one.
 STEADY = {"publish_every": 1, "threshold": AutoThreshold(1e-2, 1e-2)}
 
 
@@ -42,6 +42,7 @@ def test_a_healthy_fit_says_nothing(spark, make_network, digits, model):
 
 
 def test_momentum_of_own_steps_and_a_tau_that_is_too_small(spark, make_network, digits, caplog):
+    """A fit warns of momentum over each worker's own steps, and of a tau that is too small."""
     model = DenseNetwork([64, 64, 10], updater=Nesterov(0.01, 0.9), seed=1)
     network = make_network(model, horizon="worker", threshold=FixedThreshold(1e-5))
     summary = network.fit(spark.sparkContext.parallelize(digits.rows(), 4), epochs=4)
@@ -53,6 +54,7 @@ def test_momentum_of_own_steps_and_a_tau_that_is_too_small(spark, make_network, 
 
 
 def test_too_few_steps_for_what_is_sent(spark, make_network, digits):
+    """A fit warns if its workers send too few updates."""
     network = make_network(dense(), **STEADY)
     (text,) = network.fit(spark.sparkContext.parallelize(digits.rows(), 4), epochs=2).warnings
     network.close()

@@ -1,4 +1,4 @@
-"""Early stopping on real executors: a stop, the ordinary drain, and the best parameters."""
+"""Tests of early stopping on real executors: the fit stops and returns the best parameters."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sparkstrom.models import DenseNetwork, Sgd
 
 @pytest.fixture(scope="module")
 def noisy(digits):
-    """Labels of which a third is wrong: the held-out rows soon get worse."""
+    """Rows of which a third has wrong labels, so that held-out rows soon get worse."""
     chance = np.random.default_rng(3)
     labels = digits.labels.copy()
     wrong = chance.random(len(labels)) < 0.33
@@ -22,7 +22,7 @@ def noisy(digits):
 @pytest.mark.parametrize("metric", ["loss", "accuracy"])
 def test_it_stops_and_delivers_the_best(spark, make_network, noisy, metric):
     model = DenseNetwork([64, 64, 10], updater=Sgd(0.2), seed=1)
-    network = make_network(model, debug_longer_iterations=50)  # epochs longer than a look
+    network = make_network(model, debug_longer_iterations=50)  # epochs longer than a poll
     data = spark.sparkContext.parallelize(noisy, 4)
     rule = EarlyStopping(patience=4, metric=metric)
     summary = network.fit(data, epochs=300, validation=0.3, early_stopping=rule)
@@ -39,7 +39,7 @@ def test_it_stops_and_delivers_the_best(spark, make_network, noisy, metric):
     assert summary.history[0].examples == summary.rows_trained
     second = network.fit(data, epochs=1)
     assert second.history[0].epoch == len(figures) + 1
-    assert second.grants == 0  # what workers had kept belonged to later parameters
+    assert second.grants == 0  # kept residuals belong to later parameters
     network.close()
 
 

@@ -1,4 +1,7 @@
-"""Prediction and evaluation on executors: the same bits as in one process, however rows lie."""
+"""Tests of prediction and evaluation on executors: results equal those of one process.
+
+They do not depend on the partitions.
+"""
 
 from __future__ import annotations
 
@@ -33,6 +36,7 @@ def frame(spark, rows):
 
 
 def test_no_figure_depends_on_the_partitions(spark, make_network, digits, rows, frame):
+    """Metrics are equal for all partitionings and in this process, and agree with scikit-learn."""
     network = make_network()
     features, labels = digits.held_out
     asked = ["classification", "roc", "loss"]
@@ -55,6 +59,7 @@ def test_no_figure_depends_on_the_partitions(spark, make_network, digits, rows, 
 
 
 def test_a_regression_is_measured_to_the_last_bit(spark, make_network, digits):
+    """A regression's metrics are equal for all partitionings."""
     network = make_network(DenseNetwork([64, 8, 1], loss="squared_error", seed=2))
     features, labels = digits.held_out
     rows = [(f.tolist(), float(y)) for f, y in zip(features, labels, strict=True)]
@@ -92,7 +97,7 @@ def test_a_function_of_columns_predicts(spark, make_network, digits, frame):
 
 
 class OnlyFloats(DenseNetwork):
-    """As strict as a torch module."""
+    """A network that takes only float32, like a torch module."""
 
     def predict(self, features):
         assert features.dtype == np.float32
@@ -104,9 +109,9 @@ def test_a_function_of_columns_reads_them_as_training_does(spark, make_network):
     network = make_network(OnlyFloats([4, 3], seed=1))
     udf, rows = network.udf(), [(i, i + 1, [[float(i), 1.0], [2.0, 3.0]]) for i in range(5)]
     schema = "a int, b short, nested array<array<float>>"
-    frame = spark.createDataFrame(rows, schema).coalesce(1)  # a task that fails is tried 4 times
+    frame = spark.createDataFrame(rows, schema).coalesce(1)  # a failed task is tried 4 times
     frame = frame.withColumn("place", sql.struct("a", "b"))
-    flat = network.udf(shapes=[(4,)])  # the nested ones as this network wants them
+    flat = network.udf(shapes=[(4,)])  # in the shape of this network
     made = frame.select("a", "b", udf("a", "b", "a", "b").alias("p"), flat("nested").alias("q"))
     for row in made.collect():
         for found, given in [(row.p, [row.a, row.b] * 2), (row.q, [row.a, 1, 2, 3])]:
@@ -119,7 +124,7 @@ def test_a_function_of_columns_reads_them_as_training_does(spark, make_network):
 
 
 class TwoInputs(DenseNetwork):
-    """Inputs and outputs by name."""
+    """A network whose inputs and outputs have names."""
 
     def predict(self, features):
         outputs = super().predict(np.concatenate([features["a"], features["b"]], axis=1))
@@ -127,7 +132,7 @@ class TwoInputs(DenseNetwork):
 
 
 def every_kind(spark):
-    """Twelve rows; a column of each kind that may be features, among them names with dots."""
+    """Return twelve rows with a column of each kind of features; one name has a dot and a space."""
     from pyspark.ml.feature import VectorAssembler
     from pyspark.ml.linalg import SparseVector, VectorUDT
 
@@ -145,13 +150,13 @@ def every_kind(spark):
     long = sql.udf(lambda i: SparseVector(1 << 16, {int(i): 1.0}), VectorUDT())
     frame = spark.createDataFrame(rows, schema)
     both = frame.withColumn("vector", vector("id")).withColumn("long", long("id"))
-    noted = VectorAssembler(inputCols=["short", "id"], outputCol="assembled")  # and its width
+    noted = VectorAssembler(inputCols=["short", "id"], outputCol="assembled")  # with its width
     return noted.transform(both).coalesce(1).cache()
 
 
 @pytest.mark.slow
 def test_predicting_takes_every_kind_of_features_that_fit_takes(spark, make_network):
-    """The arrays are those that training sees; rows keep their order and their other columns."""
+    """Predictions use the same arrays as training; rows keep their order and other columns."""
     frame = every_kind(spark)
     sizes = {"id": 1, "short": 1, "a.b c": 1, "price": 1, "flag": 1, "x": 2, "nested": 4}
     wide = {"raw": 2, "image": 6, "vector": 4, "long": 1 << 16, "assembled": 2}
@@ -167,7 +172,7 @@ def test_predicting_takes_every_kind_of_features_that_fit_takes(spark, make_netw
 
 
 def test_vectors_known_to_be_short_come_as_arrays(spark):
-    """Which is twice as fast."""
+    """Vector columns whose metadata has a small width are read as arrays, which is faster."""
     frame = every_kind(spark)
     for name, array in (("assembled", True), ("vector", False)):
         _, reading = resolve_columns(frame, ColumnSpec(name, ()), dense=True)
@@ -176,7 +181,7 @@ def test_vectors_known_to_be_short_come_as_arrays(spark):
 
 
 def list_of_blocks(frame, features):
-    """What training would see, in the order of the rows."""
+    """Return the features that training would read, in the order of the rows."""
     source = create_source(frame.withColumn("zero", sql.lit(0)), ColumnSpec(features, "zero"))
     messages, blocks = source.rdd.collect(), source.blocks
     return np.concatenate([b.form.batch(b.records).features for b in blocks(0, messages)])
@@ -184,7 +189,7 @@ def list_of_blocks(frame, features):
 
 @pytest.fixture
 def by_value():
-    """Executors cannot import this module."""
+    """Pickle this module's classes by value, because executors cannot import it."""
     cloudpickle.register_pickle_by_value(sys.modules[__name__])
     yield
     cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
@@ -205,7 +210,7 @@ def test_several_inputs_and_outputs_of_a_dataframe(spark, make_network):
 
 
 def test_only_what_the_model_reads_goes_to_python(spark, make_network):
-    """A column that nobody asked for is pruned, and the model's is computed once."""
+    """Spark's plan sends only the model's columns to Python, in a single evaluation."""
     frame = make_network(DenseNetwork([2, 2])).predict(every_kind(spark), features="x")
     plan = frame.select("prediction")._jdf.queryExecution().executedPlan().toString()
     (line,) = [line for line in plan.splitlines() if "ArrowEvalPython" in line]
@@ -228,6 +233,7 @@ def test_features_that_cannot_be_meant_are_refused_before_the_job(
 
 
 def test_a_name_that_stands_for_two_columns_is_refused(spark, make_network):
+    """An ambiguous name of features is refused; other columns may have ambiguous names."""
     frame = every_kind(spark)
     for twice in (frame.select("x", "x"), frame.select("x", sql.col("id").alias("X"))):
         with pytest.raises(
@@ -250,6 +256,7 @@ def test_a_bad_row_is_named_by_the_executor(spark, make_network):
 
 
 def test_other_parameters_are_another_broadcast(make_network, frame):
+    """The score changes if the network's parameters are replaced."""
     network = make_network()
     before = network.score(frame)
     network.parameters = network.parameters * 2

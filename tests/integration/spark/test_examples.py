@@ -1,4 +1,4 @@
-"""The examples run as their users run them, and reach the accuracy that they want."""
+"""Tests that run the examples by spark-submit and check what they print."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from scripts.several_examples import read_answers
 
 ROOT = Path(__file__).parents[3]
 TWO_EXECUTORS = "local-cluster[2,1,1024]"
-OTHERS = {  # and the library that each needs
+OTHERS = {  # the library that each example needs
     "torch_digits.py": "torch",
     "jax_digits.py": "jax",
     "lightning_digits.py": "pytorch_lightning",
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.timeout(1_200)  # one application runs most of them
 
 
 def submitted(program: str, *arguments: str) -> str:
-    """What it prints, by spark-submit, with the settings for a laptop and our Python daemon."""
+    """Run a program by spark-submit with conf/laptop.conf and our daemon; return its output."""
     import pyspark
 
     command = [str(Path(pyspark.__path__[0]) / "bin/spark-submit"), "--master", TWO_EXECUTORS]
@@ -53,13 +53,13 @@ def submitted(program: str, *arguments: str) -> str:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where examples write."""
+    """The directory to which examples write."""
     return tmp_path_factory.mktemp("examples")
 
 
 @pytest.fixture(scope="module")
 def told(folder: Path, request: pytest.FixtureRequest) -> dict[str, tuple[int, str]]:
-    """The exit status and the output of each example that is wanted: one application runs them."""
+    """The exit status and the output of each selected example; one application runs them all."""
     commands = {
         "digits.py": "examples/digits.py --epochs 40",
         **{name: f"examples/{name}" for name, library in OTHERS.items() if find_spec(library)},

@@ -1,4 +1,4 @@
-"""What comes from DL4J on real executors: networks it saved, and its Spark layer by its names."""
+"""Tests of networks from DL4J, and of methods with DL4J's names, on real executors."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ DATA = Path(__file__).parents[2] / "conformance/data"
 
 
 def test_a_network_of_dl4js_goes_on_with_its_updaters_state(spark: Any, tmp_path: Path) -> None:
-    """One worker and one minibatch: its optimizer's state is what one step here makes of DL4J's."""
+    """After one minibatch, the saved optimizer state is DL4J's after one step in this process."""
     model = from_dl4j(DATA / "dl4j-mlp0.zip")
     rows = np.loadtxt(DATA / "dl4j-mlp0-input.csv", delimiter=",", dtype=np.float32)
     labels = model.predict(rows).argmax(axis=1)
@@ -55,7 +55,7 @@ def test_a_network_of_dl4js_goes_on_with_its_updaters_state(spark: Any, tmp_path
 
 @pytest.mark.slow
 def test_a_module_of_dl4js_learns_and_is_saved(spark: Any, digits: Any, tmp_path: Path) -> None:
-    """Normalization, dropout, Nesterovs and l2, on four workers; read again without its zip."""
+    """A network with BatchNormalization, dropout, Nesterovs and l2 trains, and loads once saved."""
     pytest.importorskip("torch")
     model = from_dl4j(DATA / "dl4j-mlp1.zip")
     network = SparkNetwork(spark, model, SharedTrainingMaster(), progress=False)
@@ -72,6 +72,7 @@ def test_a_module_of_dl4js_learns_and_is_saved(spark: Any, digits: Any, tmp_path
 
 
 def test_the_spark_layer_by_dl4js_names(spark: Any, digits: Any) -> None:
+    """Methods with DL4J's names score and predict rows; unsupported names name a replacement."""
     pairs = list(zip(*digits.held_out, strict=True))[:90]
     rows = [(f.tolist(), int(y), f"k{i}") for i, (f, y) in enumerate(pairs)]
     frame = spark.createDataFrame(rows, "features array<float>, label int, id string")
@@ -113,7 +114,7 @@ def model_loss(model: Any, features: Any, label: int) -> float:
 def test_minibatches_in_files_and_conditions_that_end_a_fit(
     spark: Any, digits: Any, tmp_path: Path
 ) -> None:
-    """The same rows as npz and as Parquet; the clock, the epochs and the loss each end one."""
+    """Fits of npz or Parquet files end if a condition on epochs, time or loss is met."""
     for i in range(4):
         part = slice(50 * i, 50 * i + 50)
         np.savez(

@@ -1,4 +1,4 @@
-"""Ctrl-C keeps what was learnt, ends the workers, and leaves a session that can fit again."""
+"""Test of Ctrl-C during a fit: it keeps what was learned, ends jobs, and later fits succeed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FITS = [("start", "driver"), ("training", "driver"), ("training", "executor")]
 
 
 class Program:
-    """The driver program and what it says."""
+    """The driver program and its output."""
 
     def __init__(self, folder: Path) -> None:
         self._said = folder / "stderr"
@@ -31,14 +31,14 @@ class Program:
                 text=True,
                 cwd=folder,
                 env=os.environ | {"SPARKSTROM_RUNS": str(folder / "runs")},
-                start_new_session=True,  # as a shell gives a job a process group of its own
+                start_new_session=True,  # in its own process group, like a shell's job
             )
 
     def said(self) -> str:
         return self._said.read_text()
 
     def line_with(self, text: str) -> str:
-        """Its next line that has this text."""
+        """Return the program's next line that contains the text."""
         assert self.process.stdout is not None
         while (line := self.process.stdout.readline()) and text not in line:
             pass
@@ -48,7 +48,7 @@ class Program:
 
 @pytest.mark.slow
 def test_ctrl_c(tmp_path):
-    """Each fit is in the session in which the one before it was interrupted."""
+    """After each of three interrupted fits, another fit in the same session succeeds."""
     program = Program(tmp_path)
     with program.process as process:
         try:
@@ -59,7 +59,7 @@ def test_ctrl_c(tmp_path):
                 found = json.loads(program.line_with("jobs_gone_s"))
                 print(when, controller, found, f"{time.monotonic() - began_s:.1f} s")
                 assert found["jobs_gone_s"] < GONE_S
-                # Less is rounding to the grid.
+                # Smaller changes result from rounding to the grid.
                 assert (found["moved"] > 1e-3) == (when == "training")
                 if when == "training":
                     assert found["saved"]

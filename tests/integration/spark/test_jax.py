@@ -1,4 +1,4 @@
-"""Models on JAX, trained by real executors: accurate, equal, within a task's CPUs, fork-safe."""
+"""Tests of models on JAX and Keras, trained by real executors."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ EPOCHS = 12
 
 
 def mlp(**options: Any) -> JaxModel:
-    """Functions that travel by value: executors cannot import tests."""
+    """Return a perceptron; its local functions are pickled by value, as executors lack tests."""
     widths = (64, 64, 10)
 
     def init(key: Any) -> Any:
@@ -66,19 +66,20 @@ def test_digits_by_two_workers(spark, digits, make_network):
 
 
 def what_a_worker_sees(_: Iterator[Any]) -> Iterator[tuple[bool, str | None]]:
-    """Whether Spark's daemon, which forks the workers, has JAX in it; and XLA's threads."""
+    """Yield whether Spark's daemon, which forks workers, has loaded JAX, and XLA's thread count."""
     maps = (Path("/proc") / str(os.getppid()) / "maps").read_text()
     yield "jaxlib" in maps, os.environ.get("NPROC")
 
 
 def test_the_daemon_that_forks_workers_never_loads_jax(spark, digits, make_network):
+    """After a fit, only workers have loaded JAX, with as many threads as a task has CPUs."""
     network = make_network(mlp(), workers_per_node=1)
     data = spark.sparkContext.parallelize(digits.rows()[:64], 2)
     network.fit(data, epochs=1)
-    what_a_worker_sees.__module__ = "__main__"  # by value
+    what_a_worker_sees.__module__ = "__main__"  # pickled by value
     seen = spark.sparkContext.parallelize(range(4), 4).mapPartitions(what_a_worker_sees).collect()
     assert not any(loaded for loaded, _ in seen)
-    assert {threads for _, threads in seen} <= {"1", None}  # spark.task.cpus, where JAX was
+    assert {threads for _, threads in seen} <= {"1", None}  # spark.task.cpus, in workers with JAX
     assert "1" in {threads for _, threads in seen}
     network.close()
 
@@ -124,6 +125,6 @@ def test_keras_with_batch_norm_and_dropout(spark, digits, make_network):
     summary = network.fit(spark.sparkContext.parallelize(digits.rows(), 2), epochs=EPOCHS)
     assert summary.replicas_equal, summary.hashes
     assert accuracy(network, digits) >= 0.95
-    statistics = network.module.layers[1]  # of what comes out of the first layer
+    statistics = network.module.layers[1]  # of the first layer's outputs
     assert np.abs(statistics.moving_mean.numpy()).max() > 0.1
     network.close()

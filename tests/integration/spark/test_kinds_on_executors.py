@@ -1,6 +1,6 @@
-"""Every kind of model, with momentum, on real executors: in rounds of averaging, and as functions.
+"""Tests of all kinds of models, with momentum, on real executors.
 
-Rounds come to what the same arithmetic makes in one process.
+Rounds of averaging equal the same arithmetic in one process, and functions of columns predict.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def parts_of(digits: Any, workers: int) -> list[tuple[Any, Any]]:
 @pytest.mark.parametrize(
     ("kind", "workers", "options"),
     [
-        ("jax", 2, DILOCO),  # each Python worker imports, and compiles: there are few
+        ("jax", 2, DILOCO),  # few workers, because each imports and compiles
         ("jax", 1, AVERAGED),
         ("keras", 2, AVERAGED),
         ("lightning", 2, DILOCO),
@@ -75,7 +75,7 @@ def test_rounds_are_the_arithmetic_of_one_process(
     summary = network.fit(data, epochs=EPOCHS)
     assert summary.minibatches == summary.minibatches_expected
     assert summary.updates == EPOCHS * 2
-    if kind in BY_CHANCE:  # of which each round has its own, so that another fit is the same
+    if kind in BY_CHANCE:  # rounds have their own random numbers, so another fit is equal
         again = SparkNetwork(spark, KINDS[kind](), master, progress=False)
         again.fit(data, epochs=EPOCHS)
         np.testing.assert_array_equal(again.parameters, network.parameters)
@@ -89,7 +89,7 @@ def test_rounds_are_the_arithmetic_of_one_process(
 
 
 def of_two_inputs() -> Any:
-    """On JAX: a dictionary of inputs, and one of outputs."""
+    """Return a JAX model with a dictionary of inputs and one of outputs."""
     jax = pytest.importorskip("jax")
     optax = pytest.importorskip("optax")
     from sparkstrom.models.jax import JaxModel
@@ -107,11 +107,11 @@ def of_two_inputs() -> Any:
 
 @pytest.mark.slow
 def test_functions_of_columns_of_every_kind(spark: Any, digits: Any) -> None:
-    """One has the same parameters as another, and its code alone is another."""
+    """Functions predict like their networks, also if two models differ only in their code."""
     models = {kind: make() for kind, make in KINDS.items()}
     for model in models.values():
         model.bind(model.initial())
-        model.step(Batch(digits.features[:64], digits.labels[:64]))  # statistics of its own
+        model.step(Batch(digits.features[:64], digits.labels[:64]))  # changes statistics
     networks = {
         kind.replace("-", "_"): SparkNetwork(spark, model, progress=False)
         for kind, model in models.items()

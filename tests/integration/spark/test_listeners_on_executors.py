@@ -1,4 +1,4 @@
-"""Listeners of real fits: figures, copies, losses as they happen; one that fails ends a fit."""
+"""Tests of listeners in real fits: events, snapshots, lost workers, and a listener that raises."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def data(spark, digits):
 
 
 class Diary(TrainingListener):
-    """Keeps all events, and a copy of the parameters at each epoch's end."""
+    """A listener that records all events, and a snapshot at each epoch's end."""
 
     def __init__(self):
         self.events, self.copies = [], []
@@ -35,6 +35,7 @@ class Diary(TrainingListener):
 
 
 def test_a_fit_is_heard_from_begin_to_end(make_network, data, digits, tmp_path):
+    """Listeners and the run log get all events of a fit, with consistent numbers."""
     network, diary, scores = make_network(), Diary(), CollectScoresListener()
     judged = EvaluativeListener(*digits.held_out, say=lambda text: None)
     summary = network.fit(
@@ -87,6 +88,7 @@ def test_a_listener_that_fails_ends_the_fit_and_the_next_one_works(make_network,
 def test_a_worker_lost_and_replaced_is_heard_when_it_happens(
     make_network, data, in_background, victims, wait_until, has_trained
 ):
+    """Listeners get the event of a lost worker while the fit still runs."""
     diary = Diary()
     network = make_network(void=VoidConfiguration(lease_s=3.0), debug_longer_iterations=25)
     fit = in_background(network.fit, data, epochs=20, listeners=[diary])

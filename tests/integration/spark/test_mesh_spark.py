@@ -1,6 +1,7 @@
-"""A mesh of fan-out 2 over three executors: an executor whose node relays for another is killed.
+"""Test of a mesh with fan-out 2 on three executors: an executor whose node is a relay is killed.
 
-It needs a session of three executors, which is another one than the folder's; this file comes last.
+It needs a session of three executors and so ends the folder's session; tests/conftest.py runs this
+file last.
 """
 
 from __future__ import annotations
@@ -15,12 +16,12 @@ from sparkstrom.base.identity import MASTER
 from sparkstrom.models import DenseNetwork, Sgd
 from sparkstrom.protocol.master.master import Master
 
-EPOCHS, BATCHES = 12, (45, 48)  # minibatches of all partitions in an epoch, by how rows fall
+EPOCHS, BATCHES = 12, (45, 48)  # an epoch's minibatches, depending on how rows are distributed
 
 
 @pytest.fixture
 def three_executors() -> Iterator[Any]:
-    """A session on three executors with a slot each; one that was there ends."""
+    """A session on three executors with a slot each; the current session ends."""
     from pyspark.sql import SparkSession
 
     former = SparkSession.getActiveSession()
@@ -40,7 +41,7 @@ def three_executors() -> Iterator[Any]:
 
 
 def executor_that_relays(master: Master) -> int:
-    """The process of an executor whose node has another one's below it."""
+    """Return the process id of an executor whose node is the parent of another executor's node."""
     tree, executors = master.placement.tree, master.members.executors
     inner = next(node for node in tree.descendants(MASTER) if any(tree.children(node)))
     child = next(iter(tree.children(inner)))

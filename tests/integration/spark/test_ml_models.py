@@ -1,4 +1,4 @@
-"""Every kind of model in the estimator: tuned, and in a saved pipeline."""
+"""Tests of all kinds of models in the estimator: tuned, and in saved pipelines."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def torch_model() -> Any:
     from sparkstrom.models.torch import TorchModel
 
     class Net(torch.nn.Module):  # type: ignore[misc, name-defined]
-        """A user's own class, as a notebook has it; with a buffer."""
+        """A user's own class, as in a notebook, with a buffer."""
 
         def __init__(self) -> None:
             super().__init__()
@@ -98,7 +98,7 @@ KINDS = pytest.mark.parametrize("make", [torch_model, slow(jax_model), slow(kera
 
 @pytest.fixture(scope="module", autouse=True)
 def by_value() -> Iterator[None]:
-    """What this module defines travels with its code: executors cannot import tests."""
+    """Pickle this module's classes by value, because executors cannot import it."""
     cloudpickle.register_pickle_by_value(sys.modules[__name__])
     yield
     cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
@@ -117,7 +117,7 @@ def frame(spark: Any, digits: Any) -> Any:
 
 @pytest.fixture
 def starts(monkeypatch: pytest.MonkeyPatch) -> list[np.ndarray]:
-    """The parameters that each fit began with."""
+    """A list to which each fit appends its initial parameters."""
     began: list[np.ndarray] = []
     fit = SparkNetwork.fit
 
@@ -143,7 +143,7 @@ def predicted(stage: Any, frame: Any) -> list[Any]:
 def test_a_pipeline_is_tuned_then_saved_and_loaded_before_and_after_training(
     frame: Any, make: Callable[[], Any], starts: list[np.ndarray], tmp_path: Path
 ) -> None:
-    """Each fit leaves the model as it was, and the next one begins with the same."""
+    """Fits do not change the estimator's model: each begins with the same parameters."""
     model = make()
     before, buffers = model.initial(), getattr(model, "buffers_bytes", bytes)()
     scaler = MaxAbsScaler(inputCol="pixels", outputCol="scaled")
@@ -155,7 +155,7 @@ def test_a_pipeline_is_tuned_then_saved_and_loaded_before_and_after_training(
         evaluator=MulticlassClassificationEvaluator(labelCol="digit", metricName="accuracy"),
     )  # fmt: skip
     found = validator.fit(frame)
-    gc.collect()  # Spark leaves its pool of threads to the collector
+    gc.collect()  # Spark leaves its thread pool to the garbage collector
     assert len(found.validationMetrics) == len(found.subModels) == 2
     for tuned in (found.bestModel, *found.subModels):
         _, trained = tuned.stages
@@ -174,12 +174,12 @@ def test_a_pipeline_is_tuned_then_saved_and_loaded_before_and_after_training(
     assert len(rows) == 160
     assert predicted(loaded, frame) == rows
     again = tmp_path / "again"
-    loaded.write().overwrite().save(str(again))  # code that came out of a file goes into one
+    loaded.write().overwrite().save(str(again))  # code that was loaded is saved again
     assert predicted(PipelineModel.load(str(again)), frame) == rows
 
 
 class Mute(TrainingListener):
-    """It says nothing."""
+    """A listener that ignores all events."""
 
 
 @pytest.mark.parametrize(
@@ -190,7 +190,7 @@ class Mute(TrainingListener):
 def test_a_grid_of_models_masters_and_columns_is_saved_with_what_was_tuned(
     frame: Any, tmp_path: Path, validator: Any, tuned: Any, by_hand: bool
 ) -> None:
-    """Spark writes a grid as JSON, except what it takes for a stage; no fit is needed for that."""
+    """Spark saves and loads a tuned model with a grid of values that JSON lacks, without a fit."""
     model = torch_model()
     estimator = an_estimator(model)
     best = SparkstromModel(TrainedModel.from_model(model, model.initial()), None, 1)
@@ -223,6 +223,7 @@ def test_a_grid_of_models_masters_and_columns_is_saved_with_what_was_tuned(
 
 
 def test_saved_code_opens_where_nobody_has_the_class(frame: Any, tmp_path: Path) -> None:
+    """A saved model's code loads in a program without its class; damaged code is refused."""
     path = str(tmp_path / "model")
     an_estimator(torch_model()).fit(frame).save(path)
     code = tmp_path / "model" / "model" / "model.npz.pickle"
@@ -234,7 +235,7 @@ def test_saved_code_opens_where_nobody_has_the_class(frame: Any, tmp_path: Path)
     (code.parent / f".{code.name}.crc").unlink(missing_ok=True)
     with pytest.raises(UsageError, match=r"model.npz.pickle holds the code of a model"):
         SparkstromModel.load(path)
-    given = SparkstromModel.read().model(torch_model()).load(path)  # runs nothing that was saved
+    given = SparkstromModel.read().model(torch_model()).load(path)  # does not run saved code
     assert len(predicted(given, frame)) == 160
 
 

@@ -1,4 +1,4 @@
-"""The estimator in real pipelines: saved, loaded, cross-validated in threads, weights, values."""
+"""Tests of the estimator in pipelines: saved, loaded, cross-validated in threads, regression."""
 
 from __future__ import annotations
 
@@ -40,6 +40,7 @@ def accuracy(frame, **columns):
 
 
 def test_a_pipeline_is_trained_saved_and_loaded(spark, frame, tmp_path):
+    """A saved pipeline predicts the same once loaded; NumPy alone can read its model."""
     scaler = StandardScaler(inputCol="pixels", outputCol="scaled", withMean=True, withStd=True)
     estimator = SparkstromEstimator(
         model=MODEL, featuresCol="scaled", labelCol="digit", epochs=6, master=TWO
@@ -54,7 +55,7 @@ def test_a_pipeline_is_trained_saved_and_loaded(spark, frame, tmp_path):
     found = trained.transform(frame)
     assert found.columns == [*frame.columns, "scaled", "rawPrediction", "probability", "prediction"]
     assert accuracy(found, labelCol="digit") > 0.85
-    for _ in range(2):  # the second time over the first
+    for _ in range(2):  # the second time, it overwrites the first
         trained.write().overwrite().save(str(tmp_path / "trained"))
     loaded = PipelineModel.load(str(tmp_path / "trained"))
     columns = ["id", "prediction", "probability"]
@@ -98,6 +99,7 @@ print(*(x / x.sum())[0])
 
 @pytest.mark.filterwarnings("ignore:unclosed running multiprocessing pool:ResourceWarning")
 def test_cross_validation_runs_fits_at_the_same_time(frame):
+    """A CrossValidator with two threads finds the better model."""
     estimator = SparkstromEstimator(
         model=MODEL, featuresCol="pixels", labelCol="digit", master=TWO, seed=3, batchSize=8
     )
@@ -109,13 +111,14 @@ def test_cross_validation_runs_fits_at_the_same_time(frame):
         numFolds=2, parallelism=2, seed=1,
     )  # fmt: skip
     found = validator.fit(frame)
-    gc.collect()  # Spark leaves its pool of threads to the collector
+    gc.collect()  # Spark leaves its thread pool to the garbage collector
     assert found.avgMetrics[1] > found.avgMetrics[0] + 0.2
     assert found.bestModel.summary.replicas_equal
     assert accuracy(found.transform(frame), labelCol="digit") > 0.5
 
 
 def test_values_weights_and_early_stopping(spark, tmp_path):
+    """A regression with weights, held-out rows and early stopping is saved and loaded."""
     random = np.random.default_rng(2)
     features = random.normal(size=(400, 3))
     wrong = random.random(400) < 0.3
@@ -152,7 +155,7 @@ def test_values_weights_and_early_stopping(spark, tmp_path):
 
 
 def test_several_columns_are_features_and_labels_and_saved(spark, tmp_path):
-    """Lists of numeric columns; a vector as the label; a tuple comes back as a tuple."""
+    """Features may be several columns and the label a vector; loading keeps lists and tuples."""
     random = np.random.default_rng(3)
     x = random.normal(size=(200, 2))
     rows = [(float(a), float(b), Vectors.dense(a + b, a - b)) for a, b in x]
@@ -183,7 +186,7 @@ def test_several_columns_are_features_and_labels_and_saved(spark, tmp_path):
 
 
 class Heard:
-    """A listener that remembers what it was told."""
+    """A listener that records all events."""
 
     def __init__(self):
         self.events = []

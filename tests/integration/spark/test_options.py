@@ -1,4 +1,4 @@
-"""Options whose effect shows only with real sockets or real executors."""
+"""Tests of options whose effect shows only with real sockets or real executors."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.integration.udp_ports import bound_sockets, free_ports
 
 @contextmanager
 def bound(host: str, ports: range | None, scratch: Path) -> Iterator[Endpoint]:
-    """A media driver as a fit would start it; yields the socket that the kernel shows for it."""
+    """Start a media driver like a fit; yield its endpoint, which is in the kernel's table."""
     before = bound_sockets()
     options = DriverOptions(host=host, ports=port_bounds(ports), edges=2, scratch=scratch)
     open_transport = transport_opener(secrets.token_hex(8), options)
@@ -71,7 +71,7 @@ def test_controller_address(tmp_path: Path, address: str | None, host: str) -> N
 @pytest.mark.flips("VoidConfiguration.network_mask")
 @pytest.mark.parametrize(("mask", "host"), [(None, "127.0.0.3"), ("127.0.0.0/8", "127.0.0.1")])
 def test_network_mask(tmp_path: Path, mask: str | None, host: str) -> None:
-    """Spark's own choice is 127.0.0.3; the mask leads to the address that the interface has."""
+    """Without a mask, Spark's address 127.0.0.3 is used; with one, the matching interface's."""
     void = VoidConfiguration(network_mask=mask)
     with bound(choose_driver_address(void, "127.0.0.3"), None, tmp_path) as controller:
         assert controller.host == host
@@ -128,6 +128,7 @@ def test_what_is_shown_on_request(
     caplog: pytest.LogCaptureFixture,
     shown: bool,
 ) -> None:
+    """Workers' seconds and encoding figures are recorded only if the options request them."""
     network = make_network(
         collect_training_stats=shown,
         encoding_debug_mode=shown,

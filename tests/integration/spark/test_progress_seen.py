@@ -1,4 +1,4 @@
-"""What a person sees of a real fit: on a terminal with Spark's own bar on, and in a notebook."""
+"""Tests of a fit's progress display: on a terminal with Spark's own bar, and in a notebook."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def environment() -> dict[str, str]:
 
 
 def written_to_a_terminal(command: list[str]) -> str:
-    """All that a program writes to a terminal of its own until it ends."""
+    """Run a program in its own terminal; return all that it writes."""
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, COLUMNS, 0, 0))
     with Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment()) as program:
@@ -36,7 +36,7 @@ def written_to_a_terminal(command: list[str]) -> str:
         try:
             while part := os.read(ours, 65536):
                 parts.append(part)
-        except OSError:  # how Linux says that the other end is closed
+        except OSError:  # on Linux, the other end is closed
             pass
         finally:
             os.close(ours)
@@ -47,6 +47,7 @@ def written_to_a_terminal(command: list[str]) -> str:
 
 @pytest.mark.slow
 def test_on_a_terminal_there_is_one_bar_beside_sparks_own() -> None:
+    """On a terminal, one progress bar is drawn in place and ends with a new line."""
     text = written_to_a_terminal([sys.executable, str(PROGRAM), "15"])
     drawn = re.findall(r"\r\x1b\[J([^\r\n]+)\r", text)
     assert any(each.startswith("sparkstrom: starting 2 Python workers") for each in drawn)
@@ -59,13 +60,14 @@ def test_on_a_terminal_there_is_one_bar_beside_sparks_own() -> None:
     assert "loss " in bars[-1]
     assert "2/2 workers" in bars[-1]
     last = text.index(bars[-1], text.rindex("done 100%|"))
-    assert "\n" in text[last:].split("all done")[0]  # what follows has a line of its own
-    for line in text.replace("\r\n", "\n").split("\n"):  # the bar, drawn over; and whole lines
+    assert "\n" in text[last:].split("all done")[0]  # later output is on a new line
+    for line in text.replace("\r\n", "\n").split("\n"):  # bars are overwritten, except the last one
         assert "%|" not in line or line.rstrip("\r").endswith(bars[-1]) or "\r" in line
 
 
 @pytest.mark.slow
 def test_in_a_notebook_there_is_one_bar_changed_in_place(monkeypatch: Any) -> None:
+    """In a notebook, one bar is updated in place, and other output has no control characters."""
     nbformat = pytest.importorskip("nbformat")
     nbclient = pytest.importorskip("nbclient")
     pytest.importorskip("ipykernel")

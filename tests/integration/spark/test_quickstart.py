@@ -1,6 +1,6 @@
-"""The program in docs/quickstart.md runs as it is printed there.
+"""Tests of docs/quickstart.md: its program runs as it is printed there.
 
-README.md's runs in tests/package/test_distributions.py.
+README.md's program runs in tests/package/test_distributions.py.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ import pytest
 ROOT = Path(__file__).parents[3]
 README = ROOT / "README.md"
 PAGE = ROOT / "docs/quickstart.md"
-# As in conf/laptop.conf: a JVM that does not compile for hours to come.
+# As in conf/laptop.conf: a JVM for short programs, with little compilation.
 JVM = {"JAVA_TOOL_OPTIONS": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"}
 SAYS = re.compile(r"^print\(.*\)  # (True)", re.MULTILINE)
 
 
 def program() -> str:
-    """The page's Python blocks, one after the other."""
+    """Return the page's Python blocks, concatenated."""
     return "\n".join(re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.S | re.M))
 
 
@@ -32,7 +32,7 @@ def test_the_readme_is_short() -> None:
 
 
 def test_the_quickstarts_environment_has_what_the_pages_import() -> None:
-    """`scripts/quickstart` installs the extra "examples"; predict on a DataFrame needs pandas."""
+    """The extra "examples", which `scripts/quickstart` installs, has scikit-learn and pandas."""
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
         "optional-dependencies"
     ]

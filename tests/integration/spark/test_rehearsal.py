@@ -1,4 +1,4 @@
-"""A rehearsal against the fit that it foretells, on real executors."""
+"""Tests of rehearsals on real executors, compared with the fits that they predict."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ EPOCHS = 6
 def test_executors_measure_the_model_that_is_rehearsed(
     spark: Any, digits: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A torch model, and executors on one host, between which there is no link to measure."""
+    """Executors measure the steps of a torch model; on one host, links have default values."""
     torch = pytest.importorskip("torch")
     from sparkstrom.models.torch import TorchModel
 
@@ -37,7 +37,7 @@ def test_executors_measure_the_model_that_is_rehearsed(
 def test_a_fit_comes_to_the_loss_that_was_rehearsed(
     spark: Any, digits: Any, make_network: Any, per_node: int
 ) -> None:
-    """Within the spread of three seeds, and of as much again on either side."""
+    """The fit's loss differs from the losses of three rehearsals by at most their spread."""
     workers = 2 * per_node
     data = spark.sparkContext.parallelize(digits.rows(), 3)
     with make_network(workers_per_node=per_node) as network:

@@ -1,6 +1,6 @@
-"""Resume: a driver program is killed at seeded moments, and the same command run again goes on.
+"""Test of a driver program that is killed at random moments and resumes if it is started again.
 
-``SPARKSTROM_KILLS=20`` kills twenty; the suite kills a few.
+``SPARKSTROM_KILLS`` is the number of kills and the random seed; the default is 3.
 """
 
 from __future__ import annotations
@@ -39,18 +39,19 @@ def start(directory: Path, said: Path) -> subprocess.Popen[str]:
 
 
 def kill_after(program: subprocess.Popen[str], word: str, seconds: float) -> None:
-    """So long after it said the word; it may have come to its end before."""
+    """Kill the program some seconds after it printed the word, unless it has ended before."""
     with program:  # waits for its end
         assert program.stdout is not None
         while (line := program.stdout.readline()) and word not in line:
             pass
-        time.sleep(seconds)  # a moment; nothing waits for it
+        time.sleep(seconds)  # a random moment, not an event
         program.send_signal(signal.SIGKILL)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(60 * KILLS + 300)
 def test_a_killed_driver_goes_on_where_it_was_saved(tmp_path, digits):
+    """The last run resumes the newest checkpoint and trains each remaining row once."""
     chance = random.Random(KILLS)
     directory, said = tmp_path / "checkpoints", tmp_path / "stderr"
     parts = (digits.features, digits.labels), digits.held_out
@@ -76,10 +77,10 @@ def test_a_killed_driver_goes_on_where_it_was_saved(tmp_path, digits):
         assert fit["replicas_equal"]
         assert len(fit["history"]) == epochs
         if index == number and saved.minibatches == fit["minibatches_expected"]:
-            assert fit["minibatches_resumed"] < saved.minibatches  # the result is not trained again
+            assert fit["minibatches_resumed"] < saved.minibatches  # a complete fit is not retrained
         elif index == number:
             assert fit["minibatches_resumed"] == saved.minibatches
-            assert fit["examples"] == epochs * ROWS - saved.examples  # the rest, each once
+            assert fit["examples"] == epochs * ROWS - saved.examples  # the rest, once each
         elif index > number:
             assert fit["resumed_from"] is None
             assert fit["examples"] == epochs * ROWS

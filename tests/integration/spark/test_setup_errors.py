@@ -1,4 +1,4 @@
-"""What is wrong with the machine or the cluster is said at once, with value, reason and remedy."""
+"""Tests of faults of the machine or the cluster: errors come early, with value and reason."""
 
 from __future__ import annotations
 
@@ -61,8 +61,9 @@ def test_two_jobs_in_one_application_at_once(spark, digits, make_network, in_bac
 def test_a_worker_without_the_aeron_library_says_so_before_it_compiles(
     spark, digits, make_network, tmp_path, monkeypatch
 ):
+    """If workers lack Aeron's library, the fit fails before they compile kernels."""
     context = spark.sparkContext
-    # Of Python workers, which are new ones: this program has its library.
+    # For new Python workers only: this program has already loaded its library.
     monkeypatch.setitem(context.environment, LIBRARY_VARIABLE, "/nowhere/libaeron.so")
     monkeypatch.setitem(context.environment, "NUMBA_CACHE_DIR", str(tmp_path))
     with pytest.raises(SetupError) as refused:

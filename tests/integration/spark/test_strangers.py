@@ -1,4 +1,4 @@
-"""Whoever has no key changes nothing: garbage, forged frames, captured frames sent again."""
+"""Tests of strangers without the key: garbage and forged frames, and no key in the logs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from sparkstrom.transport.aeron.client import AeronTransport
 from sparkstrom.transport.aeron.media_driver import ensure_driver
 from tests.key_forms import forms_of
 
-# Control and data, of the first edges that a master opens.
+# Control and data streams of the first edges that a master opens.
 UP_STREAMS = [
     FIRST_STREAM + STREAMS_PER_EDGE * edge + data for edge in range(1, 5) for data in range(2)
 ]
@@ -30,7 +30,7 @@ UP_STREAMS = [
 
 @pytest.fixture
 def free_ports() -> range:
-    """Some UDP ports in a row that nobody uses now."""
+    """Eight neighbouring UDP ports, the first of which is free now."""
     while True:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
             probe.bind(("127.0.0.1", 0))
@@ -41,7 +41,7 @@ def free_ports() -> range:
 
 @contextmanager
 def repeatedly(*acts: Callable[[], None]) -> Iterator[None]:
-    """Do this again and again, beside the block."""
+    """Call ``acts`` repeatedly in another thread while the block runs."""
     stop = threading.Event()
 
     def run() -> None:
@@ -59,6 +59,7 @@ def repeatedly(*acts: Callable[[], None]) -> Iterator[None]:
 
 
 def test_garbage_and_forged_frames_make_no_difference(spark, digits, make_network, free_ports):
+    """A fit rejects forged frames and is otherwise unaffected by them and by garbage."""
     port = free_ports[0]
     void = VoidConfiguration(unicast_port=port, port_range=(free_ports[1], free_ports[-1]))
     garbage = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
@@ -92,7 +93,7 @@ def test_garbage_and_forged_frames_make_no_difference(spark, digits, make_networ
 
 
 def forged_frame(i: int) -> bytes:
-    """Well formed, and sealed with another key: a node says it leaves, or is somewhere else."""
+    """Return a well-formed frame, sealed with another key: a LeaveNotice or a wrong Heartbeat."""
     seal = Seal(secrets.token_bytes(KEY_BYTES), secrets.randbits(63))
     message = (
         LeaveNotice(node=1, reason="done", checkpoint=None)
@@ -104,7 +105,7 @@ def forged_frame(i: int) -> bytes:
 
 
 def test_the_key_is_in_no_log(spark, digits, make_network, monkeypatch, caplog):
-    """At level DEBUG, where py4j prints what it sends to Spark."""
+    """Logs do not contain the key even at level DEBUG, where py4j logs what it sends to Spark."""
     keys = []
     real = secrets.token_bytes
 

@@ -1,4 +1,4 @@
-"""Structured Streaming: each micro-batch is a fit of one network, in Spark's thread."""
+"""Tests of Structured Streaming: each micro-batch is a fit of one network, in Spark's thread."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LIMIT_S = 300
 
 
 class Stream:
-    """A folder that files come into, and a query that reads one of them for each micro-batch."""
+    """A folder of arriving files, and a query that reads one file for each micro-batch."""
 
     def __init__(self, spark: Any, folder: Path) -> None:
         self._spark, self._folder, self._files = spark, folder, 0
@@ -41,13 +41,13 @@ class Stream:
         )
         path = self._folder / f"{self._files}.parquet"
         pq.write_table(table, path)
-        # Spark takes files by their age in milliseconds, and two can be written within one.
+        # Spark orders files by their time in milliseconds, so times must differ.
         os.utime(path, (self._files + 1, self._files + 1))
         path.rename(self._folder / "arriving" / path.name)
         self._files += 1
 
     def run(self, call: Callable[[Any, int], None]) -> Any:
-        """Until all files have been read, or the query has failed."""
+        """Run the query until all files have been read; raise its error if it fails."""
         query = (
             self._spark.readStream.schema(SCHEMA)
             .option("maxFilesPerTrigger", 1)
@@ -65,7 +65,7 @@ class Stream:
 
 
 class Hearing:
-    """A listener."""
+    """A listener that records the begin and the end of fits."""
 
     def __init__(self) -> None:
         self.heard: list[str] = []
@@ -97,6 +97,7 @@ def small(spark: Any, **options: Any) -> SparkNetwork:
 def test_each_micro_batch_is_a_fit_that_goes_on_where_the_last_one_ended(
     spark: Any, stream: Stream
 ) -> None:
+    """Each micro-batch with rows is a fit that continues from the previous one."""
     for seed, rows in enumerate((64, 96, 0, 32)):
         stream.put(some(rows, seed))
     network, hearing = small(spark), Hearing()
@@ -111,7 +112,7 @@ def test_each_micro_batch_is_a_fit_that_goes_on_where_the_last_one_ended(
 
     stream.run(each_batch(network, tell, epochs=2, listeners=[hearing], run_log=""))
     network.close()
-    # The third has no rows, and is no fit; residuals and momentum are taken over by later ones.
+    # The third has no rows and no fit; later fits get residuals and momentum of earlier ones.
     assert told == [(0, 64, 0), (1, 96, 4), (3, 32, 4)]
     assert hearing.heard == ["begin", "end"] * 3
     assert threading.main_thread() not in threads
@@ -121,6 +122,7 @@ def test_each_micro_batch_is_a_fit_that_goes_on_where_the_last_one_ended(
 
 @pytest.mark.slow
 def test_a_fit_that_fails_ends_the_query_with_its_words(spark: Any, stream: Stream) -> None:
+    """If a fit fails, the query ends with the fit's error message."""
     from pyspark.errors import StreamingQueryException
 
     stream.put(some(32, 0))
@@ -138,7 +140,7 @@ def test_a_fit_that_fails_ends_the_query_with_its_words(spark: Any, stream: Stre
 def test_a_micro_batch_that_is_given_again_is_trained_once_where_checkpoints_are(
     spark: Any, stream: Stream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The program ended after the fit, and before Spark had noted that the micro-batch is done."""
+    """If Spark repeats a micro-batch, because it lost its commit, the fit's checkpoint is used."""
     directory = str(tmp_path / "checkpoints")
     for seed in range(2):
         stream.put(some(64, seed))

@@ -1,4 +1,4 @@
-"""Real modules of PyTorch on real executors."""
+"""Tests of PyTorch modules on real executors."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from sparkstrom.models.torch import TorchModel  # noqa: E402
 
 @pytest.fixture(scope="module", autouse=True)
 def one_thread() -> Iterator[None]:
-    """As the workers have; two of torch's on a busy machine wait for each other."""
+    """Limit torch to one thread, as in workers; two may wait for each other on a busy machine."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -38,7 +38,7 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture(scope="module", autouse=True)
 def by_value() -> Iterator[None]:
-    """Classes of this module travel with their code: executors cannot import tests."""
+    """Pickle this module's classes by value, because executors cannot import it."""
     cloudpickle.register_pickle_by_value(sys.modules[__name__])
     yield
     cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
@@ -46,7 +46,7 @@ def by_value() -> Iterator[None]:
 
 @pytest.fixture
 def train(spark: Any) -> Any:
-    """Fit on four workers; keywords are the master's."""
+    """A function that fits on four workers; keywords are SharedTrainingMaster's."""
 
     def run(model: TorchModel, rows: list[Any], epochs: int, **options: Any) -> SparkNetwork:
         master = SharedTrainingMaster(**{"threshold": AdaptiveThreshold(1e-3), **options})
@@ -62,7 +62,7 @@ def train(spark: Any) -> Any:
 
 
 def alone(model: TorchModel, features: Any, labels: Any, epochs: int, rows: int) -> TorchModel:
-    """The same model in this process."""
+    """Train the model in this process, and return it."""
     model.bind(model.initial())
     for epoch in range(epochs):
         order = np.random.default_rng(epoch).permutation(len(labels))
@@ -86,6 +86,7 @@ ADAM = partial(torch.optim.Adam, lr=1e-3)
 
 
 def test_a_perceptron_learns_and_comes_back_with_its_keys(train, digits, spark, tmp_path):
+    """A trained module is saved; torch alone reads the file, and so does SparkNetwork.load."""
     module = mlp()
     network = train(TorchModel(module, nn.CrossEntropyLoss(), SGD), digits.rows(), 12)
     features, labels = digits.held_out
@@ -109,7 +110,7 @@ def test_a_perceptron_learns_and_comes_back_with_its_keys(train, digits, spark, 
 
 
 def test_momentum_and_warm_up_count_the_minibatches_of_all(train, spark, make_network, digits):
-    """A warm-up of 80 minibatches of the fit, over which one worker takes 20 steps; two fits."""
+    """Momentum and scheduler adapt to the minibatches of all workers, in two fits."""
     warm_up = partial(torch.optim.lr_scheduler.LinearLR, start_factor=0.01, total_iters=80)
     moving = partial(torch.optim.SGD, lr=0.05, momentum=0.9)
     made = TorchModel(mlp(), nn.CrossEntropyLoss(), moving, scheduler=warm_up)
@@ -130,6 +131,7 @@ def test_momentum_and_warm_up_count_the_minibatches_of_all(train, spark, make_ne
 
 
 def test_a_step_that_trains_something_else_is_told(spark, make_network, digits):
+    """A fit warns if the user's own step changes no parameter."""
     model = TorchModel(mlp(), None, SGD, step=lambda module, optimizer, batch: 0.5)
     network = make_network(model)
     summary = network.fit(spark.sparkContext.parallelize(digits.rows()[:256], 4), epochs=1)
@@ -187,7 +189,7 @@ WINDOW = 32  # characters
 
 
 class Characters(nn.Module):
-    """Predicts each character from those before it; input and output embedding are one."""
+    """A transformer that predicts next characters; input and output embedding are the same."""
 
     def __init__(self, width: int = 32) -> None:
         super().__init__()
@@ -209,7 +211,7 @@ class Characters(nn.Module):
 
 
 def text_of(module: Any, windows: int) -> tuple[np.ndarray, np.ndarray]:
-    """The module's own source: characters [windows, WINDOW], and each one's next."""
+    """Return characters [windows, WINDOW] of the module's source, and the next of each."""
     source = Path(module.__file__).read_text(encoding="utf-8").encode("ascii", "replace")
     codes = np.frombuffer(source, np.uint8).astype(np.int64)[: windows * WINDOW + 1]
     return codes[:-1].reshape(-1, WINDOW), codes[1:].reshape(-1, WINDOW)
@@ -217,6 +219,7 @@ def text_of(module: Any, windows: int) -> tuple[np.ndarray, np.ndarray]:
 
 @pytest.mark.slow
 def test_a_transformer_reads_the_standard_library(train):
+    """Four workers reduce a transformer's loss by at least 0.75 of what one process does."""
     text, following = text_of(ast, 512)
     torch.manual_seed(0)
     fast = partial(torch.optim.AdamW, lr=2e-3)
@@ -244,7 +247,7 @@ USERS, ITEMS = 300, 200
 
 
 class Ratings(nn.Module):
-    """A rating is the product of two embeddings; their gradients are sparse."""
+    """A module whose rating is the product of two embeddings with sparse gradients."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -259,11 +262,12 @@ class Ratings(nn.Module):
 
 
 def test_embeddings_learn_in_the_rows_that_occur_and_nowhere_else(train):
+    """Sparse embeddings change in exactly the rows that occur in the data."""
     chance = np.random.default_rng(0)
     users, items = chance.normal(size=(USERS, 2)), chance.normal(size=(ITEMS, 2))
     pairs = np.stack([chance.integers(0, USERS // 2, 4000), chance.integers(0, ITEMS, 4000)], 1)
     clean = (users[pairs[:, 0]] * items[pairs[:, 1]]).sum(1)
-    ratings = (clean + 0.3 * chance.normal(size=len(pairs))).astype(np.float32)  # nobody gets to 0
+    ratings = (clean + 0.3 * chance.normal(size=len(pairs))).astype(np.float32)  # noise: loss > 0
     torch.manual_seed(0)
     model = TorchModel(Ratings(), nn.MSELoss(), partial(torch.optim.SGD, lr=1.0))
     one = alone(copy.deepcopy(model), pairs, ratings, 12, 32)
@@ -280,7 +284,7 @@ def test_embeddings_learn_in_the_rows_that_occur_and_nowhere_else(train):
 
 
 class Falling(nn.Module):
-    """Learns the sum of its learning rates: the gradient is 1 in each step."""
+    """A module with gradient 1 in each step; ``total`` is the length that its scheduler got."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -307,9 +311,9 @@ def falling(optimizer: Any, total_steps: int) -> Any:
 
 @pytest.mark.slow
 def test_a_scheduler_is_made_for_the_minibatches_of_all_workers(spark: Any) -> None:
-    """Of partitions with different numbers of minibatches, which no worker knows alone."""
+    """The scheduler's length is the fit's number of minibatches; partitions differ in size."""
     rows = [(np.zeros(2, np.float32), 0) for _ in range(150)]
-    parts = spark.sparkContext.parallelize(rows, 4).coalesce(3)  # one of them has two of four
+    parts = spark.sparkContext.parallelize(rows, 4).coalesce(3)  # one has the rows of two
     sgd = partial(torch.optim.SGD, lr=0.01)
     model = TorchModel(Falling(), None, sgd, scheduler=falling, step=falling_step)
     master = SharedTrainingMaster(

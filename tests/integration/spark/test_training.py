@@ -1,4 +1,4 @@
-"""A fit on real executors, from rows to bit-equal replicas."""
+"""Tests of fits on real executors, from rows to bit-equal replicas."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sparkstrom.worker import task_environment
 
 
 def check_whole(summary, epochs, workers=4):
-    """Bit-equal, and every minibatch of every epoch committed once."""
+    """Check that replicas are bit-equal and every minibatch of every epoch was committed once."""
     assert summary.replicas_equal, summary.hashes
     assert len(set(summary.hashes.values())) == 1
     assert "driver" in summary.hashes
@@ -48,6 +48,7 @@ def test_dataframe_trains_the_same_rows(spark, digits, make_network):
 
 
 def test_three_fits_carry_residual_threshold_and_updater_state(spark, digits, make_network):
+    """Later fits continue with the workers' residuals, and with the adapted threshold."""
     model = DenseNetwork([64, 32, 10], updater=Adam(), seed=1)
     adaptive = AdaptiveThreshold(1e-5)  # far too low: it rises at every publication
     network = make_network(model, threshold=adaptive)
@@ -73,6 +74,7 @@ def test_a_network_that_keeps_nothing_starts_each_fit_afresh(spark, digits):
 
 
 def test_workers_look_for_no_garbage_among_modules(spark, digits, make_network):
+    """Workers exclude their imported modules from garbage collection."""
     make_network().fit(spark.sparkContext.parallelize(digits.rows()[:200], 4), epochs=1)
     slots = spark.sparkContext.parallelize(range(4), 4)
     spared = slots.mapPartitions(lambda _: [task_environment._modules_frozen]).collect()
@@ -80,7 +82,7 @@ def test_workers_look_for_no_garbage_among_modules(spark, digits, make_network):
 
 
 def test_importers_of_a_users_worker_stay_pythons_own(spark, digits, make_network):
-    """Workers are the user's, too: a fit replaces nothing of theirs."""
+    """A fit leaves no importer of sparkstrom in a worker, which also runs the user's code."""
 
     def foreign(rows):
         importers = sys.path_importer_cache.values()
@@ -92,6 +94,7 @@ def test_importers_of_a_users_worker_stay_pythons_own(spark, digits, make_networ
 
 
 def test_the_configuration_is_asked_for_as_it_is_now(spark):
+    """live_conf returns the values that Spark's configuration has at the time of the call."""
     live = spark.sparkContext._jsc.sc().conf()
     live.set("spark.sparkstrom.a_test", "first")
     try:
@@ -103,6 +106,7 @@ def test_the_configuration_is_asked_for_as_it_is_now(spark):
 
 
 def test_replica_rule_of_dl4j(spark, digits, make_network):
+    """Replicas are equal if workers train on the replica, as in DL4J."""
     network = make_network(train_on="replica", threshold=AdaptiveThreshold(1e-3))
     summary = network.fit(spark.sparkContext.parallelize(digits.rows(), 4), epochs=3)
     check_whole(summary, 3)
@@ -121,10 +125,10 @@ def test_saved_and_loaded(spark, digits, make_network, tmp_path):
 
 
 def exploding() -> type[DenseNetwork]:
-    """A class that travels by value: executors cannot import tests."""
+    """Return a class that is pickled by value, because executors cannot import tests."""
 
     class Exploding(DenseNetwork):
-        """Raises in its fifth step."""
+        """A network that raises in its fifth step."""
 
         def step(self, batch):
             self.taken = getattr(self, "taken", 0) + 1

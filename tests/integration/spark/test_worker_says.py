@@ -1,4 +1,4 @@
-"""What a user's code prints, warns of and logs on executors is shown on the driver, and bounded."""
+"""Tests of the output of a user's code on executors: the driver shows a limited number of lines."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ MESH = VoidConfiguration(mesh_build_mode="mesh", mesh_fan_out=2)
 
 @pytest.fixture(scope="module", autouse=True)
 def by_value() -> Iterator[None]:
-    """Classes of this module travel with their code: executors cannot import tests."""
+    """Pickle this module's classes by value, because executors cannot import it."""
     cloudpickle.register_pickle_by_value(sys.modules[__name__])
     yield
     cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
 
 
 class Talkative(nn.Module):
-    """Says something in every way at its first step, and ``each`` line in every one."""
+    """A module that prints, warns and logs in its first step, and prints ``each`` in every step."""
 
     def __init__(self, each: str = "", raises_at: int = 0) -> None:
         super().__init__()
@@ -81,7 +81,7 @@ def torch_model(**options: Any) -> TorchModel:
 
 @pytest.fixture
 def shown(spark: Any, digits: Any) -> Callable[..., tuple[list[str], Any]]:
-    """The lines that a fit shows on standard error, and its summary or what it raised."""
+    """A function that runs a fit; returns its lines on stderr, and its summary or exception."""
 
     def run(model: Any, master: Any = None, workers: int = 4, **options: Any) -> Any:
         data = spark.sparkContext.parallelize(digits.rows(), workers)
@@ -99,7 +99,7 @@ def shown(spark: Any, digits: Any) -> Callable[..., tuple[list[str], Any]]:
 
 
 def said(lines: list[str]) -> dict[int, list[tuple[str, str]]]:
-    """By partition: phase and text."""
+    """Return the phases and texts of workers' lines, by partition."""
     by: dict[int, list[tuple[str, str]]] = {}
     for match in filter(None, map(SAYS.match, lines)):
         by.setdefault(int(match[1]), []).append((match[3], match[4]))
@@ -133,6 +133,7 @@ def test_prints_warnings_and_records_of_a_module_come_to_the_driver(
 def test_a_print_in_every_step_floods_nothing_and_is_in_the_executors_log(
     shown: Any, digits: Any
 ) -> None:
+    """Of many lines only a burst is shown; others are counted, and are in the executor's log."""
     mark = f"mark-{os.getpid()}-{np.random.default_rng().integers(1 << 40)}"
     lines, summary = shown(torch_model(each=mark), workers=1, epochs=20)
     heard = said(lines)[0]
@@ -143,11 +144,11 @@ def test_a_print_in_every_step_floods_nothing_and_is_in_the_executors_log(
     written = sum(path.read_text().count(mark) for path in logs)
     assert written >= summary.minibatches
     counted = told + int(left_out[1].replace(",", ""))
-    assert written - 100 <= counted <= written + 3  # the last half second may come too late
+    assert written - 100 <= counted <= written + 3  # the last half second's lines may be lost
 
 
 def work_directory() -> Path:
-    """Where executors of a local cluster write their logs."""
+    """Return the directory in which executors of a local cluster write their logs."""
     import pyspark
 
     home = os.environ.get("SPARK_HOME") or str(Path(pyspark.__file__).parent)
@@ -155,6 +156,7 @@ def work_directory() -> Path:
 
 
 def test_what_led_to_a_failure_is_heard_before_it(shown: Any) -> None:
+    """The lines that a worker prints before its failure are shown."""
     lines, error = shown(torch_model(raises_at=3))
     assert str(error).startswith("ValueError: my own mistake (partition ")
     assert any("(training) says: the last words" in line for line in lines)
@@ -162,6 +164,7 @@ def test_what_led_to_a_failure_is_heard_before_it(shown: Any) -> None:
 
 @pytest.mark.slow
 def test_a_loss_in_jax_is_heard_when_it_is_traced_and_when_it_runs(shown: Any) -> None:
+    """Prints of a JAX loss are shown, both those of tracing and those of jax.debug.print."""
     jax = pytest.importorskip("jax")
     optax = pytest.importorskip("optax")
     from sparkstrom.models.jax import JaxModel
@@ -187,6 +190,7 @@ def test_a_loss_in_jax_is_heard_when_it_is_traced_and_when_it_runs(shown: Any) -
 def test_progress_that_is_off_is_silent(
     spark: Any, digits: Any, capfd: pytest.CaptureFixture[str]
 ) -> None:
+    """With progress=False, a fit shows no lines of workers."""
     network = SparkNetwork(spark, torch_model(), progress=False)
     capfd.readouterr()
     network.fit(spark.sparkContext.parallelize(digits.rows(), 4))

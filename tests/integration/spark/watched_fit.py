@@ -1,6 +1,6 @@
-"""A driver program with a fit for somebody to watch: rows of two classes.
+"""A fit whose progress display is tested, on rows of two classes.
 
-Run as a program it takes the number of epochs; a notebook calls ``fit``.
+As a program its argument is the number of epochs; a notebook calls ``fit``.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from sparkstrom.models import DenseNetwork, Sgd
 
 
 def fit(epochs: int) -> None:
-    """Two workers; Spark's own bar is on."""
+    """Run a fit with two workers, while Spark's own progress bar is on."""
     spark = (
         SparkSession.builder.master("local[2]")
         .config("spark.ui.enabled", "false")

@@ -23,12 +23,12 @@ from sparkstrom.models import Adam, DenseNetwork
 
 EPOCHS = 8
 BATCH = 32
-SLEEP_MS = 20  # in each step: time to be killed in
+SLEEP_MS = 20  # in each step, so that the fit lasts until a process is killed
 ROWS = 1797
 
 
 class Deadly(TrainingListener):
-    """Kills a process: at the first checkpoint, or, where there are none, as training begins."""
+    """A listener that kills a process at a checkpoint, or in a fit without them at an iteration."""
 
     def __init__(self, victim: int, saves: bool) -> None:
         self._victim, self._saves = victim, saves
@@ -45,14 +45,14 @@ class Deadly(TrainingListener):
 
 
 def application_master() -> int:
-    """Return the id of its process."""
+    """Return the process id of YARN's ApplicationMaster, which is this driver's parent."""
     above = Path(f"/proc/{os.getppid()}/cmdline").read_bytes()
     assert b"org.apache.spark.deploy.yarn.ApplicationMaster" in above, above
     return os.getppid()
 
 
 def train(spark: SparkSession, directory: str | None, victim: int | None) -> None:
-    """Run a fit, in which ``victim`` dies, and print what became of it."""
+    """Run a fit, which kills process ``victim`` unless it is None, and print its summary."""
     features = np.random.default_rng(0).random((ROWS, 64), np.float32)
     rows = [(x, int(x.argmax() % 10)) for x in features]
     master = SharedTrainingMaster(

@@ -13,7 +13,7 @@ STEPS_BEFORE_FIRE = 2
 
 
 class BurningNetwork(DenseNetwork):
-    """Trains twice, then raises."""
+    """A network that trains twice, then raises."""
 
     steps = 0
 

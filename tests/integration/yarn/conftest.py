@@ -1,4 +1,4 @@
-"""One YARN for all tests of this folder, where its jars are."""
+"""Fixtures with a YARN cluster for all tests of this folder; they skip without its jars."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 from scripts.mini_yarn import Cluster, mini_yarn
 from tests.integration.udp_ports import bound_sockets, free_ports
 
-UDP_PORTS = 16  # that a user has opened
+UDP_PORTS = 16  # as if a user had opened them in a firewall
 JARS = os.environ.get("SPARKSTROM_YARN_JARS")
 
 
@@ -33,14 +33,14 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 @dataclass
 class UdpRange:
-    """Ports that a user has opened, and on which of them somebody listened."""
+    """A range of UDP ports for sparkstrom; ``seen`` are those that a process was bound to."""
 
     first: int
     size: int = UDP_PORTS
     seen: set[int] = field(default_factory=set)
 
     def conf(self) -> dict[str, str]:
-        """As a user says it to spark-submit."""
+        """Return the range as options of spark-submit."""
         return {
             "spark.sparkstrom.network_mask": "127.0.0.0/8",
             "spark.sparkstrom.unicast_port": str(self.first),
@@ -49,7 +49,7 @@ class UdpRange:
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        """Look at the system's sockets beside the block."""
+        """Record the ports of the range that are bound while the block runs."""
         done = threading.Event()
         watcher = threading.Thread(target=self._watch, args=(done,))
         watcher.start()
@@ -67,5 +67,5 @@ class UdpRange:
 
 @pytest.fixture
 def udp_range() -> UdpRange:
-    """Some ports in a row that nobody uses now."""
+    """Neighbouring UDP ports that are free now."""
     return UdpRange(free_ports(UDP_PORTS)[0])

@@ -1,8 +1,8 @@
-"""A model that counts: after a fit each of its parameters says how often its row was trained.
+"""A model whose parameters count how often each row was trained.
 
 Every step adds one STEP to the parameter of each row of the minibatch. STEP is the threshold, so
-that all of it is sent (with publish_every=1), and a power of two, so that sums are exact: what
-arrives twice, or not at all, is seen in the parameters themselves, whatever a summary says.
+that all of it is sent (with publish_every=1), and a power of two, so that sums are exact: an
+update that is lost or applied twice changes the parameters, whatever a summary reports.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ THRESHOLD = FixedThreshold(STEP)
 
 
 class CountingModel:
-    """One parameter per row; a row's feature is its number."""
+    """A model with one parameter per row; a row's feature is its number."""
 
     def __init__(self, rows: int) -> None:
         self._rows = rows
@@ -60,10 +60,10 @@ class CountingModel:
 
 
 def numbered_rows(context: SparkContext, rows: int) -> RDD[tuple[np.ndarray, float]]:
-    """The data that it counts."""
+    """Return rows for a CountingModel."""
     return context.parallelize([(np.array([i], np.float32), 0.0) for i in range(rows)])
 
 
 def trainings(parameters: Flat) -> list[float]:
-    """How often rows were trained, each number that occurs once: [epochs] where all is right."""
+    """Return the distinct numbers of trainings per row: [epochs] if each counts once per epoch."""
     return sorted({float(value) for value in parameters / STEP})

@@ -1,6 +1,7 @@
-"""Submitted by test_faults.py, in cluster mode and with dynamic allocation: one fit, which begins
-when no executor is there, and to which they come one after the other; then one's JVM is killed -9
-while the other's container takes too much memory, and later a NodeManager is killed -9.
+"""Submitted by test_faults.py in cluster mode with dynamic allocation: a fit with several faults.
+
+When the fit begins, there is no executor; two start one after the other. Then SIGKILL ends the JVM
+of one while the other's container exceeds its memory; later SIGKILL ends a NodeManager.
 
 Argument: the home of the cluster. Prints one JSON object.
 """
@@ -29,12 +30,12 @@ from tests.integration.yarn.counted_rows import THRESHOLD, CountingModel, number
 
 ROWS, EPOCHS = 1280, 30
 SLEEP_S = 0.4  # in each of the 10 steps of an epoch, until the last fault is over
-IDLE_S = 60.0  # how long the driver waits for Spark to take the first executors away
+IDLE_S = 60.0  # how long the driver waits for Spark to remove the first executors
 GLUT_BYTES = 700 << 20  # the container has room for half of that
 
 
 class FaultyModel(CountingModel):
-    """Says in a folder which process trains its partition; takes GLUT_BYTES when asked there."""
+    """Writes its process id to its partition's file; allocates GLUT_BYTES if a file asks for it."""
 
     def __init__(self, rows: int, folder: str) -> None:
         super().__init__(rows)
@@ -55,7 +56,7 @@ class FaultyModel(CountingModel):
         return super().step(batch)
 
     def _is_asked(self) -> bool:
-        """Once."""
+        """Remove the partition's request for memory; return whether there was one."""
         try:
             (self._folder / f"greed-{self._partition}").unlink()
         except FileNotFoundError:
@@ -64,13 +65,13 @@ class FaultyModel(CountingModel):
 
 
 class Faults(TrainingListener):
-    """One fault after the other, each when all partitions have workers again that have trained."""
+    """Causes one fault after the other, each after all partitions had workers for half an epoch."""
 
     def __init__(self, folder: str, *faults: Callable[[], set[int]]) -> None:
         self._folder, self._faults = Path(folder), list(faults)
-        self._awaited: set[int] = set()  # partitions that are to get another worker
-        self._calm = 0.0  # the epoch from which the next one may come
-        self.training: list[int] = []  # workers, whenever their number changed
+        self._awaited: set[int] = set()  # partitions that have not got another worker yet
+        self._calm = 0.0  # the epoch after which the next fault may follow
+        self.training: list[int] = []  # the number of workers after each change
 
     def on_worker_change(self, event: Any) -> None:
         self._awaited -= event.joined
@@ -88,14 +89,14 @@ class Faults(TrainingListener):
 
 
 def executors(application: str) -> dict[int, Path]:
-    """Process ids of their JVMs, and the directories that these work in."""
+    """Return the working directories of an application's executors by the process ids of JVMs."""
     found = {}
     for entry in Path("/proc").glob("[0-9]*"):
         try:
             said = (entry / "cmdline").read_bytes().decode().split("\0")
             works_in = Path(os.readlink(entry / "cwd"))
         except OSError:
-            continue  # it has just ended, or is somebody else's
+            continue  # the process has just ended, or belongs to another user
         backend = any(word.endswith("YarnCoarseGrainedExecutorBackend") for word in said)
         if said[0].endswith("/java") and backend and application in said:
             found[int(entry.name)] = works_in
@@ -103,7 +104,7 @@ def executors(application: str) -> dict[int, Path]:
 
 
 def above(pid: int) -> list[int]:
-    """Its parent, the parent's parent, and so on; empty where it is gone."""
+    """Return the process's ancestors, its parent first; nothing if the process has ended."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
@@ -113,15 +114,15 @@ def above(pid: int) -> list[int]:
 
 
 class Killer:
-    """What dies of it."""
+    """Causes the faults; each fault's method returns the partitions that lose their workers."""
 
     def __init__(self, home: Path, application: str, folder: Path) -> None:
         self._home, self._application, self._folder = home, application, folder
-        self.zombies: list[int] = []  # JVMs
-        self.of_zombies: set[int] = set()  # partitions
+        self.zombies: list[int] = []  # process ids of stopped JVMs
+        self.of_zombies: set[int] = set()  # their workers' partitions
 
     def kill_and_feed(self) -> set[int]:
-        """One executor is killed -9, a worker of the other takes more than its container has."""
+        """Kill one executor by SIGKILL; let a worker of the other exceed its container's memory."""
         fed, killed = self._executors()
         hungry = self._partitions_of([fed])
         (self._folder / f"greed-{min(hungry)}").touch()
@@ -130,7 +131,10 @@ class Killer:
         return hungry | killed_too
 
     def kill_a_node(self) -> set[int]:
-        """Not this driver's. The executors there go on, and hear nothing from Spark any more."""
+        """Kill the NodeManager of a node without the driver; stop the JVMs of its executors.
+
+        Their Python workers still train.
+        """
         where = {executor: self._node_of(path) for executor, path in self._executors().items()}
         name = next(node for node in where.values() if node != self._node_of(Path.cwd()))
         [pid] = [
@@ -141,7 +145,7 @@ class Killer:
         os.kill(pid, signal.SIGKILL)
         self.zombies = [executor for executor, node in where.items() if node == name]
         for executor in self.zombies:
-            os.kill(executor, signal.SIGSTOP)  # so that it cannot be told to end
+            os.kill(executor, signal.SIGSTOP)  # so that Spark cannot make it exit
         self.of_zombies = self._partitions_of(self.zombies)
         return set(self.of_zombies)
 
@@ -152,7 +156,7 @@ class Killer:
         return path.relative_to(self._home).parts[0]
 
     def _partitions_of(self, jvms: list[int]) -> set[int]:
-        """Those whose worker is a process below one of these."""
+        """Return the partitions whose worker descends from one of these JVMs."""
         owners = {
             int(path.name.partition("-")[2]): int(path.read_text())
             for path in self._folder.glob("partition-*")
@@ -161,7 +165,7 @@ class Killer:
 
 
 def wait_until_idle(context: Any) -> None:
-    """Nothing has needed the first executors: Spark takes them away."""
+    """Wait until Spark has removed the first executors, which had no tasks."""
     end_s = time.monotonic() + IDLE_S
     while context._jsc.sc().getExecutorMemoryStatus().size() > 1:  # the driver is one of them
         assert time.monotonic() < end_s, "executors are not taken away"
@@ -174,7 +178,7 @@ def main(home: str) -> None:
     wait_until_idle(context)
     master = SharedTrainingMaster(
         VoidConfiguration(lease_s=3.0),
-        start_timeout=1.0,  # begin with those who have come
+        start_timeout=1.0,  # begin with the workers that have started
         threshold=THRESHOLD,
         residual_post_processor=None,
         publish_every=1,  # so that nothing waits in a residual at the end

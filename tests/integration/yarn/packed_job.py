@@ -1,5 +1,5 @@
-"""Submitted by test_packed_environment.py: says which Python driver and executors run, and with
-which sparkstrom; then trains a small network."""
+"""Submitted by test_packed_environment.py: prints which Python and which sparkstrom the driver and
+the executors use; then trains a small network."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sparkstrom.models import DenseNetwork
 
 
 def where(_: int = 0) -> dict[str, str]:
-    """Of this process."""
+    """Return the locations of this process's Python, sparkstrom and Aeron library."""
     import sparkstrom
     from sparkstrom.transport.aeron.library import (
         LIBRARY_VARIABLE,

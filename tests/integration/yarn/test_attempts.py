@@ -1,4 +1,4 @@
-"""On a real YARN in cluster mode: what later attempts make of fits in which the first ones died."""
+"""Test on a real YARN in cluster mode: application attempts after others that were killed."""
 
 from __future__ import annotations
 
@@ -38,17 +38,17 @@ def test_an_attempt_resumes_from_the_newest_checkpoint_or_begins_anew_and_warns(
 
 
 def check_resumed(told: dict, logs: str) -> None:
-    """The ApplicationMaster of the first attempt was killed; there was a checkpoint."""
+    """Check that the second attempt resumed the fit in which the first was killed."""
     saved = contained(told["resumed_from"], BATCH)
     assert 0 < saved.minibatches < told["minibatches_expected"]
     assert told["minibatches_resumed"] == saved.minibatches
-    assert told["examples"] == EPOCHS * ROWS - saved.examples  # the rest, each once
+    assert told["examples"] == EPOCHS * ROWS - saved.examples  # the remaining rows, each once
     assert f"sparkstrom resumes from {told['resumed_from']}" in logs
     assert not any("this is attempt" in warning for warning in told["warnings"])
 
 
 def check_begun_anew(told: dict, logs: str) -> None:
-    """The driver of the second attempt was killed, in a fit without checkpoints."""
+    """Check that the third attempt restarted, with a warning, the fit without checkpoints."""
     assert told["resumed_from"] is None
     assert told["examples"] == EPOCHS * ROWS
     [said] = [warning for warning in told["warnings"] if "this is attempt" in warning]

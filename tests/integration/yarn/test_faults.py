@@ -1,6 +1,9 @@
-"""On a real YARN with dynamic allocation, in one fit: executors come late, one is killed -9, one
-takes more memory than its container has, and a NodeManager is killed -9, whose executors train on
-as zombies beside those that replace them. Each row is trained once in each epoch all the same."""
+"""Test of one fit with several faults on a real YARN with dynamic allocation.
+
+Executors start late, one is ended by SIGKILL, one exceeds its container's memory, and SIGKILL ends
+a NodeManager, whose executors still train as zombies while others replace them. Nevertheless each
+row is trained once in each epoch.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +46,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 @pytest.fixture
 def frail_cluster(tmp_path: Path) -> Iterator[Cluster]:
-    """One that finds a dead node soon, for a test that kills one."""
+    """A cluster of three nodes that detects a dead node within seconds."""
     if not JARS:
         pytest.skip("no YARN here: set SPARKSTROM_YARN_JARS")
     with mini_yarn(Path(JARS), tmp_path / "home", nodes=3, site=SITE) as running:
@@ -64,18 +67,18 @@ def test_whatever_dies_each_row_counts_once_an_epoch(frail_cluster: Cluster) -> 
 
 
 def check_late(told: dict, logs: str) -> None:
-    """There was nobody, then one executor, then two."""
+    """Check that the fit began without executors, then had one, then two."""
     assert "this fit has 4 workers, for which Spark needs at least 2 executors" in logs
     assert "began with 2 of 4 workers" in told["warnings"]
     of_one_executor = list(itertools.takewhile(lambda count: count <= 2, told["training"]))
-    assert 2 in of_one_executor  # it may have been looked at between its first and its second
+    assert 2 in of_one_executor  # after a 1, if an event came between its two workers
     assert 4 in told["training"]
 
 
 def check_faults(told: dict) -> None:
-    """Both executors at first; then zombies, which were alive when they were superseded.
+    """Check that all first workers were lost, and that zombies were superseded while alive.
 
-    One of several zombies may be silent for a whole lease before, where the machine is busy.
+    If the machine is busy, one of several zombies may be silent for a whole lease before.
     """
     lost = [fault for fault in told["faults"] if fault["what"] == "worker lost"]
     assert {fault["partition"] for fault in lost if "silent" in fault["reason"]} == {0, 1, 2, 3}
@@ -86,7 +89,7 @@ def check_faults(told: dict) -> None:
 
 
 def check_memory(told: dict, logs: str) -> None:
-    """It is said at once and in the summary, and what is advised would have been enough."""
+    """Check that a warning was logged and in the summary, and that the advised memory suffices."""
     [warning] = [text for text in told["warnings"] if "killed for its memory" in text]
     assert f"sparkstrom warns: {warning}" in logs
     assert f"of 512 MiB it had {OVERHEAD_MIB} MiB" in warning

@@ -1,6 +1,6 @@
-"""scripts/pack-environment: a fit in YARN's cluster mode, with nothing but the archive.
+"""Tests of scripts/pack-environment: a fit in YARN's cluster mode uses only the archive.
 
-``SPARKSTROM_PACKED`` names an archive that is made already; making one takes minutes.
+``SPARKSTROM_PACKED`` may name an existing archive, because making one takes minutes.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def archive(tmp_path_factory) -> Path:
 def test_a_fit_runs_in_cluster_mode_from_the_archive_alone(cluster, archive, udp_range) -> None:
     packed = "./environment/bin/python"
     conf = {
-        "spark.yarn.dist.archives": f"{archive}#environment",  # as --archives says it
+        "spark.yarn.dist.archives": f"{archive}#environment",  # the same as option --archives
         "spark.yarn.appMasterEnv.PYSPARK_PYTHON": packed,
         "spark.executorEnv.PYSPARK_PYTHON": packed,
         "spark.yarn.appMasterEnv.PYTHONPATH": "",  # not this checkout
@@ -59,6 +59,7 @@ def test_a_fit_runs_in_cluster_mode_from_the_archive_alone(cluster, archive, udp
 def test_the_archive_has_library_and_package_and_no_script_that_names_where_it_was_made(
     archive,
 ) -> None:
+    """The archive has Aeron, packages and compiled kernels; its folder bin has only links."""
     with tarfile.open(archive) as opened:
         members = list(opened)
     names = [member.name.removeprefix("./") for member in members]

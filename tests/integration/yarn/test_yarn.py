@@ -1,4 +1,4 @@
-"""On a real YARN: an example in client mode, and a failure in cluster mode."""
+"""Tests on a real YARN: an example in client mode, and a failure in cluster mode."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.slow
 
 
 def test_an_example_ends_with_equal_replicas_in_client_mode(cluster, udp_range) -> None:
-    """Cluster mode: test_packed_environment.py, with a built-in network."""
+    """All replicas are equal; for cluster mode see test_packed_environment.py."""
     conf = {"spark.executor.cores": "1", **udp_range.conf()}
     with udp_range.watched():
         done = cluster.submit(EXAMPLE, conf=conf, mode="client")
@@ -22,7 +22,7 @@ def test_an_example_ends_with_equal_replicas_in_client_mode(cluster, udp_range) 
     hashes = dict(re.findall(r"^hash (\S+) +([0-9a-f]{16})$", done.output, re.MULTILINE))
     assert len(hashes) == 3, done.output  # two workers and the driver
     assert len(set(hashes.values())) == 1
-    assert len(udp_range.seen) >= 3  # more where a media driver begins anew
+    assert len(udp_range.seen) >= 3  # more if a media driver restarts
 
 
 def test_an_exception_in_training_fails_the_application_with_its_cause_in_the_log(cluster) -> None:

@@ -1,4 +1,4 @@
-"""scripts/yarn-cluster: its jars are those that are pinned, and it ends what it started, alone."""
+"""Tests of scripts/yarn-cluster: it uses only pinned jars, and ends only processes it started."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ ROOT = Path(__file__).parents[3]
 
 
 def test_a_jar_is_fetched_once_and_only_as_it_is_pinned(tmp_path) -> None:
+    """A jar is fetched if it is missing or changed, and refused if it lacks the pinned hash."""
     repository, target = tmp_path / "maven", tmp_path / "jars"
     (repository / "org").mkdir(parents=True)
     (repository / "org/a-1.jar").write_bytes(b"right")
@@ -46,7 +47,7 @@ def test_a_pid_that_came_back_is_not_taken_for_the_daemon() -> None:
 
 
 def test_paths_belong_to_where_the_script_was_called(tmp_path, monkeypatch, capsys) -> None:
-    """The script itself goes to the checkout before anything else."""
+    """Relative paths begin at the caller's directory; the script changes to the checkout."""
     monkeypatch.setenv("SPARKSTROM_CALLED_IN", str(tmp_path))
     (tmp_path / "hadoop").mkdir()
     assert jar_directory({**os.environ, VARIABLE: "hadoop"}) == tmp_path / "hadoop"
@@ -65,7 +66,7 @@ def test_the_daemons_find_jars_of_a_relative_path(tmp_path, monkeypatch) -> None
 
 
 def test_a_home_with_a_space_is_refused(tmp_path) -> None:
-    """Spark does not find its own staging directory there, nor YARN a container's."""
+    """A home with a space is refused, because Spark and YARN do not find directories in it."""
     with pytest.raises(RuntimeError, match=r"a home has no spaces.*--home"):
         start(tmp_path / "my home", tmp_path)
     assert list(tmp_path.iterdir()) == []
@@ -81,6 +82,7 @@ def test_sparks_jars_are_named_as_in_a_url(tmp_path, monkeypatch) -> None:
 
 
 def test_what_is_printed_is_for_a_shell(tmp_path) -> None:
+    """The printed exports quote a path with a space for a shell."""
     home = tmp_path / "with a space"
     cluster = Cluster(home)
     exports = [each for each in how_to_use(cluster).splitlines() if each.startswith("export ")]
