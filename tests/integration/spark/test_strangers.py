@@ -8,7 +8,7 @@ import secrets
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 
 import pytest
 
@@ -30,13 +30,20 @@ UP_STREAMS = [
 
 @pytest.fixture
 def free_ports() -> range:
-    """Eight neighbouring UDP ports, the first of which is free now."""
+    """Eight neighbouring UDP ports that are free now."""
     while True:
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            probe.bind(("127.0.0.1", 0))
-            first = probe.getsockname()[1]
-        if first < 65_000:
-            return range(first, first + 8)
+        with ExitStack() as stack:
+
+            def bind(port: int) -> int:
+                probe = stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
+                probe.bind(("127.0.0.1", port))
+                return probe.getsockname()[1]
+
+            first = bind(0)
+            with suppress(OSError, OverflowError):  # a port is in use, or above 65535
+                for port in range(first + 1, first + 8):
+                    bind(port)
+                return range(first, first + 8)
 
 
 @contextmanager
