@@ -2,7 +2,7 @@
 
 ``Node.step`` takes an event and returns effects. It delegates to parts (the link to the parent,
 children, publishing, fetching a snapshot and so on), derives from their states what the trainer
-must do next (a directive), and fails the task if a wait exceeds its limit.
+must do next (a directive), and ends the task with an error if a wait exceeds its limit.
 """
 
 from __future__ import annotations
@@ -481,7 +481,7 @@ class Node:
         return [ev.SendDirect(failed)]
 
     def _on_published(self, made: ev.UpdatePublished, now_s: float) -> list[Effect]:
-        """Turn what the trainer published into a numbered update; send it if a parent is there."""
+        """Turn what the trainer published into a numbered update; queue it if a parent is attached."""
         position = Position(made.epoch, made.batch)
         self.trainer.advance(position, made.steps, now_s, published=True)
         update = Update(
@@ -584,7 +584,10 @@ class Node:
         return []
 
     def _on_state(self, state: State, now_s: float) -> list[Effect]:
-        """Apply the acknowledgements in a state; store the state unless it is older."""
+        """Apply the acknowledgements in a state; store the state unless it is older.
+
+        If the state lists this node's id as closed, request fresh streams, to join again.
+        """
         fit, link, known = self.fit, self.link, self.fit.state
         if self.subtree.statuses.on_ack(state.stamp):
             self.report_flag.set()
