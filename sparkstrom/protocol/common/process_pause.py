@@ -15,7 +15,7 @@ class ProcessPause(NamedTuple):
     now_s: float  # when it was noticed, after the pause
 
     def shift(self, since_s: float) -> float:
-        """Return ``since_s``, the start of a wait, moved later by the pause, at most to ``now_s``."""
+        """Return the start of a wait, ``since_s``, moved later by the pause, at most to now."""
         return min(self.now_s, since_s + self.pause_s)
 
 

@@ -481,7 +481,7 @@ class Node:
         return [ev.SendDirect(failed)]
 
     def _on_published(self, made: ev.UpdatePublished, now_s: float) -> list[Effect]:
-        """Turn what the trainer published into a numbered update; queue it if a parent is attached."""
+        """Make a numbered update of what was published, and queue it if a parent is attached."""
         position = Position(made.epoch, made.batch)
         self.trainer.advance(position, made.steps, now_s, published=True)
         update = Update(
