@@ -94,7 +94,7 @@ class FrameCarrier(Protocol[OwnerT]):
 
 
 class VirtualSender(Generic[OwnerT]):
-    """The sending end of one stream; implements ``transport.base.Sender``."""
+    """The sending end of a stream to ``place``; implements ``transport.base.Sender``."""
 
     def __init__(
         self,
@@ -383,7 +383,7 @@ class EndpointNetwork(Network):
         return end
 
     def _schedule_flush(self, owner: Owner) -> None:
-        """Schedule a flush of the owner's outbox for the end of its present duty cycle."""
+        """Schedule a flush of the owner's outbox after the other calls of this virtual time."""
         if owner not in self._due:
             self._due.add(owner)
             self._time.after(0.0, self._flush, owner)
@@ -530,7 +530,7 @@ class EndpointNetwork(Network):
             self._time.at(owner.paused_until_s, self._poll_after_pause, owner)
 
     def _receive_messages(self, owner: Owner) -> None:
-        """Poll an endpoint and pass each message to its node, which may change its id."""
+        """Poll an endpoint; pass its node each message, and the sizes of incomplete ones."""
         end = self._endpoint_of(owner)
         for sender, message in end.receive(0.0):
             if owner is None:

@@ -53,8 +53,8 @@ LINKS_START_S = 600.0  # each worker fetches its replica before training begins
 def draw_scenario(seed: int, nodes: int, mode: str) -> tuple[RunSize, Faults]:
     """Return the size and the faults of a seed's run.
 
-    ``mode`` is plain, mesh (workers relay messages to others), links (messages of realistic length
-    over links of limited rate) or links-mesh.
+    ``mode`` is plain (all workers are children of the master), mesh (workers relay messages to
+    others), links (messages of realistic length over links of limited rate) or links-mesh.
     """
     if mode.startswith(LINKS_MODE):
         return draw_link_scenario(seed, nodes, mesh=mode != LINKS_MODE)

@@ -155,7 +155,7 @@ class InvariantChecker:
     def check_replica(self, process: SimProcess) -> None:
         """Check I2 and I3: at a boundary, a replica is the sum of commits and uncommitted updates.
 
-        The commits are those up to its own commit number; the updates are the process's.
+        The commits are all up to the replica's commit number; the updates are the process's own.
         """
         commit, made = process.replica.commit, process.made
         if not process.has_replica or commit >= len(self._sums):
@@ -241,7 +241,7 @@ class InvariantChecker:
     def _check_staleness(self, process: SimProcess) -> None:
         """Check I4: a worker waits if it is max_staleness steps past an uncommitted update.
 
-        It may exceed this limit at first because it trained alone until then.
+        The worker may exceed this limit at first, because it trained alone until then.
         """
         me = process.node
         oldest, most = me.in_flight.oldest, me.limits.max_staleness
@@ -292,7 +292,7 @@ class InvariantChecker:
             self.report_violation(f"I5: {process.name} ended with success: {command.reason}")
 
     def check_failure(self, process: SimProcess, command: Directive, *, expected: bool) -> None:
-        """Check I5: a failed task was superseded, raised in training, or its end is ``expected``."""
+        """Check I5: a failed task was superseded, raised in training, or fails as ``expected``."""
         attempts = [p.identity.attempt for p in self._processes_of(process)]
         superseded = command.cause is TaskEnding.SUPERSEDED
         superseded = superseded and process.identity.attempt < max(attempts)

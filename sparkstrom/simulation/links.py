@@ -123,8 +123,8 @@ class LinkStream:
     ) -> None:
         """Create a stream with callbacks.
 
-        ``is_connected`` returns True if the receiver listens, ``is_flowing`` if no outage holds the
-        stream up. ``notify_receiver`` is called when data arrives for the receiving process.
+        ``is_connected`` returns True if the receiver listens, ``is_flowing`` if no outage blocks
+        the stream. ``notify_receiver`` is called when data arrives for the receiving process.
         """
         self._links, self.source, self.target = links, *ends
         self.data = data
@@ -151,7 +151,7 @@ class LinkStream:
     def put(self, frames: list[SizedFrame], newest_of: Hashable = None) -> None:
         """Queue a message's frames, and send what the stream accepts.
 
-        A waiting message with the same ``newest_of`` is dropped, unless that is None.
+        A waiting message with the same key ``newest_of`` is dropped; None: no message is dropped.
         """
         before = len(self.outbox)
         size = sum(map(len, frames))

@@ -90,7 +90,7 @@ class SimProcess:
     """One attempt at a worker's task, with its protocol node, trainer and edges.
 
     Args:
-        name: name for messages.
+        name: name in messages to people.
         identity: what the process reports when it joins.
         limits: the node's deadlines and sizes.
         epochs: epochs to train.

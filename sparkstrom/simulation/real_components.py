@@ -218,7 +218,7 @@ class RealLearner:
         self.granted += residual
 
     def is_mass_conserved(self) -> bool:
-        """Return whether all changes were sent or are in the residual (I1); check counters, too.
+        """Return whether all changes were sent or are in the residual (I1), also by the counters.
 
         The changes are those learned by steps, and residuals of earlier fits that were added.
         """

@@ -47,7 +47,7 @@ class Timeline:
         return self.now_s
 
     def at(self, at_s: float, act: Callable[..., object], *args: Any) -> None:
-        """Schedule the call ``act(*args)``; calls at one time run in the order of scheduling."""
+        """Schedule the call ``act(*args)`` for ``at_s``; equal times keep the scheduling order."""
         entry, slot = (at_s, next(self._order), act, args), int(at_s * SLOTS_PER_S)
         if slot <= self._slot:
             heapq.heappush(self._due, entry)

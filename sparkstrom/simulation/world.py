@@ -202,7 +202,7 @@ class FaultInjector:
         self._world.network.begin_partition(NetworkPartition(until_s, frozenset(apart)))
 
     def _narrow_link(self) -> None:
-        """Lower the rate of a host's link."""
+        """Lower the rate of a host's link if links are simulated and the fit is not done."""
         network = self._world.network
         if isinstance(network, BandwidthNetwork) and self._world.phase is not Phase.DONE:
             network.narrow_link()

@@ -138,7 +138,7 @@ class CommitOrder:
         self.staleness.forget(node)
 
     def on_update(self, child: Child, update: Update, now_s: float) -> list[Effect]:
-        """Number an update from a child; return effects that apply it here and send it to children.
+        """Number an update from a child; return effects that apply it here and send it on.
 
         A repeated update has no effect. If earlier updates of its origin (the worker that made it)
         are missing, ask for them again. If the origin's id is closed, notify its process.

@@ -29,7 +29,7 @@ class Sequencer:
         self.closed: dict[NodeId, Seq] = {}  # closed id -> the last seq that counts
         self.slowest_told = 0  # ``Commit.slowest`` of the newest commit
         self.frozen = False  # True from the audit on: nothing is numbered
-        self.staleness: Counter[int] = Counter()  # commits not seen by an update -> such updates
+        self.staleness: Counter[int] = Counter()  # number of unseen commits -> updates
         # Open id -> its own commits that it may not have seen.
         self._own: dict[NodeId, deque[CommitNo]] = {}
 

@@ -58,7 +58,7 @@ from sparkstrom.protocol.master.phases import Phases, VacantPartitions
 from sparkstrom.protocol.master.statuses import Statuses
 from sparkstrom.protocol.master.tree_placement import Placement
 
-SCAN_S_PER_NODE = 20e-6  # per member: time from one scan of all members to the next
+SCAN_S_PER_NODE = 20e-6  # least time from one scan of all members to the next, per member
 SCAN_ALWAYS_NODES = 64  # up to this many members, a scan is so short that each event causes one
 
 
@@ -279,7 +279,7 @@ class Master:
         return [ev.Abort(failed.reason, failed.trace, *where, phase=failed.phase)]
 
     def _react_after_abort(self, event: ev.Event) -> list[Effect]:
-        """Notify the members from which this event brings messages that the fit has failed.
+        """Return notices of the fit's failure to the members from which this event brings messages.
 
         Spark does not end the tasks of a stage that it is about to repeat, so they must end
         themselves.

@@ -64,7 +64,7 @@ class MasterLimits:
 class Partition:
     """One partition of the data: its owner, and how much of it has been trained so far.
 
-    A minibatch counts as trained when a position behind it is committed. A position that came
+    A minibatch counts as trained when a position beyond it is committed. A position that came
     with an update counts with the update's commit. A position from a status counts once the update
     that the status names is committed; the position is dropped if the node's id closes first.
     """
@@ -83,7 +83,7 @@ class Partition:
     unowned_s: float = 0.0  # time since which it has had no owner
 
     def resume_from(self, start: PartitionStart) -> None:
-        """Set the position, and the rows to expect, to those at which an earlier fit ended."""
+        """Take the position, and the rows to expect, from ``start``, the end of an earlier fit."""
         self.start = self.position = min(start.position, self.end)
         self.rows, self.checksum, self.batches = start.rows, start.checksum, start.batches
         self.is_resumed = True
@@ -284,7 +284,10 @@ class Member:
         )
 
     def send(self, message: Message) -> SendToProcess:
-        """Return the effect that sends a message to this member; ignored under any other id."""
+        """Return the effect that sends a message to the member's process.
+
+        The process drops the message if its present id is another one.
+        """
         return SendToProcess(self.join.address, self.join.token, message, self.node)
 
     def set_activity(self, activity: Activity) -> None:

@@ -55,9 +55,9 @@ class Phases:
             self.first_join_s = now_s
 
     def note_progress(self, now_s: float) -> None:
-        """Restart the deadline for ending the fit.
+        """Restart the deadline of draining and of the audit.
 
-        Callers do so when data were committed, received or hashed.
+        The caller has observed that data were committed, received or hashed.
         """
         assert now_s >= self.progress_s, "time does not go back"
         self.progress_s = now_s

@@ -42,7 +42,7 @@ class Statuses:
     def on_status(self, status: Status, now_s: float) -> list[Effect]:
         """Apply a node's status if it is newer than the last one; confirm the edge that it names.
 
-        If the node's id is closed, notify its process of that again instead.
+        If the node's id is closed, only notify its process of that again.
         """
         member = self._members.live.get(status.node)
         if member is None:

@@ -50,12 +50,15 @@ class Membership:
 
     @property
     def id(self) -> NodeId:
-        """Return the present id; AssertionError before the first welcome."""
+        """Return the present id; raise AssertionError before the first welcome."""
         assert self.node is not None, "it has no id yet"
         return self.node
 
     def set_address(self, address: Address, *, alone: bool) -> None:
-        """Set the fresh streams on which the process listens; the next join is a new request."""
+        """Set the fresh streams on which the process listens; the next join is a new request.
+
+        ``alone``: whether the edges to its children are lost as well.
+        """
         self.address, self.alone = address, alone or self.alone
         self.request += 1
 

@@ -134,7 +134,10 @@ class Joining:
         return [self._link.send(attach)]
 
     def on_attach_reply(self, attached: AttachReply, now_s: float) -> list[Effect]:
-        """Continue over the new edge, and send again everything that the old edge may have lost."""
+        """Continue over the new edge, and send again everything that the old edge may have lost.
+
+        If the parent requires it, begin to fetch a snapshot first. Ignore a repeated reply.
+        """
         if self._link.stage is not ATTACHING:
             self._ignored.count(attached, IgnoreReason.LATE)
             return []

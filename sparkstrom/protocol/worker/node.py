@@ -169,8 +169,8 @@ class Directives:
         """Return the step count at which training waits (None: no limit), and the wait's directive.
 
         ``max_lead`` limits the steps ahead of the slowest worker. ``max_staleness`` limits the
-        steps after this worker's oldest uncommitted update: once that commit has come, all earlier
-        commits have come, too. If a worker's share of ``lead_minibatches`` or ``age_of_updates`` is
+        steps after this worker's oldest uncommitted update: once that commit has come, so have all
+        earlier ones. If a worker's share of ``lead_minibatches`` or ``age_of_updates`` is
         larger, it replaces the limit. The lower step count applies.
         """
         limits = self._limits
@@ -247,7 +247,7 @@ class Deadlines:
                 deadline_holder.shift_deadlines(pause)
 
     def timeout_directive(self, now_s: float) -> Directive | None:
-        """Return the directive that ends the task, with the reason, if a wait is overdue."""
+        """Return the directive that ends the task if a wait is overdue; otherwise None."""
         wait = self._first_long_wait(now_s)
         if wait is not None and now_s - wait.since_s > wait.limit_s:
             text = wait.reason.value.format(silent=now_s - wait.since_s, **wait.figures)

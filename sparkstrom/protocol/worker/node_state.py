@@ -1,5 +1,8 @@
 """What a node knows about the fit, its own task, its trainer and the nodes below it.
 
+The trainer is the thread that trains. A directive is the node's present instruction to the trainer.
+A status is a node's report about itself, which travels up the tree to the master.
+
 Each class holds one part of this knowledge:
 
     FitView                the newest state of the fit
@@ -52,7 +55,7 @@ COST_MAX = 600  # of one report, which then is well below the limit of a control
 
 
 class StatusTable:
-    """The newest status of a node and of all nodes below it; knows which the parent still lacks.
+    """Stores the newest status of a node and of all nodes below it, and which the parent lacks.
 
     Each change gets a higher stamp, which the parent acknowledges. Statuses are not summed on the
     way up; a lost one is in the next report. Unchanged statuses are not repeated, so the size of a
@@ -68,7 +71,10 @@ class StatusTable:
         self._stamp = 0  # the highest stamp so far
 
     def update(self, status: Status, via: NodeId) -> bool:
-        """Store a status that came through the child ``via``; return False if it is not newer."""
+        """Store a status that came through the node ``via``; return False if it is not newer.
+
+        ``via`` is a child, or this node itself for its own status.
+        """
         known = self._known.get(status.node)
         if known is not None and known.age >= status.age:
             if known.age == status.age:  # a node above it was moved, and it moved along

@@ -220,7 +220,7 @@ class ParentLink:
         self._heard_s = now_s
 
     def open_edge(self, welcome: Welcome, here: Address, now_s: float) -> list[Effect]:
-        """Open the edge to the parent that the welcome names."""
+        """Open the edge to the parent that the welcome names; this node listens at ``here``."""
         assert welcome.edge > self.edge, "a lower edge is an older one"
         effects = self.leave() if self.parent != welcome.parent else []
         self.stage = next_stage(self.stage, Trigger.WELCOMED)

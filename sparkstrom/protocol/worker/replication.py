@@ -195,7 +195,7 @@ class Replication:
         return state is not None and state.head > self.history.log.head
 
     def stalled_since_s(self, state: State | None) -> float | None:
-        """Return since when this node waits for data that are under way; None: none are.
+        """Return since when this node waits for data that are under way; None if none are.
 
         Data are under way during the fetch of a snapshot, and while the parent has sent more
         commits (by its newest state) than have arrived.
@@ -278,7 +278,7 @@ class Replication:
         return [self._link.send(CommitsRequest(self.received))]
 
     def request_commits_now(self, now_s: float) -> list[Effect]:
-        """Request missing commits at once: data overtook the attach reply and was dropped."""
+        """Request missing commits at once, even if they were requested just before."""
         self._ask_due_s = now_s
         return self.request_commits(now_s)
 
