@@ -1,1 +1,1 @@
-"""Simulate fits in virtual time: the real protocol, under random faults that a seed repeats."""
+"""Simulate fits in virtual time: run the real protocol under random faults drawn from a seed."""

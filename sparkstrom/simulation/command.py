@@ -1,8 +1,8 @@
 """The command `python -m sparkstrom.simulation`: simulate the protocol under random faults.
 
 The command prints each seed's result. For a run that violates an invariant, it also prints the
-command that repeats this run; for the first one, it looks for a smaller run that fails in the same
-way.
+command that repeats this run; for the first such run, it looks for a smaller one that fails in the
+same way.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MODES = ("plain", "mesh", "links", "links-mesh")
 TRANSPORT_MODES = ("objects", "codec", "endpoint")
 REPLICA_MODES = ("numbers", "real")
 
-NUMBER_OPTIONS: dict[str, tuple[type, str]] = {  # fields of Size and Faults: type and help
+NUMBER_OPTIONS: dict[str, tuple[type, str]] = {  # fields of RunSize and Faults: type, help
     "epochs": (int, "epochs per partition"),
     "batches": (int, "minibatches per epoch and partition"),
     "publish_every": (int, "steps between publications; 0: when the last one is committed"),

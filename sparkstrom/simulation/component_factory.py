@@ -1,6 +1,7 @@
 """Make the components of a simulated fit: master, replicas, worker processes and checker.
 
-The checker compares the run with the protocol's invariants (``simulation.invariants``).
+A replica is a process's copy of the shared parameters. The controller is the process that runs the
+master. The checker compares the run with the protocol's invariants (``simulation.invariants``).
 """
 
 from __future__ import annotations
@@ -107,7 +108,7 @@ class ComponentFactory:
         return make_master(self.size, time, scratch, chunks=chunks)
 
     def checks(self, kept: dict[str, float]) -> InvariantChecker:
-        """Return the invariant checker; ``kept``: sum of absolute values by residual file."""
+        """Return the invariant checker; ``kept``: residual file -> sum of absolute values in it."""
         return InvariantChecker(kept)
 
     def process(

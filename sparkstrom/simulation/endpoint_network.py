@@ -56,7 +56,7 @@ CONTROL_FRAME_BYTES_MAX = 16_384
 RECEIVER_BYTES_MAX = 32_768  # like a term buffer, scaled to the frame sizes; sometimes it is full
 
 OwnerT = TypeVar("OwnerT")
-FrameDestination = tuple[Endpoint, int, bool]  # endpoint, stream, local
+FrameDestination = tuple[Endpoint, int, bool]  # endpoint, stream, local (one media driver)
 
 
 class VirtualReceiver(Generic[OwnerT]):
@@ -90,11 +90,11 @@ class FrameCarrier(Protocol[OwnerT]):
         receiver: VirtualReceiver[OwnerT],
         frames: Sequence[bytes],
     ) -> None:
-        """Send frames; those that get lost are subtracted from ``receiver.unread_bytes``."""
+        """Send frames; subtract those that get lost from ``receiver.unread_bytes``."""
 
 
 class VirtualSender(Generic[OwnerT]):
-    """The sending end of one stream; implements ``transport.base.Sender``."""
+    """The sending end of a stream to ``place``; implements ``transport.base.Sender``."""
 
     def __init__(
         self,
@@ -156,14 +156,21 @@ class VirtualTransport(Generic[OwnerT]):
     def open_sender(
         self, endpoint: Endpoint, stream: int, *, control: bool, local: bool = False
     ) -> VirtualSender[OwnerT]:
-        """Return a sender that connects once a receiver listens at the endpoint."""
+        """Return a sender that connects once a receiver listens on ``stream`` at the endpoint.
+
+        ``control``: it has the length limit of control frames, not that of data frames. ``local``:
+        it reaches only receivers opened as local, which share a media driver in a real fit.
+        """
         limit = self.max_control_frame_bytes if control else self.max_frame_bytes
         place = (endpoint, stream, local)
         sender = self.senders[place] = VirtualSender(self._carrier, self._owner, place, limit)
         return sender
 
     def open_receiver(self, stream: int, *, local: bool = False) -> None:
-        """Listen on ``stream``. Raise UsageError if it is open with another ``local``."""
+        """Listen on ``stream``, for local senders only if ``local``.
+
+        Raise UsageError if the stream is open with another ``local``.
+        """
         if stream not in self.receivers:
             place, receiver = (self.endpoint, stream, local), VirtualReceiver(self._owner, stream)
             self.receivers[stream] = place, receiver
@@ -269,8 +276,8 @@ class EndpointNetwork(Network):
             maxlen=RECORDED_FRAMES_MAX
         )
         self._endpoints: dict[Owner, MessageEndpoint] = {}
-        self._due: set[Owner] = set()  # endpoints that flush their outbox at this virtual time
-        self._retrying: set[Owner] = set()  # endpoints with a later flush scheduled
+        self._due: set[Owner] = set()  # owners whose outbox is flushed at this virtual time
+        self._retrying: set[Owner] = set()  # owners with a later flush scheduled
         self._pause_s: dict[Owner, float] = {}  # until the next retry
         self._waking: set[Owner] = set()  # suspended processes that poll once they continue
         self._streams = FIRST_NODE_STREAM
@@ -376,7 +383,7 @@ class EndpointNetwork(Network):
         return end
 
     def _schedule_flush(self, owner: Owner) -> None:
-        """Schedule a flush of the owner's outbox for the end of its present duty cycle."""
+        """Schedule a flush of the owner's outbox after the other calls of this virtual time."""
         if owner not in self._due:
             self._due.add(owner)
             self._time.after(0.0, self._flush, owner)
@@ -403,7 +410,7 @@ class EndpointNetwork(Network):
         receiver: VirtualReceiver[Owner],
         frames: Sequence[bytes],
     ) -> None:
-        """Send frames: each lossy one by itself, the others together and in order."""
+        """Schedule the arrival of frames: each lossy one by itself, others together in order."""
         owner, target, now_s = sender.owner, receiver.owner, self._time.now_s
         cut_s = self._outage_end_s(owner, target)
         if cut_s == math.inf or (cut_s and sender.edge is None):
@@ -483,7 +490,7 @@ class EndpointNetwork(Network):
     ) -> None:
         """Deliver frames, after an outage if one lasts.
 
-        Frames of direct messages and of streams that broke or closed meanwhile are dropped.
+        Drop frames of direct messages during an outage, and of streams that have broken or closed.
         """
         target, ready_s = receiver.owner, 0.0
         if (
@@ -523,7 +530,7 @@ class EndpointNetwork(Network):
             self._time.at(owner.paused_until_s, self._poll_after_pause, owner)
 
     def _receive_messages(self, owner: Owner) -> None:
-        """Poll an endpoint and pass each message to its node, which may change its id."""
+        """Poll an endpoint; pass its node each message, and the sizes of incomplete ones."""
         end = self._endpoint_of(owner)
         for sender, message in end.receive(0.0):
             if owner is None:

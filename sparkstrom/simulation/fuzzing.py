@@ -51,10 +51,10 @@ LINKS_START_S = 600.0  # each worker fetches its replica before training begins
 
 
 def draw_scenario(seed: int, nodes: int, mode: str) -> tuple[RunSize, Faults]:
-    """Return size and faults of a seed's run.
+    """Return the size and the faults of a seed's run.
 
-    ``mode`` is plain, mesh (workers relay messages to others), links (messages of realistic length
-    over links of limited rate) or links-mesh.
+    ``mode`` is plain (all workers are children of the master), mesh (workers relay messages to
+    others), links (messages of realistic length over links of limited rate) or links-mesh.
     """
     if mode.startswith(LINKS_MODE):
         return draw_link_scenario(seed, nodes, mesh=mode != LINKS_MODE)
@@ -248,14 +248,14 @@ SEED_STRIDE = 1 << 32  # between the seeds of successive controllers
 class MinibatchLedger:
     """Counts how often each minibatch of each partition is in the newest copy of the parameters.
 
-    The driver program takes copies of the master's replica now and then; if the controller dies,
-    the fit continues from the newest one.
+    The driver program takes copies of the master's replica now and then. If the controller (the
+    process that runs the master) dies, the fit continues from the newest copy.
     """
 
     counts: dict[int, Counter[int]] = field(default_factory=dict)  # partition -> minibatch -> count
 
     def with_commits_of(self, world: World, goals: dict[int, int]) -> MinibatchLedger:
-        """Return a ledger that also counts the minibatches which this world has committed so far.
+        """Return a ledger that also counts the minibatches that this world has committed so far.
 
         Minibatches that produced no update count up to their partition's last one in ``goals``.
         """
@@ -349,7 +349,7 @@ class ControllerLossWorld(World):
         self.has_died = self.time.over = True
 
     def run(self) -> list[str]:
-        """Run the world; return all violations, with those in the parameters that it delivers."""
+        """Run the world; return all violations, those in the final parameters included."""
         return [*super().run(), *self._check_delivered()]
 
     def _check_delivered(self) -> list[str]:
@@ -367,7 +367,10 @@ class ControllerLossWorld(World):
 def simulate_controller_losses(
     seed: int, size: RunSize, faults: Faults, parts: Callable[[int, RunSize], ComponentFactory]
 ) -> Iterator[ControllerLossWorld]:
-    """Yield one world per controller, to be run by the caller, until one completes the fit."""
+    """Yield one world per controller, to be run by the caller, until one completes the fit.
+
+    ``parts`` returns the components of a world from its seed and size.
+    """
     begins = {index: size.start_of(index).minibatches for index in range(size.nodes)}
     ledger = MinibatchLedger({index: Counter(range(1, upto + 1)) for index, upto in begins.items()})
     for life in range(faults.controller_dies + 1):
@@ -388,10 +391,10 @@ GC_THRESHOLD = 50_000  # new objects between two garbage collections; Python's d
 class RunResult:
     """The result of one seed's run."""
 
-    seed: int  # that the run was drawn from
+    seed: int  # from which the run was drawn
     violations: list[str]  # empty if the run succeeded
-    updates: int  # committed
-    faults: dict[str, int]  # number by kind
+    updates: int  # number of committed updates
+    faults: dict[str, int]  # kind of fault -> how often it happened
     transcript: list[str]  # lines
 
     def extended_by(self, world: World, violations: list[str]) -> RunResult:
@@ -434,7 +437,7 @@ def simulate_seed(seed: int, nodes: int, mode: str, given: dict[str, Any]) -> Ru
 
 @contextmanager
 def _rare_garbage_collection() -> Iterator[None]:
-    """Collect garbage rarely in the block: runs create many objects and few reference cycles."""
+    """Collect garbage rarely in a ``with`` block, as runs create few reference cycles."""
     before = gc.get_threshold()
     gc.set_threshold(GC_THRESHOLD, *before[1:])
     try:
@@ -455,7 +458,7 @@ def _make_components(seed: int, size: RunSize) -> ComponentFactory:
 def simulate_seeds(
     seeds: range, nodes: int, mode: str, given: dict[str, Any], processes: int
 ) -> Iterator[RunResult]:
-    """Simulate each seed by ``simulate_seed``, on several processes; yield results in order."""
+    """Simulate each seed by ``simulate_seed``, in several processes; yield results in order."""
     one = partial(simulate_seed, nodes=nodes, mode=mode, given=given)
     if processes == 1 or len(seeds) < SEEDS_PER_TASK:
         yield from map(one, seeds)
@@ -499,7 +502,7 @@ class ShrunkRun:
 def violation_kind(violations: list[str]) -> str:
     """Return the name of the violated invariant or raised exception; empty without violations.
 
-    Two runs fail in the same way if it is equal.
+    Two runs fail in the same way if their kinds are equal.
     """
     return violations[0].split(":")[0] if violations else ""
 
@@ -507,8 +510,8 @@ def violation_kind(violations: list[str]) -> str:
 def shrink_failure(result: RunResult, nodes: int, mode: str, given: dict[str, Any]) -> ShrunkRun:
     """Return the smallest run found in SHRINK_S seconds that fails in the same way.
 
-    Faults and sizes are switched off, halved or widened one by one; a change that still fails in
-    the same way is kept.
+    Faults are switched off, counts lowered and limits widened, one by one; a change is kept if the
+    run still fails in the same way.
 
     Args:
         result: the failed run.
@@ -538,7 +541,7 @@ def _simulate_exactly(seed: int, mode: str, size: RunSize, faults: Faults) -> Ru
 
 
 def _smaller_runs(size: RunSize, faults: Faults) -> Iterator[tuple[RunSize, Faults]]:
-    """Yield size and faults of runs with one simplification each, the largest first."""
+    """Yield the size and faults of runs with one simplification each, the largest first."""
     for each in fields(faults):
         usual, now = getattr(NO_FAULTS, each.name), getattr(faults, each.name)
         if now != usual:

@@ -66,7 +66,7 @@ class InvariantChecker:
         self._sums: list[IntTheta] = [list(INITIAL_THETA)]  # theta at each commit
         self._reports: dict[int, bytes] = {}  # partition -> its newest buffers
         self.buffers = b""  # the expected combination of all reports
-        self._last_seqs: dict[NodeId, Seq] = {}
+        self._last_seqs: dict[NodeId, Seq] = {}  # id -> number of its newest committed update
         self._taken: dict[SimProcess, int] = {}  # number of its updates that are committed
         self._covered_updates: dict[SimProcess, int] = {}  # number of those in its replica's commit
         self._trained_partitions: dict[int, TrainedPartition] = defaultdict(
@@ -74,8 +74,8 @@ class InvariantChecker:
         )
         self._users_of_files: dict[str, SimProcess] = {}
         self._ends: dict[SimProcess, TaskEnding | TimeoutReason | None] = {}
-        self._positions: dict[int, tuple[int, int]] = {}
-        self._counted = 0  # the fit's minibatches as last announced to workers
+        self._positions: dict[int, tuple[int, int]] = {}  # partition -> its last position
+        self._counted = 0  # committed minibatches of the fit, as last announced to workers
         # Processes that exceed max_staleness -> step of their oldest uncommitted update, own step.
         self._over_staleness: dict[SimProcess, tuple[int, int]] = {}
         self._progress = (Phase.GATHERING, 0)
@@ -155,7 +155,7 @@ class InvariantChecker:
     def check_replica(self, process: SimProcess) -> None:
         """Check I2 and I3: at a boundary, a replica is the sum of commits and uncommitted updates.
 
-        The commits are those up to its own commit number; the updates are the process's.
+        The commits are all up to the replica's commit number; the updates are the process's own.
         """
         commit, made = process.replica.commit, process.made
         if not process.has_replica or commit >= len(self._sums):
@@ -174,7 +174,7 @@ class InvariantChecker:
             self.report_violation(f"I2: {process.name} is asked to leave before it has finished")
 
     def check_received_optimizer(self, process: SimProcess) -> None:
-        """Check I3: a received optimizer state is one copy, of another worker that has trained."""
+        """Check I3: a received optimizer state is a copy of one other worker that has trained."""
         for payload in process.borrowed:
             if payload is None:
                 continue
@@ -241,7 +241,7 @@ class InvariantChecker:
     def _check_staleness(self, process: SimProcess) -> None:
         """Check I4: a worker waits if it is max_staleness steps past an uncommitted update.
 
-        It may exceed this limit at first because it trained alone until then.
+        The worker may exceed this limit at first, because it trained alone until then.
         """
         me = process.node
         oldest, most = me.in_flight.oldest, me.limits.max_staleness
@@ -292,7 +292,7 @@ class InvariantChecker:
             self.report_violation(f"I5: {process.name} ended with success: {command.reason}")
 
     def check_failure(self, process: SimProcess, command: Directive, *, expected: bool) -> None:
-        """Check I5: a failed task was superseded, raised in training, or was expected to fail."""
+        """Check I5: a failed task was superseded, raised in training, or fails as ``expected``."""
         attempts = [p.identity.attempt for p in self._processes_of(process)]
         superseded = command.cause is TaskEnding.SUPERSEDED
         superseded = superseded and process.identity.attempt < max(attempts)
@@ -301,9 +301,10 @@ class InvariantChecker:
             self.report_violation(f"I5: {process.name} failed: {command.reason}")
 
     def check_abort(self, abort: Abort, newest: list[int], *, nobody: bool) -> None:
-        """Check I5: a failed fit names a worker that raised, or may lack workers (``nobody``).
+        """Check I5: a failed fit names a worker whose training raised an exception.
 
-        ``newest`` is each partition's newest attempt that has joined; older ones do not count.
+        With ``nobody``, a lack of workers is also a valid reason. ``newest`` is each partition's
+        newest attempt that has joined; older attempts do not count.
         """
         if nobody and abort.lack is not None:
             return
@@ -353,7 +354,7 @@ class InvariantChecker:
         self._check_last_copies(master)
 
     def _check_last_copies(self, master: Master) -> None:
-        """Check I4: without faults, the master has all optimizer states its end was to wait for."""
+        """Check I4: without faults, the master has the optimizer states requested for the end."""
         wanted = master.limits.last_copies
         if wanted is None or not self._is_calm or master.members.departures:
             return
@@ -601,7 +602,7 @@ class TopologyChecker:
                 self._violation(f"I4: the closed id {node} is still {process.name}'s, {when}")
 
     def _by_id(self, alive: list[SimProcess]) -> dict[NodeId | None, SimProcess]:
-        """Return the processes by their own ids and by those that the master has for them."""
+        """Return the processes by their own ids, and by those that the master has for them."""
         ids: dict[NodeId | None, SimProcess] = {process.node.node: process for process in alive}
         tokens = {process.identity.token: process for process in alive}
         return ids | {self._ids[token]: tokens[token] for token in tokens.keys() & self._ids.keys()}
@@ -623,7 +624,7 @@ class TopologyChecker:
         return False
 
     def _parent(self, process: SimProcess) -> NodeId | None:
-        """Return a process's parent, else the one that the master plans, or None without either."""
+        """Return a process's parent, or else the one that the master's tree has for it, or None."""
         parent = process.node.link.parent
         return self._assigned_parent(process) if parent is None else parent
 

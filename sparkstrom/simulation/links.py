@@ -1,17 +1,18 @@
 """Model hosts and the Aeron streams that share their network interfaces, and check the traffic.
 
-A stream is ordered and reliable. It accepts frames while less than half a term waits to be sent; a
-term is one of the three parts of Aeron's buffer for a stream. The host sends bursts of its streams
-in turn, as far as the receivers' windows allow. Arrived frames wait until the receiving process
-polls. A slow interface or a slow process therefore causes back-pressure up to the outbox, in which
-the sending process queues frames.
+A stream is ordered and reliable. The sending process queues frames (parts of messages) in an outbox
+and offers them to the stream. The stream accepts frames while less than half a term waits to be
+sent; a term is one of the three parts of Aeron's buffer for a stream. The host sends a burst of
+each of its streams in turn, within the receiver's window. Frames that have arrived wait until the
+receiving process polls. If an interface or a process is slow, the outbox therefore fills up.
 
-Not modelled are the bytes of status messages, and datagrams that a full switch drops and Aeron
-resends. Instead of being dropped, data wait for their turn to arrive; the windows limit how much
-can wait.
+The model leaves out the bytes of Aeron's status messages. It also leaves out that a full switch
+drops datagrams and Aeron resends them. Such data instead wait for their turn to arrive, and the
+windows limit how much can wait.
 
-``TrafficChecker`` checks the use of these links, ``DeliveryChecker`` the messages that arrive in an
-``EndpointNetwork``. A violation is a sentence that begins with the name of the broken rule.
+``TrafficChecker`` checks the use of these links. ``DeliveryChecker`` checks the messages that
+arrive in an ``EndpointNetwork``. A violation is a sentence that begins with the name of the broken
+rule.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ POLL_BYTES = 1 << 20  # taken from one stream per poll
 
 
 class SizedFrame(bytes):
-    """A part of a message, with a length but without content."""
+    """A part of a message, of which only the length and the whole message are stored."""
 
     message: Message  # the whole message, in each of its frames
     size: int  # bytes
@@ -81,7 +82,10 @@ def estimate_body_bytes(message: Message) -> int:
 def split_into_frames(
     message: Message, size: int, sender: NodeId | None, *, data: bool
 ) -> list[SizedFrame]:
-    """Return the frames into which an endpoint splits a message of ``size`` bytes."""
+    """Return the frames into which an endpoint splits a message of ``size`` bytes.
+
+    ``data``: the frames go over a data stream, whose frames may be longer.
+    """
     piece = DATA_PIECE_BYTES if data else CONTROL_PIECE_BYTES
     count = max(1, -(-size // piece))
     frames = []
@@ -98,9 +102,9 @@ class LinkHost:
     """A machine with one network interface."""
 
     name: str  # the executor, or the driver
-    rate: float  # bytes per second, each checked
+    rate: float  # bytes per second, in each direction
     busy: bool = False  # sending a burst
-    send_queue: deque[LinkStream] = field(default_factory=deque)  # streams in turn
+    send_queue: deque[LinkStream] = field(default_factory=deque)  # streams that wait for a turn
     free_s: float = 0.0  # when all data in flight to this host will have arrived
 
 
@@ -119,8 +123,8 @@ class LinkStream:
     ) -> None:
         """Create a stream with callbacks.
 
-        ``is_connected`` returns True if the receiver listens, ``is_flowing`` if no outage holds the
-        stream up. ``notify_receiver`` is called when data arrives for the receiving process.
+        ``is_connected`` returns True if the receiver listens, ``is_flowing`` if no outage blocks
+        the stream. ``notify_receiver`` is called when data arrives for the receiving process.
         """
         self._links, self.source, self.target = links, *ends
         self.data = data
@@ -147,7 +151,7 @@ class LinkStream:
     def put(self, frames: list[SizedFrame], newest_of: Hashable = None) -> None:
         """Queue a message's frames, and send what the stream accepts.
 
-        A waiting message with the same ``newest_of`` is dropped, unless that is None.
+        A waiting message with the same key ``newest_of`` is dropped; None: no message is dropped.
         """
         before = len(self.outbox)
         size = sum(map(len, frames))
@@ -160,7 +164,7 @@ class LinkStream:
         self.outbox.flush()
 
     def offer(self, frames: Sequence[bytes]) -> tuple[int, OfferResult]:
-        """Accept frames up to a limit, as Aeron does; return how many, and why not more."""
+        """Accept frames up to a limit, as Aeron does; return their number, and why not more."""
         if self.is_closed:
             self.queued_bytes = 0
             return 0, OfferResult.CLOSED
@@ -196,7 +200,7 @@ class LinkStream:
         return min(BURST_BYTES, self.unsent_bytes, self._window - self.under_way)
 
     def send_bytes(self, size: int) -> list[SizedFrame]:
-        """Send ``size`` bytes; return the frames that this completes."""
+        """Send ``size`` bytes of the accepted frames; return the frames that are now complete."""
         whole: list[SizedFrame] = []
         size = min(size, self.unsent_bytes)
         self.unsent_bytes -= size
@@ -245,7 +249,7 @@ class Links:
         return self.hosts[name]
 
     def schedule(self, stream: LinkStream) -> None:
-        """Send from a stream when it is its turn, if it has bytes that may be sent."""
+        """Queue a stream at its host if it may send bytes, and make an idle host send."""
         host = stream.source
         if not stream.is_scheduled and stream.sendable_bytes() > 0:
             stream.is_scheduled = True
@@ -263,7 +267,7 @@ class Links:
         self.schedule(stream)
 
     def _send_next_burst(self, host: LinkHost) -> None:
-        """Send the next stream's burst."""
+        """Send a burst of the host's next stream that may send bytes."""
         host.busy = False
         while host.send_queue:
             stream = host.send_queue.popleft()
@@ -296,8 +300,8 @@ class Links:
 
 USEFUL_SHARE_MIN = 0.7  # of the bytes sent
 SENT_BYTES_MIN = 2 << 20  # the share is not checked for fewer bytes
-QUEUE_S_MAX = 1.0  # sending time of a link that may be queued
-QUEUE_BYTES_MAX = 2 << 20  # in addition, for all neighbours of all processes of a host
+QUEUE_S_MAX = 1.0  # a host may queue what its link sends in this time
+QUEUE_BYTES_MAX = 2 << 20  # bytes that a host may queue in addition, for all neighbours together
 PACE_MARGIN = 1.5  # see ``max_commit_interval_s``
 
 
@@ -338,7 +342,7 @@ class TrafficChecker:
 
     def __init__(self, violation: Callable[[str], None], message_bytes: int) -> None:
         self._violation, self._message_bytes = violation, message_bytes
-        self._ways: dict[LinkStream, CheckedStream] = {}
+        self._ways: dict[LinkStream, CheckedStream] = {}  # all streams so far
         self._received: set[tuple[object, ...]] = set()  # receiver and identity of each message
         self._reach: dict[SimProcess, int] = {}  # newest commit that arrived at it
         self._commit: tuple[int, float] = -1, 0.0  # the newest one, and since when
@@ -359,7 +363,7 @@ class TrafficChecker:
     def record_arrival(
         self, stream: LinkStream, target: SimProcess | None, message: Message
     ) -> None:
-        """Count the bytes of a message that arrived: as useful if it is new, else as useless."""
+        """Count a data message's bytes as useful if its content is new, or else as useless."""
         if not stream.data:
             return
         size = estimate_body_bytes(message)
@@ -397,7 +401,7 @@ class TrafficChecker:
     def check_queues(self, hosts: Iterable[LinkHost]) -> None:
         """Check F3 and F4: hosts queue at most what they send in a second, and drop no message.
 
-        In addition, 2 MiB and one message of any length to each neighbour may wait.
+        Beyond that, 2 MiB and one message of any length to each neighbour may wait.
         """
         waiting: Counter[LinkHost] = Counter()
         allowed: Counter[LinkHost] = Counter()
@@ -495,11 +499,11 @@ StreamKey = tuple[int, SimProcess | None, bool]  # edge, sender, data
 
 
 class DeliveryChecker:
-    """Compares the messages that endpoints receive with those sent (I2, I7).
+    """Compares the messages that endpoints receive with those sent (I2, I7 of ARCHITECTURE.md).
 
-    Each message received on an edge was sent there, in this order and once. Messages that are not
-    repeated are received while the stream is intact. Direct messages are received at most once, and
-    only by the addressed process. Violations go to ``violation``.
+    Each message received on an edge was sent there, in this order and once. Messages of kinds that
+    are not repeated must be received while the stream is intact. Direct messages are received at
+    most once, and only by the addressed process. Violations go to ``violation``.
     """
 
     def __init__(self, violation: Callable[[str], None]) -> None:
@@ -511,7 +515,10 @@ class DeliveryChecker:
     def record_sent(
         self, edge: int, owner: SimProcess | None, message: Message, must_s: float
     ) -> None:
-        """Record that ``owner`` sent a message over an edge at ``must_s``; 0: it may get lost."""
+        """Record that ``owner`` sent a message over an edge.
+
+        ``must_s`` is the virtual time, or 0 if the message may get lost.
+        """
         self._sent[edge, owner, is_data(message)].append((message, must_s))
 
     def record_direct(self, token: int | None, message: Message) -> None:
@@ -525,7 +532,7 @@ class DeliveryChecker:
         slot: EdgeEnd | None,
         message: Message,
     ) -> None:
-        """Check a message that ``owner`` received; ``slot`` is its edge to the sender, if any."""
+        """Check a message that ``owner`` received; ``slot`` is its edge to the sender, or None."""
         said = self._sent[slot.edge, slot.target, is_data(message)] if slot else deque()
         index = next((i for i, (earlier, _) in enumerate(said) if earlier == message), None)
         if index is not None:
@@ -559,7 +566,10 @@ class DeliveryChecker:
     def at_end(
         self, ends: Mapping[SimProcess | None, MessageEndpoint], *, recordings: bool
     ) -> None:
-        """Check I7: all rejections of frames have expected reasons; replays add some reasons."""
+        """Check I7: all rejections of frames have expected reasons.
+
+        ``recordings``: whether frames were replayed, which adds some reasons.
+        """
         usual = REJECTIONS_WITH_REPLAYS if recordings else EXPECTED_REJECTIONS
         for owner, end in ends.items():
             if odd := end.traffic.rejected.keys() - usual:
@@ -567,5 +577,5 @@ class DeliveryChecker:
 
 
 def _owner_name(owner: SimProcess | None) -> str:
-    """Return a process's name for messages; None is the master."""
+    """Return the name of a process (None: the master) for messages."""
     return "the master" if owner is None else owner.name

@@ -33,7 +33,7 @@ from sparkstrom.simulation.timeline import Timeline, WorldView
 DELAY_S_MIN = 0.0005
 LATE_S_MAX = 0.5
 MASTER_HOST = "master"
-CONTROL_BYTES = 100  # size of a message without payload, about
+CONTROL_BYTES = 100  # about the size of a message without payload
 LIVENESS_S = 1.0  # liveness timeout of streams: half a lease, like Aeron's 5 s of 10 s
 REPEATED_MESSAGES = (Attach, AttachReply, Heartbeat, State)  # on edges; resent until answered
 
@@ -58,7 +58,7 @@ class Network:
         to_master: called with sender and message when one arrives at the master.
         encodes_messages: encode and decode all messages; a failure to decode ends the run.
         counts_traffic: count messages and their bytes per pair of processes.
-        poll_s: interval at which each process polls its streams, at times of its own; 0: at once.
+        poll_s: interval at which each process polls its streams, at times of its own; 0: always.
         liveness_s: outages longer than this break the streams concerned.
     """
 
@@ -232,7 +232,7 @@ class Network:
         return cut is not None and cut.until_s > now_s
 
     def _outage_end_s(self, owner: SimProcess | None, target: SimProcess | None) -> float:
-        """Return when a message that is sent now can leave for the target; 0 means now."""
+        """Return when a message sent now can leave for the target; 0 if no outage prevents it."""
         until_s = 0.0
         if self._splits:
             until_s = self._partition_end_s(owner, target)
@@ -257,7 +257,8 @@ class Network:
     ) -> None:
         """Schedule a message's arrival; one that may get lost arrives never, once or twice.
 
-        A stream keeps the order, except that messages which may get lost may also be late.
+        A stream keeps the order, except that messages that may get lost may also be late.
+        ``arrive`` is called on arrival. ``direct``: the message uses no edge.
         """
         if self._encodes_messages:
             message = decode_untrusted(*encode(message))
@@ -306,7 +307,7 @@ class Network:
         return phase_s + math.ceil((at_s - phase_s) / self._poll_s) * self._poll_s
 
     def _departure_s(self, owner: SimProcess | None, message: Message) -> float:
-        """Return when a message has left its host, whose sending rate is limited."""
+        """Return when a message will have left its host, whose sending rate is limited."""
         size = len(getattr(message, "payload", b"")) + CONTROL_BYTES
         begins_s = max(self._time.now_s, self._free_s.get(owner, 0.0))
         self._free_s[owner] = begins_s + size / self._faults.bandwidth

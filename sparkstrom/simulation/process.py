@@ -38,7 +38,7 @@ from sparkstrom.simulation.replica import (
 from sparkstrom.simulation.run_options import DriverFault, perform_with_fault
 
 BUFFERS_STRUCT = struct.Struct("<III")  # partition, attempt, epoch
-OPTIMIZER_STRUCT = struct.Struct("<III")  # attempt, steps, 1 if it started fresh in mid-training
+OPTIMIZER_STRUCT = struct.Struct("<III")  # attempt, steps, 1: joined late without a state
 OPTIMIZER_CHUNKS_MIN = 8  # enough that the sender may die before the last one
 STEP_S_MIN = 0.004
 UNPADDED = MessageSizes()
@@ -90,16 +90,16 @@ class SimProcess:
     """One attempt at a worker's task, with its protocol node, trainer and edges.
 
     Args:
-        name: name for messages.
+        name: name in messages to people.
         identity: what the process reports when it joins.
         limits: the node's deadlines and sizes.
         epochs: epochs to train.
-        publish_every: steps between publications; 0: when the last one is committed.
+        publish_every: steps between publications; 0: publish when the last one is committed.
         seed: seed of what its trainer learns.
         perform: performs the node's effects that concern the network or the task.
         wake_trainer: called when its waiting trainer has something to do.
         tick_soon: called when its node has something to report.
-        replace_driver: called when its media driver has died.
+        replace_driver: called when its media driver (Aeron's process for UDP) has died.
         scratch: the executors' files, by path.
         time: virtual time.
         clock: rate of the process's own clock, and its value at virtual time 0.
@@ -157,21 +157,21 @@ class SimProcess:
             publish_every=publish_every or None,
         )
         self._now_s = now_s  # at its last boundary
-        self.made: list[PublishedUpdate] = []
+        self.made: list[PublishedUpdate] = []  # all updates that it published, in order
         self.quiet: set[int] = set()  # minibatches after which nothing was published
         self.added: list[str] = []  # residual files that it has added
         self.left: ResidualCheckpoint | None = None  # its residual file for the next fit
         self.stepping = False  # in a step, which began under an earlier directive
         self._buffered = buffered
         self.has_replica = False
-        self._has_fresh_optimizer = False  # it joined in mid-training without an optimizer state
+        self._has_fresh_optimizer = False  # it joined late and received no optimizer state
         self.borrowed: list[bytes | None] = []  # optimizer states received; None: none available
         self.is_failing = False
         self.port = 0  # a new one for each media driver and each opening of streams
         self.me = self.node.node  # the id with which it sends and receives
         self.slots: dict[NodeId, EdgeEnd] = {}  # its edges, by neighbour
         self.links: dict[SimProcess | None, SentTraffic] = {}  # by receiver
-        self.cut: Outage | None = None
+        self.cut: Outage | None = None  # its newest outage
         self.paused_until_s = now_s
         self.turn = 0  # number of its trainer's next boundary; others that are scheduled are void
         self.ticks, self.tick_s = 0, 0.0  # number of scheduled ticks; time of the newest
@@ -189,11 +189,14 @@ class SimProcess:
         return SimSum()
 
     def advance_clock(self, seconds: float) -> None:
-        """Set the process's own clock forward."""
+        """Set the process's own clock forward by ``seconds``."""
         self._clock_offset_s += seconds
 
     def handle(self, event: ev.Event, now_s: float) -> None:
-        """Pass an event to the node and perform its effects; the media driver may die meanwhile."""
+        """Pass an event to the node and perform its effects.
+
+        If an injected fault kills the media driver between two effects, replace the driver.
+        """
         before = self.node.directive
         effects = self.node.step(event, self._rate * now_s + self._clock_offset_s)
         lives = not effects or perform_with_fault(effects, self._apply_effect, self.driver_fault)
@@ -264,7 +267,7 @@ class SimProcess:
             self._perform(self, Send(to, chunk))
 
     def fail(self, now_s: float) -> None:
-        """Let training raise an exception; from now on only the node acts."""
+        """Make training raise an exception; from now on, only the node acts."""
         self.is_failing = True
         self.handle(ev.TrainerFailed(FAILURE_REASON, "trace"), now_s)
 
@@ -276,7 +279,10 @@ class SimProcess:
         self.handle(event, self._now_s)
 
     def publish(self, commit_latency_s: float) -> Payload | None:
-        """Return an update of what reached the threshold, padded to realistic size, or None."""
+        """Return an update of what reached the threshold, padded to realistic size.
+
+        Return None if nothing reached it. ``commit_latency_s`` is ignored.
+        """
         first = self._minibatch_number(self.loop.sent)
         last = self._minibatch_number(self.loop.position)
         payload = self.learner.publish()
@@ -303,7 +309,7 @@ class SimProcess:
         return payload
 
     def load_optimizer_state(self, payload: bytes | None) -> None:
-        """Record the optimizer state that training starts with; None is a fresh one."""
+        """Record the optimizer state with which training starts; None: a fresh one."""
         self.borrowed.append(payload)
         self._has_fresh_optimizer = payload is None
 
@@ -314,7 +320,7 @@ class SimProcess:
         return pad_payload(state, self.copy_bytes) * count
 
     def save_residual(self) -> ResidualCheckpoint:
-        """Write the residual to the executor's disk for the next fit."""
+        """Write the residual to the executor's disk for the next fit; return its path and mass."""
         path = f"{self.identity.executor}/{self.name}"
         self._scratch[path] = list(self.learner.residual)
         self.left = ResidualCheckpoint(path, residual_mass(self.learner.residual))

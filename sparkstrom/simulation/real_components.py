@@ -1,7 +1,8 @@
 """Simulate with the replicas, parameters and encoders of real fits, for a small model.
 
 A replica is a process's copy of the shared parameters. A commit is an update that the master has
-numbered; all replicas add it.
+numbered; all replicas add it. A residual is what a worker has learned and not sent yet. The
+controller is the process that runs the master.
 
 The checks trust neither replica nor encoder. They record by how much each step of the model changes
 the parameters, decode the messages to know which changes were sent, and add up the commits again
@@ -129,7 +130,7 @@ class RealComponentFactory(ComponentFactory):
         )
 
     def checks(self, kept: dict[str, float]) -> InvariantChecker:
-        """Return the invariant checker; ``kept``: sum of absolute values by residual file."""
+        """Return the invariant checker; ``kept``: residual file -> sum of absolute values in it."""
         return RealInvariantChecker(kept, self.job)
 
     def process(
@@ -170,7 +171,7 @@ class RecordingModel:
     def __init__(self, model: FlatModel) -> None:
         self._model = model
         self._params: Flat = np.zeros(0, np.float32)
-        self.learnt = np.zeros(model.n_params)
+        self.learnt = np.zeros(model.n_params)  # sum of the changes made by steps
 
     def bind(self, params: Flat) -> None:
         """Bind the model to parameters, f32[n_params]."""
@@ -191,8 +192,8 @@ class RealLearner:
     def __init__(self, replica: Replica, model: RecordingModel, job: FitSetup, seed: int) -> None:
         self._replica, self._model, self._job = replica, model, job
         self._rng = np.random.default_rng(seed)
-        self.sent = np.zeros(job.n_params)
-        self.granted = np.zeros(job.n_params)
+        self.sent = np.zeros(job.n_params)  # sum of the published updates
+        self.granted = np.zeros(job.n_params)  # sum of the added residuals of earlier fits
 
     @property
     def residual(self) -> Flat:
@@ -217,7 +218,7 @@ class RealLearner:
         self.granted += residual
 
     def is_mass_conserved(self) -> bool:
-        """Return whether all changes were sent or are in the residual (I1); check counters, too.
+        """Return whether all changes were sent or are in the residual (I1), also by the counters.
 
         The changes are those learned by steps, and residuals of earlier fits that were added.
         """
@@ -259,7 +260,7 @@ class RealProcess(SimProcess):
         return total
 
     def publish(self, commit_latency_s: float) -> Payload | None:
-        """Return an update, or None if no entry reached tau."""
+        """Return an update, or None if no entry reached tau, the threshold."""
         first = self._minibatch_number(self.loop.sent)
         last = self._minibatch_number(self.loop.position)
         payload: Payload | None = self.learner.publish()

@@ -4,7 +4,8 @@ A replica is a process's copy of the shared parameters (theta). Integers suffice
 repeated and misplaced updates. An update's payload is a sequence of (index u8, amount i8) pairs;
 adding it is exact, like the real arithmetic. Payloads are padded with zeros to the size that they
 have for a model with a given number of parameters. All byte counts are therefore those of a real
-fit.
+fit. A commit is an update that the master has numbered. A residual is what a trainer has learned
+and not sent yet.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from sparkstrom.protocol.common.flow_control import SUM_ENTRY_BYTES
 from sparkstrom.runtime.optimizer_states import CHUNK_BYTES as UPDATER_CHUNK_BYTES
 from sparkstrom.runtime.training_loop import MergedCommits
 
-ENTRY_BITS = 10  # of an encoded update, about: sign, and distance from the previous index
+ENTRY_BITS = 10  # about; of an update's entry: sign, and distance from the previous index
 PARAM_BYTES = 4
 STATE_BYTES = 8  # per parameter, of an optimizer like Adam
 CHUNK_BYTES = 256 << 10  # of one part of a snapshot
@@ -143,7 +144,7 @@ def make_merged_range(effect: SendMerged, size: int = 0) -> MergedRange:
 
 
 def join_reports(reports: list[bytes]) -> bytes:
-    """Combine all workers' buffers: concatenate them, so that a lost or repeated one shows."""
+    """Return all workers' buffers, concatenated so that a lost or repeated one shows."""
     return b"".join(reports)
 
 
@@ -282,8 +283,8 @@ class SimLearner:
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
         self.residual: IntTheta = [0] * N_PARAMS
-        self.learnt = 0
-        self.sent = 0
+        self.learnt = 0  # sum of all amounts learned or added
+        self.sent = 0  # sum of all amounts published
 
     def step(self) -> None:
         """Learn: add random amounts to random entries of the residual."""

@@ -1,7 +1,8 @@
 """Options of a simulated run: its size and the faults to inject.
 
-``DriverFault`` injects one of the faults: a media driver, Aeron's process that sends and receives
-UDP, dies in the middle of a list of effects (the protocol's instructions to a process).
+``DriverFault`` injects one of these faults, the death of a media driver in the middle of a list of
+effects. A media driver is Aeron's process that sends and receives UDP. Effects are instructions of
+the protocol's state machine to the process that runs it.
 """
 
 from __future__ import annotations
@@ -55,23 +56,23 @@ class ReplicaKind(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RunSize:
-    """The size and options of a run: counts, bytes, steps and virtual seconds.
+    """The size and options of a run; times are in seconds of virtual time.
 
     Most field names are also flags of ``python -m sparkstrom.simulation``.
     """
 
     nodes: int = 4  # workers
-    epochs: int = 3  # of the fit
-    batches: int = 7  # minibatches of a partition and epoch
+    epochs: int = 3  # to train
+    batches: int = 7  # minibatches per partition and epoch
     max_lead: int | None = 6  # steps ahead of the slowest worker; None: no limit
     max_staleness: int | None = None  # steps after the oldest uncommitted update; None: no limit
-    publish_every: int = 1  # steps between updates; 0: when the previous update is committed
-    log_bytes: int = 4_000  # recent commits that a node keeps; few, so that some need snapshots
-    window_bytes: int = 600  # uncommitted updates of one worker, beyond which its training waits
+    publish_every: int = 1  # steps between updates; 0: publish once the previous one is committed
+    log_bytes: int = 4_000  # of commits that a node keeps; few, so that some nodes need snapshots
+    window_bytes: int = 600  # of one worker's uncommitted updates; with more, its training waits
     downlink_bytes: int = 2_000  # bytes in flight to one child
     merged_bytes: int = 1 << 30  # size that nodes assume for a sum of commits
-    fan_out: int = FLAT[0]  # children of a node at most
-    depth: int = FLAT[1]  # levels of the tree at most
+    fan_out: int = FLAT[0]  # children of a node, at most
+    depth: int = FLAT[1]  # levels of the tree below the master, at most
     has_buffers: bool = False  # whether the model has buffers
     through: TransportMode = TransportMode.OBJECTS  # how the network carries messages
     replicas: ReplicaKind = ReplicaKind.NUMBERS  # what the workers train
@@ -80,10 +81,10 @@ class RunSize:
     empty_partitions: int = 0  # the last ones have no rows
     kept_files: int = 2  # residual files of an earlier fit
     resumed: int = 0  # seed of the positions at which a resumed fit starts; 0: a new fit
-    starts: tuple[PartitionStart, ...] = ()  # positions of a fit that resumes from a copy
+    starts: tuple[PartitionStart, ...] = ()  # by partition, of a fit that resumes from a copy
     copies: int = 0  # times that the driver requests one optimizer state
-    copies_of_all: int = 0  # times that it requests all workers' optimizer states
-    last_copies: int = 0  # optimizer states that the end waits for; 0: none, 1: one, 2: all
+    copies_of_all: int = 0  # times that the driver requests all workers' optimizer states
+    last_copies: int = 0  # optimizer states for which the fit's end waits; 0: none, 1: one, 2: all
     lease_s: float = 2.0  # time after which a silent node counts as lost
     tick_s: float = 0.1  # mean interval of a node's ticks
     busy_tick_s: float = 0.1  # the same, for a node with a pending report
@@ -171,12 +172,12 @@ class Faults:
     The field names are also flags of ``python -m sparkstrom.simulation``.
     """
 
-    loss: float = 0.05  # share of direct and repeated control messages that are lost; data never is
+    loss: float = 0.05  # share of direct and repeated control messages that are lost; data are not
     repeat: float = 0.03  # share of the same messages that arrive twice
     delay_ms_max: float = 40.0  # longest delay of messages that are not late
     late: float = 0.02  # share of messages that arrive up to 0.5 s late, overtaken by others
     bandwidth: float = 0.0  # bytes per second that one host can send; 0: unlimited
-    rate: float = 0.0  # bytes per second of each host's interface, each way; 0: no links
+    rate: float = 0.0  # bytes/s of each host's interface, each way; 0: interfaces have no limit
     narrow: int = 0  # hosts whose interface has a lower rate from the start
     narrows: int = 0  # times that a host's rate drops during the run
     slow_pollers: int = 0  # workers that poll their streams rarely
@@ -192,7 +193,7 @@ class Faults:
     splits: int = 0  # half of the workers cannot reach the other processes for up to two leases
     isolations: int = 0  # no process can reach the driver program for up to four leases
     slow: int = 0  # workers whose steps take ten times as long
-    drift: float = 0.0  # share by which the workers' clocks run fast or slow; offsets differ, too
+    drift: float = 0.0  # share by which the workers' clocks run fast or slow; their offsets differ
     leaps: int = 0  # a worker's clock jumps forward by up to an eighth of a lease
     breaks: int = 0  # one stream of an edge breaks for good; the edge's other streams live
     exiles: int = 0  # a worker becomes unreachable forever
@@ -217,8 +218,9 @@ EDGE_EFFECTS = frozenset({OpenEdge, CloseEdge, ReopenStreams})
 class DriverFault:
     """Kills the media driver of one process ``deaths`` times, each time within a list of effects.
 
-    It dies only in lists whose outcome depends on that: those that open or close an edge, or in
-    which an effect that needs no media driver follows one that does. The latter are hit more often.
+    The driver dies only in lists whose outcome depends on its death: those that open or close an
+    edge, or in which an effect that needs no media driver follows one that does. ``chance``
+    draws the effect at which it dies, more often one before an effect that needs no driver.
     """
 
     def __init__(self, chance: random.Random, deaths: int) -> None:
@@ -227,7 +229,10 @@ class DriverFault:
     def wrap(
         self, effects: Sequence[Effect], perform: Callable[[Effect], None]
     ) -> Callable[[Effect], None]:
-        """Return a ``perform`` that raises DriverLost at a random effect, or ``perform`` itself."""
+        """Return a ``perform`` that raises DriverLost at a random effect.
+
+        Return ``perform`` itself if no death is left, or if the list does not depend on one.
+        """
         moments = _fault_points(effects) if self._deaths else []
         if not moments:
             return perform

@@ -1,9 +1,9 @@
 """Virtual time for simulations: a queue of scheduled calls and one seeded random generator.
 
 A run repeats exactly and takes only as long as its calls need. Calls of the present time slot are
-in a heap. Later ones are kept unordered per slot, so the cost of an event does not grow with the
-number of waiting ones. ``WorldView`` is the interface through which checkers and the network read a
-running simulation.
+in a heap. Later calls are kept unordered per slot, so the cost of a call does not grow with the
+number of waiting calls. ``WorldView`` is the interface through which checkers and the network read
+a running simulation.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Timeline:
         return self.now_s
 
     def at(self, at_s: float, act: Callable[..., object], *args: Any) -> None:
-        """Schedule a call at a virtual time; calls at one time run in the order of scheduling."""
+        """Schedule the call ``act(*args)`` for ``at_s``; equal times keep the scheduling order."""
         entry, slot = (at_s, next(self._order), act, args), int(at_s * SLOTS_PER_S)
         if slot <= self._slot:
             heapq.heappush(self._due, entry)
@@ -58,7 +58,7 @@ class Timeline:
             heapq.heappush(self._slots, slot)
 
     def after(self, seconds: float, act: Callable[..., object], *args: Any) -> None:
-        """Schedule a call after some virtual seconds."""
+        """Schedule the call ``act(*args)`` after ``seconds`` of virtual time."""
         self.at(self.now_s + seconds, act, *args)
 
     def say(self, line: str) -> None:
@@ -68,7 +68,8 @@ class Timeline:
     def run(self, until_s: float) -> bool:
         """Run the scheduled calls in order of time; return True once ``over`` is set.
 
-        Return False if it is not set by ``until_s``, no call is left, or time stands still.
+        Return False if it is not set by ``until_s``, if no call is left, or if calls at one virtual
+        time never end.
         """
         pop, now_s, at_once = heapq.heappop, self.now_s, 0
         while not self.over and (self._due or self._advance_slot()):

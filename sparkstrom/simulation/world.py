@@ -2,7 +2,8 @@
 
 All random choices come from one seeded generator, so a run repeats exactly. ``FaultInjector`` draws
 the faults. ``World`` runs the fit and calls checkers, such as those in ``simulation.invariants``,
-which compare messages, effects and state with the protocol's invariants.
+which compare messages, effects and state with the protocol's invariants. A media driver is Aeron's
+process that sends and receives UDP for a worker or for the master.
 """
 
 from __future__ import annotations
@@ -40,8 +41,8 @@ from sparkstrom.simulation.run_options import (
 from sparkstrom.simulation.timeline import Timeline
 
 FIRST_FAULT_S, EARLY_FAULT_S_MAX = 0.3, 4.0
-EARLY_SHARE = 0.25  # of the faults that happen while workers still join
-TRAINING_SHARE = 1.2  # of the time that all steps take at their slowest
+EARLY_SHARE = 0.25  # of the faults; these happen while workers still join
+TRAINING_SHARE = 1.2  # of the time that all steps take at their slowest; later faults happen in it
 OUTAGE_LEASES_MAX = 2  # longest outage or pause; isolations and worker pauses: twice that
 OUTAGE_S_MIN = 0.1
 MASTER_SHARE = 0.3  # of the media-driver deaths that hit the master's driver
@@ -55,7 +56,7 @@ class FaultInjector:
 
     def __init__(self, world: World, faults: Faults) -> None:
         self._world, self._faults = world, faults
-        self._later: list[Callable[[], None]] = []
+        self._later: list[Callable[[], None]] = []  # faults that happen during training
         self._was_master_unreachable = False
         self._once_unreachable: set[SimProcess] = set()  # had an outage at some time
 
@@ -108,14 +109,14 @@ class FaultInjector:
         return process in self._once_unreachable or self._was_master_unreachable
 
     def _pick_victim(self) -> SimProcess | None:
-        """Return a random living process; None if the fit is done or none lives."""
+        """Return a random living process; None if the fit is done or no process lives."""
         alive = self._world.alive
         if not alive or self._world.phase is Phase.DONE:
             return None
         return self._world.time.rng.choice(alive)
 
     def _record_fault(self, kind: str, text: str) -> None:
-        """Count a fault, describe it in the transcript, and excuse missing progress until now."""
+        """Count a fault of this ``kind``, note ``text``, and excuse missing progress until now."""
         self._world.time.faults[kind] += 1
         self._world.time.say(text)
         self._extend_trouble(self._world.time.now_s)
@@ -201,13 +202,13 @@ class FaultInjector:
         self._world.network.begin_partition(NetworkPartition(until_s, frozenset(apart)))
 
     def _narrow_link(self) -> None:
-        """Lower the rate of a host's link."""
+        """Lower the rate of a host's link if links are simulated and the fit is not done."""
         network = self._world.network
         if isinstance(network, BandwidthNetwork) and self._world.phase is not Phase.DONE:
             network.narrow_link()
 
     def _isolate_master(self) -> None:
-        """Cut the running driver program off from all workers."""
+        """Cut the running driver program off from all workers for a while."""
         until_s = self._world.time.now_s + 2 * self._draw_duration_s()
         self._record_fault(
             "isolations", f"the master is cut off from all workers until {until_s:.3f}"
@@ -281,7 +282,7 @@ class FaultInjector:
             self._world.lose_driver(victim)
 
     def _plan_driver_fault(self) -> None:
-        """Kill a media driver in the middle of a list of effects, possibly several in a row."""
+        """Prepare one or more deaths of a media driver, each in the middle of a list of effects."""
         world, victim = self._world, self._pick_victim()
         if victim is None:
             return
@@ -307,7 +308,7 @@ class FaultInjector:
             self._world.step_master(ev.StopRequested("enough"))
 
     def _fail_training(self) -> None:
-        """Let training raise an exception in a worker."""
+        """Make training raise an exception in a worker."""
         victim = self._pick_victim()
         if victim is not None and not victim.is_failing:
             self._record_fault("failures", f"training raises in {victim.name}")
@@ -319,13 +320,13 @@ FINAL_MOVES = (LoopAction.END, LoopAction.FAIL)
 TASK_END_S_MAX = 80.0  # from the end of the fit until the last task must have ended
 RESTART_S_MIN = 0.2  # until Spark restarts a lost task
 SLOW_FACTOR = 10  # of the longest step of slow workers
-CLOCK_OFFSET_S_MAX = 1000.0  # of a drifting clock at virtual time 0
+CLOCK_OFFSET_S_MAX = 1000.0  # of a process's own clock, which drifts, at virtual time 0
 
 
 class World:
     """One simulated run; ``run`` executes it and returns the violations of invariants.
 
-    ``parts`` makes its components; None: those of a fit of a few integers.
+    ``parts`` makes its components; None: those of a toy fit, whose parameters are a few integers.
     """
 
     def __init__(
@@ -333,7 +334,7 @@ class World:
     ) -> None:
         self.seed, self.size, self.faults = seed, size, faults
         self.time = Timeline(seed)
-        self.scratch: dict[str, IntTheta] = {}
+        self.scratch: dict[str, IntTheta] = {}  # residual files, by path
         self.parts = parts or ComponentFactory(size)
         self.replica = self.parts.replica()
         self.master = self.parts.master(self.time, self.scratch)
@@ -407,7 +408,7 @@ class World:
         return running and self.network.quiet
 
     def _may_lack_workers(self) -> bool:
-        """Return True if the fit may fail for lack of workers; slow links are no reason."""
+        """Return True if faults explain that the fit lacks workers; slow links alone do not."""
         late = self.phase is Phase.GATHERING and bool(self.time.faults)
         return late or not (self._has_reachable_worker() or self.faults.rate)
 
@@ -437,7 +438,10 @@ class World:
         self.time.after(self.size.check_interval_s, self._check_invariants)
 
     def identity(self, partition: int, attempt: int) -> Identity:
-        """Return what a worker reports about itself and its rows when it joins the fit."""
+        """Return what a worker reports about itself and its rows when it joins the fit.
+
+        ``attempt``: Spark's number of the task attempt; a higher one replaces a lower one.
+        """
         start = self.size.start_of(partition)
         return Identity(
             token=self.time.rng.getrandbits(62),
@@ -511,22 +515,25 @@ class World:
             self.time.after(delay_s, self._start_again, process)
 
     def _start_again(self, gone: SimProcess) -> None:
-        """Start another attempt, unless one runs or the driver program is gone."""
+        """Start another attempt at the partition of ``gone``, unless one runs.
+
+        Do nothing if the driver program is gone.
+        """
         partition = gone.identity.partition
         if not self.is_master_lost and partition not in (p.identity.partition for p in self.alive):
             self.start(partition)
 
     def open(self, process: SimProcess, *, alone: bool = False) -> None:
-        """Open new streams of a process; ``alone``: its media driver was replaced."""
+        """Open new streams of a process; ``alone``: it lost all edges with its media driver."""
         process.handle(ev.StreamsOpened(self.network.open_streams(process), alone), self.time.now_s)
 
     def lose_driver(self, process: SimProcess) -> None:
-        """Give a process a new media driver, and open new streams: the old driver died."""
+        """Give a process a new media driver, because the old one died, and open new streams."""
         self.network.lose_media_driver(process)
         self.open(process, alone=True)
 
     def _send_tick(self, process: SimProcess, number: int) -> None:
-        """Send a tick to a node, after any pause, and schedule the next one.
+        """Send a tick to a node, once any pause is over, and schedule the next one.
 
         Do nothing if the process has ended or has a newer scheduled tick than ``number``.
         """
@@ -546,9 +553,9 @@ class World:
         self.time.at(process.tick_s, self._send_tick, process, process.ticks)
 
     def _wake_trainer(self, process: SimProcess) -> None:
-        """Let a waiting trainer pass its next batch boundary soon.
+        """Schedule a waiting trainer's next batch boundary soon, and a tick of its node.
 
-        One that computes a step is not disturbed.
+        A trainer that computes a step is not disturbed.
         """
         self._tick_soon(process)
         if not (process.stepping or process.is_woken):
@@ -567,7 +574,10 @@ class World:
         self.time.after(delay_s, self._pass_boundary, process, process.turn)
 
     def _pass_boundary(self, process: SimProcess, turn: int) -> None:
-        """Let a trainer pass a batch boundary, check its replica, and schedule the next one."""
+        """Run a trainer's batch boundary, check its replica, and schedule the next boundary.
+
+        Do nothing if the process has ended or another boundary than ``turn`` is scheduled.
+        """
         if not process.alive or turn != process.turn:
             return
         now_s = self.time.now_s
@@ -629,7 +639,10 @@ class World:
                 raise AssertionError(f"a node has no effect {effect}")
 
     def step_master(self, event: ev.Event) -> None:
-        """Pass an event to the master and perform the effects."""
+        """Pass an event to the master and perform the effects.
+
+        When training begins, schedule the faults that happen during training.
+        """
         before = self.phase
         effects = self.master.step(event, self.time.now_s)
         lives = perform_with_fault(effects, self._perform_master, self.driver_fault)
@@ -641,7 +654,7 @@ class World:
             self.lose_master_driver()
 
     def lose_master_driver(self) -> None:
-        """Give the master a new media driver: the old one died."""
+        """Give the master a new media driver, because the old one died."""
         self.network.lose_media_driver(None)
         self.step_master(ev.EndpointChanged("master", 1))
 
@@ -696,7 +709,7 @@ class World:
             self.time.over = True
 
     def _arrive_at_master(self, sender: NodeId | None, message: Message) -> None:
-        """Deliver a message to the master, after any pause."""
+        """Deliver a message to the master once any pause is over; drop it if the master is lost."""
         if self.is_master_lost:
             return
         if self.time.now_s < self._master_awake_s:
@@ -716,5 +729,5 @@ class World:
         self.time.after(after_s, self._tick_master)
 
     def pause_master(self, seconds: float) -> None:
-        """Suspend the driver program, possibly forever."""
+        """Suspend the driver program for ``seconds``, which may be infinite."""
         self._master_awake_s = max(self._master_awake_s, self.time.now_s + seconds)

@@ -1,7 +1,8 @@
 """Serve a node's children in the tree: open edges, track leases, send commits and snapshots.
 
 An edge is the connection of two neighbours in the tree. A commit is an update that the master has
-numbered. A lease is the time of silence after which a node counts as gone.
+numbered. A lease is the time of silence after which a node counts as gone. A state is a message
+with the fit's state, to which each parent adds acknowledgements for its child.
 """
 
 from __future__ import annotations
@@ -80,7 +81,7 @@ class Leases:
         return node in self._heard_s
 
     def snooze(self, node: NodeId, now_s: float) -> None:
-        """Postpone an expired lease that was just reported: it expires again in a quarter lease."""
+        """Make an expired lease that was just reported expire again after a quarter of a lease."""
         self._heard_s[node] = now_s - 3 / 4 * self._lease_s
 
     def silent_nodes(self, seconds: float, now_s: float) -> list[NodeId]:
@@ -99,7 +100,7 @@ class Leases:
         """Return the nodes whose lease has expired, each with the seconds of its silence.
 
         If this process itself did not run for a quarter of a lease, renew all leases first, because
-        messages could not be received meanwhile.
+        messages could not be received in that time.
         """
         if self._pauses.pause_before(now_s) is not None:
             self._heard_s = dict.fromkeys(self._heard_s, now_s)
@@ -109,7 +110,7 @@ class Leases:
 
 @dataclass(frozen=True, slots=True)
 class FlowLimits:
-    """Limits, in bytes, on what a node may have under way to its children."""
+    """Limits on what a node may have under way (sent and not acknowledged) to its children."""
 
     window_max: int  # bytes under way to one child, however fast its link is
     total_max: int  # bytes under way to all children
@@ -145,9 +146,9 @@ class Child:
     base: CommitNo = CommitNo(0)  # commit of its snapshot: older chunks are useless to it
     summed: CommitNo = CommitNo(0)  # newest commit that it was sent as part of a sum; 0: none
     chunk_requests: deque[int] = field(default_factory=deque)  # chunks to send, oldest first
-    own_ids: frozenset[NodeId] = frozenset()  # ids of its process, which has their payloads
+    own_ids: frozenset[NodeId] = frozenset()  # ids of its process, which has their updates
     stamp: int = 0  # its newest ``Heartbeat.stamp``, acknowledged with the next state
-    bytes_received: int = 0  # complete data messages that came over this edge, by weight
+    bytes_received: int = 0  # of complete data messages over this edge; see ``message_weight``
     arriving: int = 0  # bytes of an incomplete data message from it
     bytes_forwarded: int = 0  # bytes of ``bytes_received`` that were sent on to the parent
     state_due: bool = True  # there is news to send to it as a state
@@ -159,7 +160,7 @@ class Child:
 
     @property
     def next_state_s(self) -> float:
-        """Return when the next state may be sent to the child, after gathering acknowledgements."""
+        """Return when the next state may be sent to the child; news that can wait is gathered."""
         unstated = self.bytes_forwarded - self.bytes_stated
         urgent = self.state_is_urgent or unstated >= PROMPT_ACK_BYTES
         return self.state_s + (STATE_SPACING_S if urgent else ROUTINE_SPACING_S)
@@ -180,7 +181,8 @@ class Children:
     """The children of one node, to which it sends commits and snapshots from its ``History``.
 
     A child gets as much as its link has room for: single commits, or their sum if there are too
-    many. The rest stays in the history. Nothing is sent again while the edge lives.
+    many. The rest stays in the history. While the edge lives, nothing is sent again unless the
+    child requests it.
     """
 
     def __init__(self, flow_limits: FlowLimits, history: History, leases: Leases) -> None:
@@ -255,7 +257,7 @@ class Children:
         return self._feed_fairly(child, now_s)
 
     def on_commits_request(self, child: Child, commit: CommitNo, now_s: float) -> list[Effect]:
-        """Send everything after ``commit`` again, because a stream to the child broke."""
+        """Send the commits after ``commit`` again, which the child has not received."""
         child.sent = commit
         return self._feed_fairly(child, now_s)
 
@@ -273,7 +275,7 @@ class Children:
         """Serve the children in turn; stop at the first that must wait for this node's memory.
 
         Otherwise small messages to other children would always use up the room that a large sum
-        needs.
+        needs. The children served before that one come last in the next turn.
         """
         self._memory_limited = False
         out: list[Effect] = []
@@ -392,9 +394,9 @@ class Children:
     def _send_chunks(self, child: Child, now_s: float) -> list[Effect]:
         """Send all commits up to now and then chunks, so that no chunk contains part of a sum.
 
-        Commits that the replica has applied may go as a sum, since each chunk contains them. The
-        bytes of chunks may equal those of the commits before them, so chunks also get through on a
-        slow link.
+        Commits that the replica has applied may go as a sum, since each chunk contains them. After
+        them, chunks with as many bytes are sent, but at least one, so that chunks also get through
+        on a slow link.
         """
         log, applied = self._history.log, self._history.applied
         before, out = child.link.sent, []
@@ -438,8 +440,9 @@ class Children:
     ) -> list[Effect]:
         """Ask an origin to resend its uncommitted updates, as ``child`` delivered them with a gap.
 
-        Updates already under way show the same gap, so requests are spaced, each time further
-        apart.
+        ``after`` is the number of the origin's newest committed update. Updates that are under way
+        show the same gap, so requests for one gap are spaced by waits that double; until such a
+        wait is over, return no effects.
         """
         asked = child.resend_backoffs.get(origin)
         if asked is not None and asked.after == after:
@@ -455,9 +458,9 @@ class Children:
 
     @property
     def max_link_delay_s(self) -> float:
-        """Return the most seconds beyond QUEUE_S that a new commit takes over a child's link, or 0.
+        """Return how many seconds more than QUEUE_S a new commit takes over the slowest link, or 0.
 
-        Links whose rate is not known yet are left out.
+        Links to children whose rate is not known yet are left out.
         """
         known = (child for child in self.by_node.values() if child.link.rate)
         return max(0.0, max(map(self._link_delay_s, known), default=0.0))
@@ -474,7 +477,7 @@ class Children:
         return queued / link.rate - QUEUE_S
 
     def tick(self, state: State, now_s: float) -> list[Effect]:
-        """Serve all children, and send the fit's state to those that are due to get it."""
+        """Serve all children, and send the fit's state to those for which it is due."""
         out = self.feed_all(now_s)
         head = self._history.log.head if self._history.whole else 0
         self.state_due_s, waits_s = math.inf, -1.0

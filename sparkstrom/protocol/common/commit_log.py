@@ -1,8 +1,9 @@
-"""The log of recent commits, from which a node serves its children.
+"""Keep recent commits, so that a node can send its children in the tree those that they lack.
 
-A commit is an update that the master has numbered, so what a child lacks is one range of numbers in
-a bounded log, not a set. If single commits would cost more than their sum, the sum is sent. A child
-that needs more than the log still holds fetches a snapshot.
+A commit is an update that the master has numbered, and a child receives the commits in the order of
+their numbers. What it lacks is therefore one range of numbers. If its commits would take more bytes
+than their sum, the sum is sent. A child that lacks older commits than the log still has fetches a
+snapshot (a copy of all parameters).
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from sparkstrom.base.identity import CommitNo, NodeId, Seq
 from sparkstrom.codec.messages import BUFFERS, Commit, LastSeqs, MergedRange
 from sparkstrom.protocol.common.flow_control import HEADER_BYTES, LAST_SEQ_BYTES
 
-Entry = Commit | MergedRange
+Entry = Commit | MergedRange  # a MergedRange is the sum of several successive commits
 
 
 def preceding_commit(entry: Entry) -> CommitNo:
@@ -30,12 +31,12 @@ def entry_bytes(entry: Entry) -> int:
 
 
 def is_summable(entry: Entry) -> bool:
-    """Return whether an entry only adds to parameters, so that it can be part of a sum."""
+    """Return whether an entry can be part of a sum, because it only adds to parameters."""
     return isinstance(entry, MergedRange) or entry.payload.form != BUFFERS
 
 
 def count_entries(entry: Entry) -> int:
-    """Return how many parameters an entry changes; for a sum an estimate."""
+    """Return how many parameters an entry changes; for a sum, return an estimate."""
     return entry.count if isinstance(entry, MergedRange) else entry.payload.count
 
 
@@ -48,7 +49,7 @@ class Log:
 
     def __init__(self, bytes_max: int, base: CommitNo = CommitNo(0)) -> None:
         self.bytes_max = bytes_max
-        # By ``preceding_commit``; with the offset in bytes.
+        # Preceding commit -> entry, and its offset in the bytes ever appended.
         self._entries: dict[CommitNo, tuple[Entry, int]] = {}
         self._begin = self._end = 0  # offsets, in bytes ever appended
         self.base = base  # the newest commit that is no longer in the log
@@ -97,7 +98,10 @@ class Log:
 
 @dataclass(slots=True)
 class History:
-    """A node's log and each origin's newest update, from which the node serves its children."""
+    """A node's log, each origin's newest update in it, and how current the node's replica is.
+
+    An origin is a worker, by its id, that made an update; its updates are numbered (seq).
+    """
 
     log: Log
     last: dict[NodeId, Seq] = field(default_factory=dict)  # id -> newest committed seq
@@ -107,7 +111,7 @@ class History:
 
     @property
     def base(self) -> CommitNo:
-        """Return the commit that all chunks of a snapshot would contain if taken now."""
+        """Return the commit that every chunk of a snapshot begun now will contain at least."""
         return max(self.applied, self.log.base, self.merged)
 
     def append(self, entry: Entry) -> None:

@@ -52,7 +52,7 @@ class TaskEnding(enum.Enum):
 
     @classmethod
     def from_text(cls, text: str) -> TaskEnding:
-        """Return the ending that a received text stands for; OTHER for any other wording."""
+        """Return the ending whose text was received; OTHER for any other text."""
         return _BY_TEXT.get(text, cls.OTHER)
 
 
@@ -255,7 +255,10 @@ class OutputPrinted(msgspec.Struct, frozen=True):
 
 
 class EndpointChanged(msgspec.Struct, frozen=True):
-    """The master's media driver was restarted: the address is new, and all edges are closed."""
+    """The master's media driver (Aeron's process) was restarted, so all its edges are closed.
+
+    ``host`` and ``port`` are its new address.
+    """
 
     host: str
     port: int
@@ -264,7 +267,7 @@ class EndpointChanged(msgspec.Struct, frozen=True):
 class SummedWorkersLimited(msgspec.Struct, frozen=True):
     """Decision that from now on all updates together count as those of at most so many workers."""
 
-    workers: int  # the limit; with k workers, each update has the weight workers / k
+    workers: int  # the limit; if more workers, k, train, an update has the weight workers / k
 
 
 class StopRequested(msgspec.Struct, frozen=True):
@@ -417,7 +420,7 @@ class SendOptimizerChunk(msgspec.Struct, frozen=True):
     """Instruction to send a chunk of this worker's optimizer state, once a copy of it exists."""
 
     to: NodeId
-    ask: OptimizerRequest
+    ask: OptimizerRequest  # the request that the chunk answers
 
 
 class InstallOptimizer(msgspec.Struct, frozen=True):
@@ -479,7 +482,7 @@ class Abort(msgspec.Struct, frozen=True):
     reason: str
     trace: str = ""  # traceback from the worker
     host: str = ""  # where it failed; "": nowhere in particular
-    partition: int | None = None
+    partition: int | None = None  # the partition concerned; None: no particular one
     kind: Failure = Failure.TRAINING
     lack: WorkerShortage | None = None  # set if too few workers are the reason
     phase: str = ""  # what the worker was doing, in human-readable words
@@ -531,7 +534,7 @@ class Directive(msgspec.Struct, frozen=True):
     number: int = 0  # with PAUSE: repeated in TrainerPaused, so answers to older ones are ignored
 
 
-# Effects that need the media driver.
+# Effects that need the media driver, Aeron's process that sends and receives UDP.
 BY_DRIVER = frozenset(
     {
         Send, SendDirect, SendToProcess, OpenEdge, CloseEdge, ReopenStreams,
@@ -543,8 +546,8 @@ BY_DRIVER = frozenset(
 def perform_all(effects: Iterable[Effect], perform: Callable[[Effect], None]) -> None:
     """Perform the effects in order, and raise the first DriverLost at the end.
 
-    A machine records an effect as done when it returns it, so every effect must be performed. After
-    a DriverLost, only those in ``BY_DRIVER`` are skipped: the caller reports
+    A state machine treats an effect as done once it has returned the effect, so each must be
+    performed. After a DriverLost, only those in ``BY_DRIVER`` are skipped: the caller reports
     ``StreamsOpened(alone=True)`` or ``EndpointChanged`` next, and the machine requests all edges
     again.
     """

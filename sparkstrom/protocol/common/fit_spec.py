@@ -17,8 +17,8 @@ class PartitionStart:
     that finds other rows fails.
     """
 
-    # First minibatch to train. After a round-based fit it may be past the last minibatch of an
-    # epoch that was not evaluated on its held-out rows yet.
+    # First minibatch to train. After a round-based fit (parameter averaging) this may be past the
+    # last minibatch of an epoch that was not evaluated on its held-out rows yet.
     position: Position
     rows: int = -1  # -1: unknown; any number of rows is accepted
     checksum: int = 0  # of the rows' content

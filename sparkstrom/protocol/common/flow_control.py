@@ -1,10 +1,10 @@
 """Limit the bytes that are under way on each link, and detect links that are too slow.
 
-Aeron's streams are ordered and reliable: what was handed over arrives, or the stream is gone. So
-nothing is sent again while a stream lives, and a link only needs a limit on its queue. This limit,
-the window, is the number of bytes that may be under way: about as many as the link transports in a
-fraction of a second. Updates that exceed the window stay with the sender, which can sum them or
-keep them in its residual (what a worker has learned but not yet sent).
+Aeron's streams are ordered and reliable: a message that was handed over arrives unless the stream
+breaks. So nothing is sent again while a stream lives, and a link only needs a limit on its queue.
+This limit, the window, is the number of bytes that may be under way: about as many as the link
+transports in a fraction of a second. Updates that exceed the window stay with the sender, which can
+sum them or keep them in its residual (what a worker has learned but not yet sent).
 
 The window follows the delay, as LEDBAT's does (RFC 6817). The delay of a message is the link's own
 time (the least ever seen) plus the time in queues. The window grows while queues are short and
@@ -28,9 +28,9 @@ SUM_ENTRY_BYTES = 1.5  # per entry of a sum: 0.9 to 1.75 measured in sums of 16 
 ROUTINE_SPACING_S = 0.05
 PROMPT_ACK_BYTES = 16 << 10
 QUEUE_S = 0.25  # target time in queues: short for a user, long for a scheduler's pauses
-WINDOW_FIRST = 64 << 10  # bytes: four links of one host with 10 Mbit/s wait 0.2 s; it doubles soon
+WINDOW_FIRST = 64 << 10  # bytes; 0.2 s if four links of a host share 10 Mbit/s; it soon grows
 WINDOW_LEAST = 32 << 10  # 0.26 s of 1 Mbit/s; one message of any size goes in any case
-RATE_S = 2.0  # how far back the rate looks, in seconds in which something was under way
+RATE_S = 2.0  # time constant of the mean rate, in seconds in which something was under way
 
 
 def message_weight(message: Data, chunk_bytes: int) -> int:
@@ -72,7 +72,7 @@ class SendWindow:
         self.sent = 0  # bytes handed over since the edge was opened
         self.acked = 0  # bytes of ``sent`` that the neighbour has finished with
         self._arrived = 0  # bytes of ``sent`` that have arrived; at least ``acked``
-        self._way: deque[tuple[int, float]] = deque()  # (``sent`` after it, time) per message
+        self._way: deque[tuple[int, float]] = deque()  # (``sent`` after it, time), per message
         self._least_s = math.inf  # the shortest delay so far: the link without a queue
         self._held_back = False  # a message had to wait since the window last changed
         # A queue shrinks the window once: messages sent before that cut (``_cut_until``) count only
@@ -114,7 +114,7 @@ class SendWindow:
         self._way.append((self.sent, now_s))
 
     def on_ack(self, arrived: int, acked: int, now_s: float) -> bool:
-        """Update the window from the neighbour's cumulative counts; return whether any has grown.
+        """Update the window from the neighbour's cumulative counts; return whether one has grown.
 
         Args:
             arrived: bytes received, including parts of incomplete messages.
@@ -166,7 +166,7 @@ class SendWindow:
         self._rate_s = self._rate_s * keep + spent_s
 
 
-NARROW_S = 5.0  # data waiting this long without a break are no burst and no process pause
+NARROW_S = 5.0  # data that wait this long without a break are no burst or pause of a process
 
 
 @dataclass(slots=True)
@@ -182,11 +182,12 @@ class Backlog:
     is_reported: bool = False  # a link is reported once
 
     def observe(self, waits: bool, made_bytes: int, carries: float, now_s: float) -> float | None:
-        """Return the bytes per second that training needs, once, if the link was too slow for long.
+        """Return the bytes per second that training needs, when the link proves too slow for them.
 
-        Return None otherwise. A link whose rate suffices is not reported: a stalled process is the
-        cause. ``waits``: whether data wait now; ``made_bytes``: all bytes that training has made so
-        far; ``carries``: the link's rate in bytes per second.
+        This is the case once data have waited for NARROW_S. Return None before and afterwards, and
+        if the link's rate suffices: then a process has stalled. ``waits``: whether data wait now;
+        ``made_bytes``: all bytes that training has made so far; ``carries``: the link's rate in
+        bytes per second.
         """
         if not waits or self.is_reported:
             self.since_s = None
@@ -210,6 +211,6 @@ def describe_slow_link(link: SlowLink, host: str) -> str:
 
 
 def _format_megabytes(rate: float) -> str:
-    """Return a rate in bytes/s as MB/s: with up to two significant digits, from 10 on whole."""
+    """Return a rate in bytes/s as MB/s, with up to two significant digits, or whole from 10."""
     mega = rate / 1e6
     return f"{mega:.2g}" if mega < 0.095 else f"{mega:.1f}" if mega < 9.95 else f"{mega:.0f}"

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from sparkstrom.codec.messages import OptimizerChunk, hash_optimizer_copy
 from sparkstrom.protocol.common.process_pause import ProcessPause
 
-ASKED_AT_ONCE = 4  # chunks under way; few, because their links carry the commits, too
-RETRY_FIRST_S = 2.0  # time for the source's trainer to make a copy; losses are not reported
+ASKED_AT_ONCE = 4  # chunks under way; few, because their links also carry the commits
+RETRY_FIRST_S = 2.0  # until chunks are requested again; the source's trainer first makes a copy
 
 
 @dataclass(slots=True)
@@ -22,7 +22,7 @@ class OptimizerFetch:
     patience_s: float  # longest time without progress
     until_s: float  # time at which the fetch is given up; each new chunk postpones it
     copy: int | None = None  # number of the copy; None: any copy is taken
-    count: int = 1  # chunks of the copy; 1 until the first chunk names it
+    count: int = 1  # number of chunks; 1 until the first chunk states it
     chunks: dict[int, bytes] = field(default_factory=dict)  # by index
     asked_s: dict[int, float] = field(default_factory=dict)  # requests under way: index -> when
     taken_s: float = 0.0  # when the last chunk came

@@ -3,10 +3,10 @@
 Theory of operation
 ===================
 
-Two state machines make up the protocol: ``Master`` (one, at the controller) and ``Node`` (one in
+Two state machines make up the protocol: ``Master`` (one, in the controller) and ``Node`` (one in
 each worker process, beside its trainer). ``step(event, now_s)`` takes an event and returns effects;
 a machine does no I/O, owns no thread and reads no clock. ``docs/protocol.md`` has the messages and
-two sequence diagrams; this overview comes before the code.
+two sequence diagrams; read this overview before the code.
 
 One order. A worker publishes updates and numbers them (``seq``, from 1, without gaps); the worker
 is the *origin* of its updates. An update travels up the tree to the master, which alone turns the
@@ -26,7 +26,7 @@ shows that they arrived.
 
 Ids. A process gets a fresh id each time it joins, and an id is never reused. The master closes an
 id when its lease expires, when a newer attempt takes its partition, or when its process leaves.
-Closing fixes, in one act, the last ``seq`` that counts and the position at which the successor
+Closing fixes, at once, the last ``seq`` that counts and the position at which the successor
 starts. A process whose id was closed may return under a new one, with its replica and its residual.
 
 Leases. A node counts as alive while its parent hears from it. When a parent hears nothing from a
@@ -41,8 +41,8 @@ Each part of a machine has its own stage:
   arrive but no data does, the node opens fresh streams and joins again for another edge.
 - ``ReplicaStage``: how a node gets its parameters. It starts from the replica of commit 0 if the
   parent's log reaches back that far; otherwise it fetches a snapshot in chunks from the parent's
-  live replica, holding all later commits meanwhile. Then it follows the commits. A node that falls
-  out of reach of the parent's log fetches again.
+  live replica, and holds all later commits until then. Then it follows the commits. A node that
+  falls out of reach of the parent's log fetches again.
 - ``TaskStage``: how a worker's task ends. While it trains, the other stages determine the node's
   directive, the trainer's next instruction. Training ends when the master needs the task slot
   for another worker, when the trainer fails, or when something else ends the task.
@@ -256,7 +256,7 @@ StageKind = TypeVar(
 
 
 def next_stage(stage: StageKind, trigger: Trigger) -> StageKind:
-    """Return the stage that ``trigger`` leads to; AssertionError if the table has no such row."""
+    """Return the stage that ``trigger`` leads to; raise AssertionError if the table lacks it."""
     found = TRANSITIONS.get((stage, trigger))
     assert found is not None, f"{trigger} does not happen in {stage}"
     assert type(found) is type(stage), f"{stage} does not lead to {found}"

@@ -1,7 +1,7 @@
 """The tree over which updates travel: the master is its root, workers are the other nodes.
 
-A topology never changes; a change makes a new version. Its maps are persistent: the new version
-shares with the former one what did not change, so a change is cheap in a mesh of any size.
+A topology object never changes; a change makes a new version. Its maps are persistent: the new
+version shares with the former one what did not change, so a change is cheap in a tree of any size.
 """
 
 from __future__ import annotations
@@ -159,7 +159,7 @@ class Topology:
         """Return the tree without these nodes; a successor takes each one's place and children.
 
         The successor is a leaf below the lost node, and not one of the ``suspects`` unless all
-        leaves are suspected.
+        leaves are suspected. The place of a lost leaf becomes free.
         """
         tree = self
         for node in sorted(gone, key=lambda n: -self.places[n]):  # from below: no successor is gone

@@ -1,1 +1,1 @@
-"""The master's state machine: it admits workers, numbers updates and ends the fit."""
+"""The master's state machine, which admits workers, numbers updates and ends the fit."""

@@ -1,7 +1,7 @@
 """Make the master's messages to nodes: notices of closed ids, the fit's state, and welcomes.
 
-An id is closed when its worker is silent, leaves or is replaced. A welcome gives a worker its id
-and its place in the tree.
+The master closes a worker's id, for good, when the worker leaves, is silent or is replaced. A
+welcome gives a worker its id and its place in the tree.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ LEASES = 2  # leases for which a notice is repeated; after one silent lease a no
 class ClosedNotice:
     """The notice that one id is closed, which is repeated for a while."""
 
-    join: Join  # the newest one under the closed id: where its process listens
+    join: Join  # the newest join under the closed id; it states where its process listens
     parent: NodeId | None  # the parent that may still have it as a child; None: unknown
     edge: EdgeNo  # between that parent and the node
     until_s: float  # the notice is repeated until then
@@ -42,7 +42,7 @@ class ClosedNotices:
         self.by_node: dict[NodeId, ClosedNotice] = {}
 
     def add(self, member: Member, parent: NodeId, now_s: float) -> None:
-        """Begin to notify a closed member, and the parent that it had."""
+        """Begin to notify the process of a member whose id was closed, and its former parent."""
         assert member.order is not None, f"node {member.node} has stood nowhere"
         self._record(member.node, member.join, parent, member.order.edge, now_s)
 
@@ -76,7 +76,7 @@ class ClosedNotices:
         return effects
 
     def _send_notice(self, node: NodeId, notice: ClosedNotice, now_s: float) -> list[Effect]:
-        """Send a notice to the closed id's process and former parent; when it is old, drop it."""
+        """Return a notice's messages to the id's process and former parent; drop an old notice."""
         notice.next_s = now_s + SPACING_S
         if now_s > notice.until_s:
             del self.by_node[node]
@@ -85,7 +85,7 @@ class ClosedNotices:
         return [*disown, send_to_process(notice.join, self.make_message(node, notice.join))]
 
     def make_message(self, node: NodeId, join: Join) -> IdClosed:
-        """Return the notice that an id is closed; it states whether the id's process may return."""
+        """Return the notice that an id is closed, and whether its process may get a new id."""
         partition, failed = self._members.partitions[join.partition], self._members.failed.get(node)
         free = partition.owner is None and partition.last_owner == node and failed is None
         ending = TaskEnding.LEASE_OVER if free else TaskEnding.SUPERSEDED
@@ -105,8 +105,8 @@ BEATS_PER_LEASE = 8  # so that a few lost states do not look like a dead master
 class StateBroadcast:
     """The state of the fit, which the master broadcasts to every node.
 
-    A change in the number or the pace of the training workers is announced at once; a regular beat
-    shows that the master lives.
+    A change in the number of the training workers or in their pace (steps of the slowest one) is
+    announced at once. A regular beat shows that the master lives.
     """
 
     def __init__(
@@ -133,8 +133,8 @@ class StateBroadcast:
     def refresh(self) -> None:
         """Recompute the state's values; announce it if the training workers or their pace changed.
 
-        Pace means ``slowest``. The announcement is urgent, unless only the pace has changed and a
-        commit has already carried it.
+        The announcement is urgent, unless only the pace has changed and a commit has already
+        carried the new one.
         """
         self._members.refresh_slowest()
         known = self.slowest, self.training
@@ -199,7 +199,7 @@ class WelcomeFactory:
         self._edges = EdgeNo(0)  # the newest edge's number
 
     def make(self, member: Member, parent: NodeId, host: str, port: int) -> Welcome:
-        """Return the welcome that places ``member`` under ``parent``, at address ``host:port``."""
+        """Return the welcome that places ``member`` under ``parent``, which has this address."""
         self._edges = EdgeNo(self._edges + 1)
         stream = FIRST_STREAM + STREAMS_PER_EDGE * self._edges
         position, closed = self._members.partition_of(member).position, self._sequencer.closed

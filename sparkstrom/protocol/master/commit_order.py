@@ -1,8 +1,9 @@
-"""Number updates at the master, and measure the staleness of the training in them.
+"""Process the updates that reach the master, and measure the staleness of the training in them.
 
-Staleness is the number of minibatches that other workers trained between the start of a step and
-its commit, and that the step did not include. With k workers that take turns without waiting,
-staleness is k - 1: one round.
+``commit_sequencer`` numbers an update, which makes it a commit; this module then distributes the
+commit and records the progress. A minibatch's staleness is the number of other workers' minibatches
+that were committed before it and that the parameters on which it was trained did not include. With
+k workers that take turns without waiting, staleness is k - 1, one minibatch of each other worker.
 """
 
 from __future__ import annotations
@@ -41,11 +42,7 @@ class _Worker:
 
 
 class Staleness:
-    """Computes the staleness of all committed minibatches from the commits, in their order.
-
-    A minibatch's staleness is the number of other workers' minibatches that were committed before
-    it and that its step did not include.
-    """
+    """Computes the staleness of all committed minibatches from the commits, in their order."""
 
     def __init__(self) -> None:
         self.most = 0.0  # the highest staleness of any minibatch
@@ -62,8 +59,8 @@ class Staleness:
     def on_commit(self, node: NodeId, commit: CommitNo, seen: CommitNo, minibatches: int) -> None:
         """Record a commit that contains ``minibatches`` of training by ``node``.
 
-        The last minibatch is assumed to have begun with every commit up to ``seen``, the earlier
-        ones evenly spaced since the worker's previous publication.
+        ``seen`` is the newest commit in the replica on which the last of them was trained. What the
+        earlier ones had seen is interpolated linearly from the worker's previous publication on.
         """
         worker = self._workers.setdefault(node, _Worker())
         if minibatches:
@@ -82,7 +79,7 @@ class Staleness:
         self._at[commit % REMEMBERED] = self._minibatches
 
     def on_empty_steps(self, node: NodeId, minibatches: int) -> None:
-        """Record minibatches trained without an update, as part of the next commit."""
+        """Record minibatches whose training led to no update; they count with the next commit."""
         if minibatches:
             self._add_minibatches(node, minibatches, CommitNo(self._head + 1))
 
@@ -110,9 +107,10 @@ class Staleness:
 
 
 class CommitOrder:
-    """Numbers updates, distributes the commits, and advances the partitions' positions.
+    """Has updates numbered, distributes the commits, and advances the partitions' positions.
 
-    ``average`` combines the newest buffers of all partitions; None for a model without buffers.
+    Buffers are model state other than parameters. ``average`` combines the newest buffers of all
+    partitions; None for a model without buffers.
     """
 
     def __init__(
@@ -135,15 +133,15 @@ class CommitOrder:
         self._sequencer.admit(node)
 
     def close(self, node: NodeId) -> None:
-        """Stop numbering updates of this id."""
+        """Stop numbering updates of this id, which is closed."""
         self._sequencer.close(node)
         self.staleness.forget(node)
 
     def on_update(self, child: Child, update: Update, now_s: float) -> list[Effect]:
-        """Give an update from a child its commit number; apply it here and feed it to all children.
+        """Number an update from a child; return effects that apply it here and send it on.
 
-        A repeated update has no effect. After a gap, the update's origin is asked to resend. An
-        origin that is no member is notified that it is closed.
+        A repeated update has no effect. If earlier updates of its origin (the worker that made it)
+        are missing, ask for them again. If the origin's id is closed, notify its process.
         """
         child.bytes_forwarded += self._children.on_update(child, update)
         member = self._members.live.get(update.origin)
@@ -167,10 +165,10 @@ class CommitOrder:
         return [ev.ApplyCommit(committed), *self._children.feed_all(now_s)]
 
     def _payload_to_commit(self, update: Update) -> Payload:
-        """Return the payload to commit: the update's own, or the average of buffers.
+        """Return the payload to commit, which is the update's own unless it contains buffers.
 
-        An update of buffers is kept as the newest of its partition, and what is committed is the
-        average over all partitions' newest ones.
+        Keep buffers as the newest of their partition, and return the average of the newest buffers
+        of all partitions.
         """
         if update.payload.form != BUFFERS or self._average is None:
             return update.payload

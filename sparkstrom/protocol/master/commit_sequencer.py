@@ -17,7 +17,10 @@ from sparkstrom.protocol.common.events_and_effects import IgnoredMessages, Ignor
 
 
 class Sequencer:
-    """Assigns commit numbers, and keeps the number of each id's last committed update (seq)."""
+    """Assigns commit numbers, and records the seq of each id's last committed update.
+
+    The master closes an id, for good, when its worker leaves, is silent or is replaced.
+    """
 
     def __init__(self, log_bytes: int, ignored: IgnoredMessages) -> None:
         self._ignored = ignored
@@ -26,13 +29,13 @@ class Sequencer:
         self.closed: dict[NodeId, Seq] = {}  # closed id -> the last seq that counts
         self.slowest_told = 0  # ``Commit.slowest`` of the newest commit
         self.frozen = False  # True from the audit on: nothing is numbered
-        self.staleness: Counter[int] = Counter()  # commits that an update missed -> updates
+        self.staleness: Counter[int] = Counter()  # number of unseen commits -> updates
         # Open id -> its own commits that it may not have seen.
         self._own: dict[NodeId, deque[CommitNo]] = {}
 
     @property
     def head(self) -> CommitNo:
-        """Return the newest commit."""
+        """Return the number of the newest commit; 0 before the first."""
         return self.history.log.head
 
     def admit(self, node: NodeId) -> None:
@@ -54,10 +57,12 @@ class Sequencer:
         slowest: int = 0,
         payload_of: Callable[[Update], Payload] = attrgetter("payload"),
     ) -> Commit | None:
-        """Return the update's commit, or None if it is repeated, out of order, or of a closed id.
+        """Number an update, append its commit to the history, and return the commit.
 
-        The commit carries ``slowest``, the steps of the slowest worker. ``payload_of`` returns the
-        payload to commit; it is called only for an update that is numbered.
+        Return None for an update that is repeated, out of order or of a closed id, and for all once
+        ``frozen`` is set. The commit carries ``slowest``, the steps of the slowest worker.
+        ``payload_of`` returns the payload to commit; it is called only for an update that is
+        numbered.
         """
         last = self.last.get(update.origin)
         reason = None

@@ -1,4 +1,9 @@
-"""The master's state machine: it admits workers, numbers their updates and ends the fit."""
+"""The master's state machine, which admits workers, numbers their updates and ends the fit.
+
+The master is the root of a tree whose other nodes are the workers. A member is a worker process
+that has joined under an id; the master closes the id, for good, when the worker leaves, is silent
+or is replaced. A commit is an update that the master has numbered.
+"""
 
 from __future__ import annotations
 
@@ -53,20 +58,22 @@ from sparkstrom.protocol.master.phases import Phases, VacantPartitions
 from sparkstrom.protocol.master.statuses import Statuses
 from sparkstrom.protocol.master.tree_placement import Placement
 
-SCAN_S_PER_NODE = 20e-6  # least time between two scans of all members, per member
+SCAN_S_PER_NODE = 20e-6  # least time from one scan of all members to the next, per member
 SCAN_ALWAYS_NODES = 64  # up to this many members, a scan is so short that each event causes one
 
 
 class Master:
-    """The root of the tree: the only authority on membership, commit order and phase.
+    """Decides alone about membership, the order of commits and the phase of the fit.
 
-    The master has a replica, which the effect ``ApplyCommit`` changes, but does not train.
-    ``chunks`` is the number of chunks in a snapshot, ``kept`` are the residual files of the last
-    fit, and ``average`` combines models' buffers (None: the model has none).
+    The master does not train. It has a replica (a copy of the parameters), to which its caller adds
+    commits by the effect ``ApplyCommit``. ``chunks`` is the number of chunks in a snapshot of the
+    replica, ``endpoint`` the address where the master listens, ``kept`` are the residual files of
+    the last fit, and ``average`` combines the buffers of all partitions' models (None: the model
+    has none).
     """
 
-    aborted = False
-    _scan_due_s = -math.inf  # at once
+    aborted = False  # an effect ``Abort`` was returned
+    _scan_due_s = -math.inf  # when all members are next scanned; -inf: at once
 
     def __init__(
         self,
@@ -156,7 +163,10 @@ class Master:
         )
 
     def step(self, event: ev.Event, now_s: float) -> list[Effect]:
-        """Process one event and return the effects, after entering the next phase if it is due."""
+        """Process one event, then enter the next phase if it is due; return the effects of both.
+
+        After an ``Abort``, only notices of the failure to members are returned.
+        """
         if self.aborted:
             return self._react_after_abort(event)
         if (pause := self._pauses.pause_before(now_s)) is not None:
@@ -207,7 +217,7 @@ class Master:
         return []
 
     def _on_direct(self, message: Message, now_s: float) -> list[Effect]:
-        """Process a direct message of a node, or a message of a node that has no edge here."""
+        """Process a message that bypassed the tree, or whose sender is no child of the master."""
         live = self.members.live
         if isinstance(message, Join):
             if self.members.id_of(message) in live and self.phases.phase is Phase.DONE:
@@ -237,9 +247,9 @@ class Master:
         return []
 
     def _on_leave_notice(self, member: Member, leaving: LeaveNotice, now_s: float) -> list[Effect]:
-        """Close the id of a member that left on request, and confirm its notice.
+        """Close the id of a member that left on request, and record its residual file.
 
-        The member repeats the notice until then, so that its residual file is not forgotten.
+        Confirm the notice, which the member repeats until then. Ignore a notice without a request.
         """
         if member.releasing is None:
             self.ignored.count(leaving, IgnoreReason.EARLY)
@@ -250,7 +260,7 @@ class Master:
         return [*effects, send_to_process(member.join, end_notice(member, leaving.reason))]
 
     def _on_failure_without_id(self, failed: TrainingFailure) -> list[Effect]:
-        """Abort the fit because a worker failed before it had an id, unless it is superseded.
+        """Abort the fit because a worker without an id failed, unless a newer attempt replaced it.
 
         Spark does not end the tasks of a stage that it repeats. Such a task of an earlier stage
         attempt may be refused, or fail, while a newer attempt trains its partition.
@@ -262,14 +272,14 @@ class Master:
         return [ev.Abort(failed.reason, failed.trace, *where, phase=failed.phase)]
 
     def _on_training_failure(self, member: Member, failed: TrainingFailure) -> list[Effect]:
-        """Abort the fit because a worker failed, unless the fit is done already."""
+        """Abort the fit because a worker failed; if the fit is done, only confirm the report."""
         if self.phases.phase is Phase.DONE:
             return [self._make_failure_notice(member)]
         where = (member.join.host, member.join.partition)
         return [ev.Abort(failed.reason, failed.trace, *where, phase=failed.phase)]
 
     def _react_after_abort(self, event: ev.Event) -> list[Effect]:
-        """Notify every node that still sends messages that the fit has failed; do nothing else.
+        """Return notices of the fit's failure to the members from which this event brings messages.
 
         Spark does not end the tasks of a stage that it is about to repeat, so they must end
         themselves.
@@ -287,7 +297,7 @@ class Master:
         return [self._make_failure_notice(live[node]) for node in sorted(live.keys() & speakers)]
 
     def _make_failure_notice(self, member: Member) -> Effect:
-        """Return the effect that notifies a member that the fit has failed."""
+        """Return the effect that notifies a member that the fit has failed; its task must end."""
         return send_to_process(member.join, end_notice(member, TaskEnding.FIT_FAILED.value))
 
     def _on_child(self, child: Child, message: Message, now_s: float) -> list[Effect]:
@@ -350,7 +360,10 @@ class Master:
         return effects + self.statuses.report_slow_links(found)
 
     def _move_phase(self, now_s: float) -> list[Effect]:
-        """Enter the next phase if it is due; close the ids of nodes that hold up this phase."""
+        """Enter the next phase if it is due; close the ids of nodes that hold it up for too long.
+
+        When draining begins, also begin the optimizer copies for the last checkpoint.
+        """
         before, last = self.phases.phase, self.limits.last_copies
         effects = self.phases.enter_next_if_due(now_s)
         if self.phases.phase is not before:
@@ -364,7 +377,7 @@ class Master:
 
 
 def end_notice(member: Member, reason: str) -> IdClosed:
-    """Return the message that ends a node's task, and confirms its leave or failure notice."""
+    """Return the message that ends a node's task and confirms its notice of leaving or failure."""
     join, node = member.join, member.node
     return IdClosed(
         token=join.token, count=join.count, node=node, seq=Seq(0), reason=reason, free=False

@@ -1,8 +1,12 @@
 """Define the master's limits, and its records of partitions, residual checkpoints and members.
 
-A member is a worker process that has joined the fit under an id that is not closed. A position
-(epoch, batch) is how far a partition has been trained. A residual checkpoint is a file with changes
-that a worker learned and did not send; a worker of the next fit takes them over.
+A member is a worker process that has joined the fit under an id. The master closes the id, for
+good, when the worker leaves, is silent or is replaced; a process that returns gets a new one. A
+position (epoch, batch) is how far a partition has been trained. A residual checkpoint is a file
+with changes that a worker learned and did not send; a worker of the next fit takes them over.
+
+A join message has a ``token``, which identifies the process, and a ``count``, which rises with each
+id that the process requests.
 """
 
 from __future__ import annotations
@@ -39,7 +43,7 @@ from sparkstrom.protocol.common.topology import FLAT
 
 @dataclass(frozen=True, slots=True)
 class MasterLimits:
-    """Limits of the master: times in seconds, mostly since the last progress; sizes in bytes."""
+    """Limits of the master. Times are in seconds, sizes in bytes."""
 
     lease_s: float = 10.0  # a member that is silent for so long is suspected, then closed
     start_s: float = 60.0  # from the first join until training begins with the workers present
@@ -47,11 +51,11 @@ class MasterLimits:
     attach_s: float = 120.0  # from sending a member its place until the parent confirms it
     rejoin_s: float = 300.0  # how long a partition may be without a worker, while nobody trains
     release_s: float = 10.0  # how long a partition waits before a finished worker gives up its slot
-    end_s: float = 60.0  # draining or auditing without progress
-    log_bytes: int = 64 << 20  # limit on the log from which children are served
-    flow_limits: FlowLimits = DEFAULT_FLOW_LIMITS
-    fan_out: int = FLAT[0]  # children per node
-    depth: int = FLAT[1]  # levels below the master
+    end_s: float = 60.0  # longest time without progress in draining or in the audit
+    log_bytes: int = 64 << 20  # of the newest commits, kept for children that lack them
+    flow_limits: FlowLimits = DEFAULT_FLOW_LIMITS  # on data under way to the master's children
+    fan_out: int = FLAT[0]  # children per node, at most
+    depth: int = FLAT[1]  # levels below the master, at most
     # Optimizer states to copy before the fit is done, for the last checkpoint; None: none.
     last_copies: OptimizerCopyRequest | None = None
 
@@ -60,7 +64,7 @@ class MasterLimits:
 class Partition:
     """One partition of the data: its owner, and how much of it has been trained so far.
 
-    A minibatch counts as trained when a position at or after it is committed. A position that came
+    A minibatch counts as trained when a position beyond it is committed. A position that came
     with an update counts with the update's commit. A position from a status counts once the update
     that the status names is committed; the position is dropped if the node's id closes first.
     """
@@ -79,7 +83,7 @@ class Partition:
     unowned_s: float = 0.0  # time since which it has had no owner
 
     def resume_from(self, start: PartitionStart) -> None:
-        """Continue an earlier fit from ``start``, expecting the same rows."""
+        """Take the position, and the rows to expect, from ``start``, the end of an earlier fit."""
         self.start = self.position = min(start.position, self.end)
         self.rows, self.checksum, self.batches = start.rows, start.checksum, start.batches
         self.is_resumed = True
@@ -180,23 +184,24 @@ class Partitions(tuple[Partition, ...]):
         return expected, len(read) == len(self)
 
 
-# Executor -> file -> mass: the sum of absolute residuals in the file.
+# Executor -> path of a file -> mass, the sum of absolute residuals in the file.
 CheckpointFiles = dict[str, dict[str, float]]
 
 
 class ResidualCheckpoints:
-    """Residual files: those of the last fit, with their new owners, and those of this fit.
+    """Residual files of the last fit, with their new owners, and those that this fit leaves.
 
-    Each file of the last fit is granted once, to one process that joins on its executor. A file
-    whose owner died, or that was never granted, counts as lost mass (sum of absolute values).
+    A file of the last fit is granted at most once, to one process that joins on its executor. A
+    file whose owner died, or that was never granted, counts as lost mass (sum of absolute values).
+    ``kept`` are the files of the last fit.
     """
 
     def __init__(self, kept: CheckpointFiles) -> None:
-        self._free = {executor: dict(files) for executor, files in kept.items()}
-        self._granted: dict[NodeId, dict[str, float]] = {}
+        self._free = {executor: dict(files) for executor, files in kept.items()}  # not granted
+        self._granted: dict[NodeId, dict[str, float]] = {}  # owner -> path -> mass
         self.files: CheckpointFiles = {}  # left by workers of this fit
-        self.lost_mass = 0.0  # sum of absolute residuals that nobody will add
-        self.granted_files = 0
+        self.lost_mass = 0.0  # sum of absolute residuals that no worker will add
+        self.granted_files = 0  # number of files granted so far
 
     def grant(self, executor: str, node: NodeId) -> None:
         """Grant a new process one file of its executor, if one is left."""
@@ -226,17 +231,17 @@ class ResidualCheckpoints:
         return tuple(self._granted.get(node, ()))
 
     def mark_used(self, node: NodeId) -> None:
-        """Mark the residual files that this node took over as used: its own state contains them."""
+        """Mark the residual files granted to this node as used, as its own state contains them."""
         self._granted.pop(node, None)
 
     def count_used_and_lost(self, live: Iterable[NodeId]) -> None:
-        """When the fit ends, count files granted to live nodes as used and all others as lost."""
+        """Count files granted to ``live`` nodes as used and all others as lost, as the fit ends."""
         for node in live:
             self.mark_used(node)
         self.count_lost()
 
     def count_lost(self) -> None:
-        """Add the mass of files that were not granted, or whose owner is gone, to the lost mass."""
+        """Add the mass of all files that are not marked as used to the lost mass; forget them."""
         for files in (*self._free.values(), *self._granted.values()):
             self.lost_mass += sum(files.values())
         self._free.clear()
@@ -248,13 +253,13 @@ class Member:
     """The master's record of one live node."""
 
     node: NodeId
-    join: Join  # the newest one under this id
+    join: Join  # its newest join message under this id
     own_ids: frozenset[NodeId]  # every id that its process has had
 
     # Its place in the tree, which only ``Placement`` changes.
     stage: MemberStage = WAITING
     placed: bool = False  # ``stage`` is one of IN_PLACE: its parent has confirmed the edge
-    order: Welcome | None = None  # the newest one, with the edge to open; None while WAITING
+    order: Welcome | None = None  # newest message about its place and edge; None while WAITING
     order_s: float = -1.0  # when the order was last sent
 
     # What the member has reported, in statuses and with updates.
@@ -263,10 +268,10 @@ class Member:
     steps: int = 0  # only grows
     activity: Activity = Activity.CATCHING_UP  # never goes back to CATCHING_UP
     final: Seq | None = None  # seq of its last update; None: more may follow
-    audit: AuditAnswer | None = None
+    audit: AuditAnswer | None = None  # hash of its replica; None: not reported yet
     is_source: bool = False  # others may copy its optimizer state
     whole: bool = False  # it has a replica for children; not while it fetches a snapshot
-    lag: int = 0  # commits behind its parent, as last reported to people
+    lag: int = 0  # commits behind its parent, as last noted for the user
 
     releasing: str | None = None  # why it must give up its task slot; None: it need not
 
@@ -279,13 +284,16 @@ class Member:
         )
 
     def send(self, message: Message) -> SendToProcess:
-        """Return the effect that sends a message to this process, but only under its present id."""
+        """Return the effect that sends a message to the member's process.
+
+        The process drops the message if its present id is another one.
+        """
         return SendToProcess(self.join.address, self.join.token, message, self.node)
 
     def set_activity(self, activity: Activity) -> None:
-        """Record a reported activity, unless a newer report has overtaken it.
+        """Record a reported activity; ignore CATCHING_UP, and any activity after FINISHED.
 
-        A member never returns to CATCHING_UP, and FINISHED is final.
+        A newer report has overtaken those: no member returns to CATCHING_UP, and FINISHED is final.
         """
         if activity is not Activity.CATCHING_UP and self.activity is not Activity.FINISHED:
             self.activity = activity
@@ -326,10 +334,10 @@ class Members:
         self.departures: list[Departure] = []  # in their order
         self.next_id = NodeId(1)  # ids are never reused
         self.slowest = 0  # steps of the slowest training worker, as far as is known
-        self._at_slowest = 0  # workers with so many steps; the others have more
+        self._at_slowest = 0  # training workers with ``slowest`` steps; the others have more
         self._ids: dict[tuple[int, int], NodeId] = {}  # (token, count) -> id
         self._counts: dict[int, int] = {}  # token -> its highest count
-        self._former: dict[int, list[NodeId]] = {}  # token -> its ids
+        self._former: dict[int, list[NodeId]] = {}  # token -> all ids of its process
 
     def id_of(self, join: Join) -> NodeId | None:
         """Return the id with which this join (token and count) was answered; None if it was not."""
@@ -348,7 +356,10 @@ class Members:
         return self.partitions[member.join.partition]
 
     def add(self, join: Join) -> Member:
-        """Admit a process under a new id as its partition's owner, and grant it a residual file."""
+        """Admit a process under a new id as its partition's owner; return the new member.
+
+        A process that returns keeps its residual files; any other is granted one, if one is left.
+        """
         node, former = self.next_id, self.former_ids(join.token)
         partition = self.partitions[join.partition]
         assert node not in self.executors, f"node {node} again: nonces begin with a node's id"
@@ -369,9 +380,10 @@ class Members:
         return member
 
     def remove(self, member: Member, reason: str, now_s: float, *, released: bool) -> Partition:
-        """End a membership: record the departure, free the partition and return the partition.
+        """End a membership: record the departure, then free the member's partition and return it.
 
-        ``released``: whether it left on request; what it saved contains its granted files.
+        ``released``: whether the member left on request. Its granted residual files then count as
+        used, because the residual that it saved contains them.
         """
         node, partition = member.node, self.partition_of(member)
         assert self.live[node] is member, f"node {node} is no member"
@@ -392,7 +404,7 @@ class Members:
         return {node: join.host for node, join in (self.closed_joins | living).items()}
 
     def advance(self, member: Member, steps: int) -> None:
-        """Record a member's steps, which only grow; update ``slowest``."""
+        """Record a member's step count unless a higher one is known; update ``slowest``."""
         if steps <= member.steps:
             return
         self._at_slowest -= member.steps <= self.slowest and member.is_training

@@ -31,7 +31,8 @@ class MembershipCloser:
     """Ends the memberships of workers that are silent, leave, are superseded or hold up others.
 
     No later update of the worker is committed, and its reports no longer move the partition's
-    position: so the successor, which starts there, neither repeats nor omits committed training.
+    position. The successor, which starts at this position, therefore neither repeats nor omits
+    committed training.
     """
 
     def __init__(
@@ -61,7 +62,8 @@ class MembershipCloser:
         Args:
             reasons: why each member leaves, as human-readable text.
             now_s: time.
-            released: True if they leave on request; what they saved contains their granted files.
+            released: True if they leave on request, after saving their residuals; the residual
+                files granted to them then count as used.
         """
         effects: list[Effect] = []
         before = self._placement.tree
@@ -109,8 +111,8 @@ class Admission:
 
     A repeated join (same process and count) gets the same answer. A higher Spark taskAttemptId
     takes a partition over from a lower one. A process whose lease expired returns under a new id,
-    unless another process has owned its partition since. ``version`` is the controller's version of
-    sparkstrom.
+    unless another process has owned its partition since. ``version`` is that of sparkstrom in the
+    driver program.
     """
 
     def __init__(
@@ -131,7 +133,8 @@ class Admission:
     def on_join(self, join: Join, now_s: float) -> list[Effect]:
         """Answer a join: admit, repeat the last answer, refuse, or report that the id is closed.
 
-        Abort the fit if the version or the rows differ, or if the tree is full.
+        Abort the fit if the version or the rows differ, or if the tree is full. Ignore a join that
+        a newer one of the same process has overtaken.
         """
         if join.version != self._version:
             reason = DIFFERENT_VERSIONS.format(self._version, join.version, join.host)
@@ -150,7 +153,10 @@ class Admission:
         return self._admit(join, now_s)
 
     def _on_join_again(self, member: Member, join: Join, now_s: float) -> list[Effect]:
-        """Answer a live member's join: repeat its welcome, or give it a new edge on request."""
+        """Answer a live member's join: repeat its welcome, or give it a new edge on request.
+
+        Ignore an outdated join, and one whose answer must wait for the member's place.
+        """
         self._placement.renew_lease(member, now_s)
         if join.request < member.join.request:
             self._ignored.count(join, IgnoreReason.LATE)
@@ -177,7 +183,10 @@ class Admission:
         return None
 
     def _admit(self, join: Join, now_s: float) -> list[Effect]:
-        """Add the member and close the partition's older owner; abort the fit if rows differ."""
+        """Add a member, and close the id of the partition's older owner; return the effects.
+
+        Abort the fit if the rows differ from those read before, or if the tree is full.
+        """
         partition = self._members.partitions[join.partition]
         if not partition.record_or_compare_rows(join.rows, join.checksum, join.batches):
             reason = describe_different_rows(partition, join.rows, join.batches, join.checksum)

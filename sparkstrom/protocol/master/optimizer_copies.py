@@ -1,8 +1,8 @@
-"""Choose the workers from which late ones copy optimizer states; copy states for checkpoints.
+"""Choose the worker whose optimizer state a late worker copies; copy states for checkpoints.
 
 An optimizer's state is what it remembers between steps, such as momentum. A late worker is one that
-joins in mid-training. For a checkpoint the master copies the state of one worker, or of each worker
-that can send it.
+joins when others have begun to train. For a checkpoint the master copies the state of one worker,
+or of each worker that can send it.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from sparkstrom.protocol.master.members import Member, Members
 
 
 class OptimizerSources:
-    """Chooses the worker from which a newcomer copies optimizer state; forwards the requests."""
+    """Chooses the worker from which a late worker copies optimizer state; forwards the requests."""
 
     def __init__(self, members: Members, ignored: IgnoredMessages) -> None:
         self._members, self._ignored = members, ignored
-        self._chosen: dict[NodeId, NodeId] = {}  # newcomer -> the worker that it copies from
+        self._chosen: dict[NodeId, NodeId] = {}  # asker -> the worker from which it copies
 
     def on_request(self, ask: OptimizerRequest) -> list[Effect]:
-        """Forward a request to the asker's source, the worker that it copies from.
+        """Forward a request to the asker's source, the worker from which it copies.
 
         The source stays the same while it lives, because chunks from two sources do not form one
         copy. Ignore the request if no worker can serve it.
@@ -54,8 +54,8 @@ class OptimizerSources:
 class OptimizerCopies:
     """Copies workers' optimizer states for a checkpoint, while training continues.
 
-    One state is fetched at a time, because the controller's link carries the commits, too.
-    ``patience_s`` limits the time without progress. A copy's content identifies its partition.
+    One state is fetched at a time, because the master's link also carries the commits. A copy is
+    given up after ``patience_s`` without progress. A copy's content identifies its partition.
     """
 
     def __init__(
@@ -73,14 +73,14 @@ class OptimizerCopies:
         self._everybody = False  # the request is for a copy from each candidate
         self._asked: set[NodeId] = set()  # sources that have had their turn
         self._numbers: set[int] = set()  # numbers of finished copies, whose chunks come too late
-        # The last request, while it cannot begin: no worker can send one, or one is on its way.
+        # The request for the end of the fit, until its copies are begun; see ``begin_last``.
         self._last: OptimizerCopyRequest | None = None
-        self._has_last = False  # the last copies were begun
+        self._has_last = False  # the copies for the end of the fit were begun
 
     def begin(self, wish: OptimizerCopyRequest, now_s: float) -> list[Effect]:
-        """Begin to copy optimizer states; do nothing while copies are under way.
+        """Begin to copy the optimizer states in ``wish``; do nothing while copies are under way.
 
-        If the copies for the end of the fit exist already, return those.
+        If the copies for the end of the fit exist already, report those at once.
         """
         if self.fetch is None and self._has_last:
             return [ev.OptimizerCopied(self.copied)]
@@ -136,7 +136,7 @@ class OptimizerCopies:
             self.fetch.moved_s = now_s
 
     def on_chunk(self, chunk: OptimizerChunk, now_s: float) -> list[Effect]:
-        """Store a chunk and request the next ones."""
+        """Store a chunk and request the next ones; ignore a chunk of a finished copy."""
         if self.fetch is None or chunk.copy in self._numbers:
             self._ignored.count(chunk, IgnoreReason.LATE)
             return []
@@ -144,7 +144,10 @@ class OptimizerCopies:
         return self.continue_fetch(now_s)
 
     def continue_fetch(self, now_s: float) -> list[Effect]:
-        """Finish the present copy if it is complete or overdue, and request missing chunks."""
+        """Finish the present copy if it is complete or overdue, or if its source has left.
+
+        Then begin the copies for the end of the fit if possible, and request missing chunks.
+        """
         effects: list[Effect] = []
         fetch = self.fetch
         if fetch is not None and (
@@ -155,7 +158,7 @@ class OptimizerCopies:
         return effects + self._request_missing(now_s)
 
     def _is_source_gone(self) -> bool:
-        """Return whether the source has left the fit."""
+        """Return whether a source was chosen here and has left the fit."""
         return self._source is not None and self._source not in self._members.live
 
     def _finish_fetch(self, fetch: OptimizerFetch, now_s: float) -> list[Effect]:

@@ -1,9 +1,10 @@
 """Move a fit through its phases, and watch for partitions without a worker.
 
-Gather: wait for workers. Run: train. Drain: workers publish what is left, once every partition is
-trained or a stop was requested. Audit: every live replica is hashed at the final commit, and the
-hashes are compared. Done. The final commit is the number of the last update; it is fixed when every
-worker's last update has a number, and no update gets one after that.
+The phases are gathering (wait for workers), running (train), draining (workers publish what is
+left, once every partition is trained or a stop was requested), audit (every live replica is hashed
+at the final commit, and the hashes are compared) and done. A commit is an update that the master
+has numbered. The final commit is fixed when every worker's last update has a number; no update gets
+one after that.
 """
 
 from __future__ import annotations
@@ -54,7 +55,10 @@ class Phases:
             self.first_join_s = now_s
 
     def note_progress(self, now_s: float) -> None:
-        """Restart the deadline for ending the fit: data were committed, received or hashed."""
+        """Restart the deadline of draining and of the audit.
+
+        The caller has observed that data were committed, received or hashed.
+        """
         assert now_s >= self.progress_s, "time does not go back"
         self.progress_s = now_s
 
@@ -113,7 +117,11 @@ class Phases:
         return member.final is None or self._sequencer.last[member.node] < member.final
 
     def _begin_run_if_ready(self, now_s: float) -> list[ev.Effect]:
-        """Begin training once every partition has a ready worker, or the wait for them is over."""
+        """Begin training once every partition has a ready worker, or the wait for them is over.
+
+        Abort if all partitions are empty, or if too few workers are ready after the wait. Begin
+        draining instead if a stop was requested or nothing is left to train.
+        """
         members, partitions = self._members, self._members.partitions
         nothing_left = any(p.rows > 0 for p in partitions) and all(p.trained for p in partitions)
         if self.stop_reason is not None or nothing_left:
@@ -184,8 +192,8 @@ class VacantPartitions:
     def check(self, now_s: float) -> list[Effect]:
         """Abort if a partition has lacked a worker for too long; before that, free a task slot.
 
-        The deadline does not run while other workers train, since they free their slots when they
-        finish.
+        The deadline does not run while other workers train, since each can free its slot when it
+        finishes.
         """
         if self._phases.phase is not Phase.RUNNING:
             return []
@@ -205,10 +213,10 @@ class VacantPartitions:
         return []
 
     def _ask_finished_worker_to_leave(self, waiting: int, now_s: float) -> None:
-        """Choose one finished worker to give up its task slot to the partition ``waiting``.
+        """Choose a finished worker that must give up its task slot to the partition ``waiting``.
 
-        Spark takes a while to use a free slot, so the next worker is chosen only if that did not
-        help.
+        Do nothing if there is none. Spark takes a while to use a free slot, so ``check`` chooses
+        the next worker only if the first one's slot did not help.
         """
         for member in self._members.live.values():
             if not member.placed or member.releasing is not None:
@@ -219,7 +227,7 @@ class VacantPartitions:
                 return
 
     def resend_releases(self, now_s: float) -> list[Effect]:
-        """Repeat the requests to give up a slot until each is obeyed."""
+        """Return the requests to give up a slot, which are repeated until each is obeyed."""
         if now_s < self._asked_s + RELEASE_SPACING_S:
             return []
         self._asked_s = now_s

@@ -40,7 +40,10 @@ class Statuses:
         self.slow: dict[NodeId, str] = {}  # node whose link to its parent is slow -> reported text
 
     def on_status(self, status: Status, now_s: float) -> list[Effect]:
-        """Apply a node's status if it is newer than the last; confirm the edge named in it."""
+        """Apply a node's status if it is newer than the last one; confirm the edge that it names.
+
+        If the node's id is closed, only notify its process of that again.
+        """
         member = self._members.live.get(status.node)
         if member is None:
             self._notices.notify_closed(status.node, now_s)
@@ -64,7 +67,7 @@ class Statuses:
         return effects
 
     def _record_audit(self, member: Member, status: Status, now_s: float) -> None:
-        """Record the replica hash in a member's status, and the residual file that it left."""
+        """Record the replica hash in a member's status and, once, the residual file left by it."""
         assert status.audit is not None
         if member.audit is None:
             self._phases.note_progress(now_s)

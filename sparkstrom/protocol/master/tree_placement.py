@@ -1,8 +1,10 @@
 """Assign members their places in the tree, and suspect members that have gone silent.
 
-A place determines a member's parent; an edge is the connection to that parent. The tree changes at
-once, and the nodes follow. A node is sent its place only once its parent's own place is confirmed,
-so that no cycle ever exists. The place is sent repeatedly until the parent confirms the edge.
+A member is a live worker. Its place determines its parent; an edge is the connection to that
+parent. The tree changes at once, and the nodes follow. A node is sent its place, by a message
+called its order, only once its parent's own place is confirmed, so that no cycle ever exists. The
+order is repeated until the parent confirms the edge. A lease is the silence after which a node
+counts as gone.
 """
 
 from __future__ import annotations
@@ -26,8 +28,8 @@ QUIET_PER_LEASE = 8  # a member heard from within a lease / 8 is not probed
 class Placement:
     """The intended tree, and each member's progress towards its place in the tree.
 
-    ``leases`` are those of the master's own children and of members that move or are suspected; the
-    other members' leases are held by their parents. ``endpoint`` is the master's address.
+    ``leases`` tracks the master's own children, and members that move or are suspected; the other
+    members' parents track theirs. ``endpoint`` is the master's address.
     """
 
     def __init__(
@@ -47,7 +49,7 @@ class Placement:
         self._attaching = Leases(limits.attach_s, now_s)  # members sent a place, not confirmed yet
         self.tree = Topology(limits.fan_out, limits.depth)  # exactly the live members
         self.moving: dict[NodeId, None] = {}  # members whose place is not confirmed, in order
-        self.suspects: dict[NodeId, float] = {}  # member -> when it was last probed
+        self.suspects: dict[NodeId, float] = {}  # moving or suspected member -> last probe
 
     def assign_place(self, node: NodeId, executor: str) -> None:
         """Add a node to the tree, below another node of the same executor if that one has room.
@@ -69,7 +71,7 @@ class Placement:
         return sorted(near & self.tree.places.keys(), key=self.tree.depth)
 
     def forget(self, member: Member) -> list[Effect]:
-        """Drop all records about a closed, detached member, and close the edge to it."""
+        """Drop all records about a detached member whose id is closed; close the edge to it."""
         node = member.node
         assert node not in self.tree, f"node {node} still has a place"
         self._leases.drop(node)
@@ -92,7 +94,10 @@ class Placement:
             self.move(self._members.live[node], now_s)
 
     def reopen_all(self, endpoint: Endpoint, now_s: float) -> list[Effect]:
-        """Give all children of the master new edges after its media driver was restarted."""
+        """Schedule new edges for the master's children, whose streams ended with its media driver.
+
+        ``endpoint`` is the address of the new driver, Aeron's process that sends and receives UDP.
+        """
         self._endpoint = endpoint
         effects: list[Effect] = []
         for node in list(self.tree.children(MASTER)):
@@ -103,13 +108,13 @@ class Placement:
     def send_due_orders(self, now_s: float) -> list[Effect]:
         """Send each unconfirmed member its place if its parent's place is confirmed.
 
-        Until then the master alone holds the lease of such a member.
+        Until its place is confirmed, the master alone holds such a member's lease.
         """
         moving = [self._members.live[node] for node in self.moving]
         return [effect for member in moving for effect in self.send_order_if_due(member, now_s)]
 
     def send_order_if_due(self, member: Member, now_s: float) -> list[Effect]:
-        """Send a member its place, if its parent's place is confirmed and no order is recent."""
+        """Send a member its order if its parent's place is confirmed and none was sent just now."""
         node, live = member.node, self._members.live
         assert not member.placed, f"node {node} has its place"
         self.suspects.setdefault(node, now_s)
@@ -141,7 +146,10 @@ class Placement:
         return [*effects, send_to_process(member.join, order)]
 
     def confirm(self, member: Member, edge: EdgeNo) -> None:
-        """Record that the parent has the member as a child over this edge, and holds its lease."""
+        """Record that the parent has the member as a child over this edge, and holds its lease.
+
+        Ignore an edge that is not the member's newest one.
+        """
         if member.order is None or edge != member.order.edge or member.placed:
             return
         member.advance_stage(Trigger.CONFIRMED)
@@ -154,9 +162,9 @@ class Placement:
     def expired_attachments(self, now_s: float) -> dict[NodeId, str]:
         """Return live members that did not attach to their parent in time, each with a reason.
 
-        The process of such a member may return under another id. But a member that never reported
-        anything over an edge would end the same way again, so it must fail and let Spark try
-        another executor.
+        The process of such a member may return under another id. But a process that never reported
+        anything over an edge would end the same way again. It is recorded in ``Members.failed``, so
+        that its task fails and Spark tries another executor.
         """
         reasons: dict[NodeId, str] = {}
         for node, waited_s in self._attaching.expire(now_s):
@@ -175,7 +183,10 @@ class Placement:
             self._leases.renew(member.node, now_s)
 
     def on_child_silent(self, silent: ChildSilent, now_s: float) -> list[Effect]:
-        """Process a report that a child is silent: suspect it and all nodes below it."""
+        """Process a report that a child is silent: suspect the child and all nodes below it.
+
+        If the child has left or has another edge now, make the parent drop it instead.
+        """
         member = self._members.live.get(silent.child)
         above = self._members.live[silent.node]
         if member is None or member.order is None or member.order.edge != silent.edge:
@@ -207,7 +218,7 @@ class Placement:
         return effects
 
     def on_probe_reply(self, member: Member, now_s: float) -> None:
-        """Record that a member lives; schedule a new edge if its parent does not hear from it."""
+        """Record that a member lives; schedule a new edge if its parent does not hear it."""
         self._leases.renew(member.node, now_s)
         self.suspects.pop(member.node, None)
         if member.stage in NOT_HEARD:
@@ -221,8 +232,8 @@ class Placement:
     def on_new_request(self, member: Member, join: Join, now_s: float) -> list[Effect]:
         """Give a member another edge, which it requests with a newer join.
 
-        Its old parent is probed, because that parent may be gone. If the member lost the edges to
-        its children, the children get new edges, too.
+        Its old parent is probed, because that parent may be gone. If the member also lost the edges
+        to its children, the children get new ones.
         """
         assert join.request > member.join.request, "a lower request is an older one"
         before, parent = member.order, self.tree.parent(member.node)

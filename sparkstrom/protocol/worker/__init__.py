@@ -1,1 +1,1 @@
-"""A worker's state machine: it joins, fetches a replica, publishes updates, relays and leaves."""
+"""A worker's state machine, which joins, fetches a replica, publishes and relays updates."""

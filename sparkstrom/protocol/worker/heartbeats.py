@@ -1,4 +1,4 @@
-"""Send heartbeats to the parent: signs of life, acknowledgements, and changed statuses.
+"""Send heartbeats to the parent, which contain acknowledgements and changed statuses.
 
 A heartbeat renews the node's lease, which is the time for which the node counts as alive; when a
 lease expires, the master may close the node's id (``protocol.common.stages``). A status describes
@@ -30,8 +30,8 @@ from sparkstrom.protocol.worker.parent_link import InFlight, ParentLink
 from sparkstrom.protocol.worker.replication import Replication
 from sparkstrom.protocol.worker.time_limits import NodeLimits
 
-REPORT_SPACING_S = 0.01  # least time between two reports of which one is urgent
-REPEAT_S = 0.25  # between repeats of what has not been shown to be heard
+REPORT_SPACING_S = 0.01  # least time from a report to an urgent one
+REPEAT_S = 0.25  # between repeats of what is not acknowledged or confirmed
 
 
 class Heartbeats:
@@ -82,7 +82,7 @@ class Heartbeats:
         return self._link.bytes_received + self._link.arriving
 
     def report(self, now_s: float) -> list[Effect]:
-        """Return a heartbeat, and the direct messages that the master has not confirmed."""
+        """Return a heartbeat, and again the direct messages that the master has not confirmed."""
         self._report_flag.clear()
         self._reports += 1
         self._reported_s, self._bytes_reported = now_s, self._bytes_taken

@@ -1,7 +1,7 @@
 """A worker's identity for the master: constant facts about its process, and its node ids.
 
-The master closes an id when its worker is silent, leaves or is replaced. A process that returns
-after that gets a new id; the facts stay the same.
+The master closes an id, for good, when its worker leaves, is silent or is replaced. A process that
+returns after that gets a new id; the facts stay the same.
 """
 
 from __future__ import annotations
@@ -45,17 +45,20 @@ class Membership:
         self.count = 1  # rises with each return under a new id
         self.request = 0  # rises with each request for an edge
         self.address: Address | None = None
-        self.alone = False  # the last request stated that edges to children are gone, too
+        self.alone = False  # the last request stated that edges to children are gone as well
         self._began_s = now_s
 
     @property
     def id(self) -> NodeId:
-        """Return the present id; AssertionError before the first welcome."""
+        """Return the present id; raise AssertionError before the first welcome."""
         assert self.node is not None, "it has no id yet"
         return self.node
 
     def set_address(self, address: Address, *, alone: bool) -> None:
-        """Set the fresh streams on which the process listens; the next join is a new request."""
+        """Set the fresh streams on which the process listens; the next join is a new request.
+
+        ``alone``: whether the edges to its children are lost as well.
+        """
         self.address, self.alone = address, alone or self.alone
         self.request += 1
 
@@ -87,7 +90,10 @@ class Membership:
         return None if message.count == self.count else IgnoreReason.LATE
 
     def take_id(self, node: NodeId, closed: LastSeqs) -> dict[NodeId, Seq]:
-        """Take ``node`` as the present id; return each former id's last committed number (seq)."""
+        """Take ``node`` as the present id, and record the ``closed`` former ids.
+
+        Return the number (seq) of each former id's last committed update.
+        """
         assert node not in self.ids, "ids are never reused"
         for former, seq in closed:
             self.ids[former] = seq
@@ -110,7 +116,7 @@ class Membership:
         self._began_s = pause.shift(self._began_s)
 
     def overdue_wait(self, now_s: float) -> Wait | None:
-        """Return the wait for a first place, if the wait is overdue."""
+        """Return the wait for a first place in the tree if it is overdue; otherwise None."""
         limit_s = LEVELS_ABOVE * self._limits.stuck_s
         if self.node is None and now_s - self._began_s > limit_s:
             return Wait(self._began_s, limit_s, TimeoutReason.PLACE)

@@ -80,7 +80,10 @@ class Joining:
         return [ev.SendDirect(self._membership.make_join())]
 
     def on_welcome(self, welcome: Welcome, now_s: float) -> list[Effect]:
-        """Take the place that the master assigns, and attach to the parent named in the welcome."""
+        """Take the place that the master assigns, and attach to the parent named in the welcome.
+
+        Ignore a welcome for another process or an outdated request.
+        """
         me, link = self._membership, self._link
         reason = me.mismatch_reason(welcome)
         if reason is None and (welcome.request != me.request or welcome.edge <= link.edge):
@@ -131,7 +134,10 @@ class Joining:
         return [self._link.send(attach)]
 
     def on_attach_reply(self, attached: AttachReply, now_s: float) -> list[Effect]:
-        """Continue over the new edge, and send again everything that the old edge may have lost."""
+        """Continue over the new edge, and send again everything that the old edge may have lost.
+
+        If the parent requires it, begin to fetch a snapshot first. Ignore a repeated reply.
+        """
         if self._link.stage is not ATTACHING:
             self._ignored.count(attached, IgnoreReason.LATE)
             return []
@@ -150,7 +156,7 @@ class Joining:
         return effects + self._reporting.report(now_s)
 
     def on_join_refusal(self, refused: JoinRefusal) -> None:
-        """End the task, if the refusal answers this node's join."""
+        """End the task if the refusal answers this node's join; a fatal refusal fails the task."""
         if (reason := self._membership.mismatch_reason(refused)) is not None:
             self._ignored.count(refused, reason)
             return
@@ -158,7 +164,10 @@ class Joining:
         self._task.end(Directive(order, refused.reason, cause=TaskEnding.from_text(refused.reason)))
 
     def on_id_closed(self, closed: IdClosed) -> list[Effect]:
-        """Join again under a new id, or end the task if that is impossible."""
+        """Join again under a new id, or end the task if that is impossible.
+
+        The notice may also confirm that the worker failed or left, which ends its task.
+        """
         me = self._membership
         if closed.node != me.node and (reason := me.mismatch_reason(closed)) is not None:
             self._ignored.count(closed, reason)

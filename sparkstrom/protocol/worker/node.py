@@ -2,7 +2,7 @@
 
 ``Node.step`` takes an event and returns effects. It delegates to parts (the link to the parent,
 children, publishing, fetching a snapshot and so on), derives from their states what the trainer
-must do next (a directive), and fails the task if a wait exceeds its limit.
+must do next (a directive), and ends the task with an error if a wait exceeds its limit.
 """
 
 from __future__ import annotations
@@ -169,8 +169,8 @@ class Directives:
         """Return the step count at which training waits (None: no limit), and the wait's directive.
 
         ``max_lead`` limits the steps ahead of the slowest worker. ``max_staleness`` limits the
-        steps after this worker's oldest uncommitted update: once that commit has come, all earlier
-        commits have come, too. If a worker's share of ``lead_minibatches`` or ``age_of_updates`` is
+        steps after this worker's oldest uncommitted update: once that commit has come, so have all
+        earlier ones. If a worker's share of ``lead_minibatches`` or ``age_of_updates`` is
         larger, it replaces the limit. The lower step count applies.
         """
         limits = self._limits
@@ -247,7 +247,7 @@ class Deadlines:
                 deadline_holder.shift_deadlines(pause)
 
     def timeout_directive(self, now_s: float) -> Directive | None:
-        """Return the directive that ends the task, with the reason, if a wait is overdue."""
+        """Return the directive that ends the task if a wait is overdue; otherwise None."""
         wait = self._first_long_wait(now_s)
         if wait is not None and now_s - wait.since_s > wait.limit_s:
             text = wait.reason.value.format(silent=now_s - wait.since_s, **wait.figures)
@@ -481,7 +481,7 @@ class Node:
         return [ev.SendDirect(failed)]
 
     def _on_published(self, made: ev.UpdatePublished, now_s: float) -> list[Effect]:
-        """Turn what the trainer published into a numbered update; send it if a parent is there."""
+        """Make a numbered update of what was published, and queue it if a parent is attached."""
         position = Position(made.epoch, made.batch)
         self.trainer.advance(position, made.steps, now_s, published=True)
         update = Update(
@@ -584,7 +584,10 @@ class Node:
         return []
 
     def _on_state(self, state: State, now_s: float) -> list[Effect]:
-        """Apply the acknowledgements in a state; store the state unless it is older."""
+        """Apply the acknowledgements in a state; store the state unless it is older.
+
+        If the state lists this node's id as closed, request fresh streams, to join again.
+        """
         fit, link, known = self.fit, self.link, self.fit.state
         if self.subtree.statuses.on_ack(state.stamp):
             self.report_flag.set()

@@ -1,5 +1,8 @@
 """What a node knows about the fit, its own task, its trainer and the nodes below it.
 
+The trainer is the thread that trains. A directive is the node's present instruction to the trainer.
+A status is a node's report about itself, which travels up the tree to the master.
+
 Each class holds one part of this knowledge:
 
     FitView                the newest state of the fit
@@ -47,12 +50,12 @@ from sparkstrom.protocol.common.stages import (
 )
 from sparkstrom.protocol.worker.time_limits import NodeLimits, Wait
 
-AUDIT_COST, COUNTERS_PER_COST = 6, 2  # a plain status, of about 30 bytes, costs 1
+AUDIT_COST, COUNTERS_PER_COST = 6, 2  # a plain status, of about 30 bytes, costs 1 in a report
 COST_MAX = 600  # of one report, which then is well below the limit of a control stream
 
 
 class StatusTable:
-    """The newest status of a node and of all nodes below it, and which the parent still lacks.
+    """Stores the newest status of a node and of all nodes below it, and which the parent lacks.
 
     Each change gets a higher stamp, which the parent acknowledges. Statuses are not summed on the
     way up; a lost one is in the next report. Unchanged statuses are not repeated, so the size of a
@@ -64,11 +67,14 @@ class StatusTable:
         self._known: dict[NodeId, Status] = {}  # the newest status of this node and all below
         self._via: dict[NodeId, NodeId] = {}  # node -> child it is reached through, or itself
         self._unheard: dict[NodeId, int] = {}  # node with a pending status -> stamp, lowest first
-        self._counters_unheard: set[NodeId] = set()  # those whose counters are pending, too
+        self._counters_unheard: set[NodeId] = set()  # those whose counters are also pending
         self._stamp = 0  # the highest stamp so far
 
     def update(self, status: Status, via: NodeId) -> bool:
-        """Store a status that came through the child ``via``; return False if it is not newer."""
+        """Store a status that came through the node ``via``; return False if it is not newer.
+
+        ``via`` is a child, or this node itself for its own status.
+        """
         known = self._known.get(status.node)
         if known is not None and known.age >= status.age:
             if known.age == status.age:  # a node above it was moved, and it moved along
@@ -159,7 +165,7 @@ class DirtyFlag:
         self.is_set = self.is_urgent = True
 
     def set_routine(self) -> None:
-        """Request a report for news that nobody waits for; they are gathered for a moment."""
+        """Request a report of news that nobody waits for, which is gathered for a moment."""
         self.is_set = True
 
     def clear(self) -> None:
@@ -266,8 +272,8 @@ class FitView:
     def begin_farewell_if_due(self, now_s: float, *, audited: bool, needed: bool) -> bool:
         """Return True once, when the node should send its leave notice and may end.
 
-        While ``needed`` is true, a child may not know of the fit's end yet; wait for it up to
-        FAREWELL_S.
+        That is after the fit is done and this node was ``audited``. While ``needed`` is true, a
+        child may not know of the fit's end yet; wait for it up to FAREWELL_S.
         """
         if not (self.done and audited):
             return False
@@ -286,7 +292,10 @@ class FitView:
             self._done_s = pause.shift(self._done_s)
 
     def overdue_wait(self, now_s: float, *, joined: bool) -> Wait | None:
-        """Return the wait for the master if it has been silent for too long."""
+        """Return the wait for the master if it has been silent for too long; otherwise None.
+
+        ``joined``: whether this process has had an id; before that, ``join_s`` is the limit.
+        """
         silent_s = now_s - self.heard_s
         if joined:
             if silent_s > self._limits.master_silent_s:
@@ -362,7 +371,7 @@ class TaskEnd:
         self._leaving_s = pause.shift(self._leaving_s)
 
     def directive_if_unconfirmed_too_long(self, now_s: float) -> Directive | None:
-        """Return the final directive if the master has not confirmed the messages for too long."""
+        """Return the final directive if the master has not confirmed the report for FAREWELL_S."""
         if self._failed is not None and now_s - self._failed_s > FAREWELL_S:
             return Directive(Command.FAIL, self._failed.reason, cause=TaskEnding.FAILED)
         if self._leaving is not None and now_s - self._leaving_s > FAREWELL_S:
@@ -399,16 +408,16 @@ class TrainerView:
         return pace - self._head_start
 
     def start_from(self, position: Position, steps: int) -> None:
-        """Start at the partition's committed position, with the step count of a new worker."""
+        """Start at the partition's committed ``position``, with ``steps`` as the step count."""
         assert not self.trained, "who has trained goes on from where it is"
         self.position, self.steps = position, steps
 
     def credit_head_start(self, slowest: int) -> None:
-        """Credit a worker that joins or returns with steps, to be level with the slowest one."""
+        """Credit steps to a worker that joins or returns, so that it is level with the slowest."""
         self._head_start = max(self._head_start, slowest - self.steps)
 
     def advance(self, position: Position, steps: int, now_s: float, *, published: bool) -> None:
-        """Record a training step; one that was ``published`` is reported by its update."""
+        """Record a training step. A ``published`` one needs no urgent report besides its update."""
         self.position, self.steps = position, steps
         self.trained, self._active_s = True, now_s
         if published:
@@ -453,7 +462,10 @@ class TrainerView:
         self._active_s = pause.shift(self._active_s)
 
     def overdue_wait(self, now_s: float, replica: ReplicaStage, *, paused: bool) -> Wait | None:
-        """Return the wait for a step, or for the installation of a replica, if it is overdue."""
+        """Return the wait for a step or for the installation of a replica if it is overdue.
+
+        ``replica`` is the stage of the replica; ``paused``: whether the trainer has obeyed PAUSE.
+        """
         busy = replica in INSTALLS or (self.activity is STEPPING and not paused)
         if busy and now_s - self._active_s > self._limits.step_s:
             return Wait(self._active_s, self._limits.step_s, TimeoutReason.STEP)

@@ -1,9 +1,9 @@
-"""Copy optimizer state from another worker if this one joins in mid-training; serve such requests.
+"""Copy optimizer state from another worker if this one joins late, and send others their copies.
 
-The worker waits for the state until a deadline and then trains with a fresh one. If its parent
-trains, the parent is the source; otherwise the request goes up the tree to the master, which
-chooses a source. A worker that began in mid-training with a fresh state never becomes a source,
-because its state lacks history.
+A worker joins late if others have begun to train. It waits for the state until a deadline and then
+trains with a fresh one. If its parent trains, the parent is the source; otherwise the request goes
+up the tree to the master, which chooses a source. A late worker that trains with a fresh state
+never becomes a source, because its state lacks history.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class OptimizerTransfers:
         self._trainer, self._fit = trainer, fit
         self._subtree, self._report_flag, self._ignored = subtree, report_flag, ignored
         self.fetch: OptimizerFetch | None = None
-        self._is_whole = False  # the optimizer state is as old as the fit, or was copied from one
+        self._is_whole = False  # the optimizer state has the fit's history, its own or a copied one
 
     def begin_if_late(self, now_s: float) -> None:
         """Begin to fetch optimizer state if training had begun before this node's first replica."""
@@ -85,15 +85,16 @@ class OptimizerTransfers:
     def is_source(self) -> bool:
         """Return whether others may copy this worker's optimizer state.
 
-        The worker must not have started fresh in mid-training, and its trainer must have taken a
-        step: only then is a fetched state certain to be installed.
+        The worker must not have joined late with a fresh state. Its trainer must have taken a step,
+        because only then is a fetched state certain to be installed.
         """
         return self._is_whole and self._trainer.trained
 
     def on_request(self, ask: OptimizerRequest, to: NodeId | None) -> list[Effect]:
         """Serve a request from this worker's state, or forward the request towards the master.
 
-        ``to`` is the neighbour through which the answer goes.
+        ``to`` is the neighbour through which the answer goes. Ignore a request from the parent that
+        cannot be served here, and one that cannot be forwarded.
         """
         if to is not None and self.is_source:
             return [ev.SendOptimizerChunk(to, ask)]
@@ -104,7 +105,10 @@ class OptimizerTransfers:
         return []
 
     def on_chunk(self, chunk: OptimizerChunk, sender: NodeId, now_s: float) -> list[Effect]:
-        """Store a chunk for this node; forward any other, but never back to its sender."""
+        """Store a chunk for this node; forward any other towards its asker.
+
+        Ignore a chunk that is too late, or that only its ``sender`` could take.
+        """
         if chunk.asker == self._membership.node:
             if self.fetch is not None:
                 self.fetch.take(chunk, now_s)

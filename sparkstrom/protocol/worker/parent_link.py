@@ -220,7 +220,7 @@ class ParentLink:
         self._heard_s = now_s
 
     def open_edge(self, welcome: Welcome, here: Address, now_s: float) -> list[Effect]:
-        """Open the edge to the parent that the welcome names."""
+        """Open the edge to the parent that the welcome names; this node listens at ``here``."""
         assert welcome.edge > self.edge, "a lower edge is an older one"
         effects = self.leave() if self.parent != welcome.parent else []
         self.stage = next_stage(self.stage, Trigger.WELCOMED)
@@ -251,7 +251,7 @@ class ParentLink:
         return now_s >= self._ask_s
 
     def schedule_retry(self, retry_s: float, now_s: float) -> None:
-        """Repeat the request after ``retry_s``."""
+        """Schedule the repetition of the request for ``retry_s`` seconds from now."""
         self._ask_s = now_s + retry_s
 
     def note_sign_of_life(self, sender: NodeId, message: Message, now_s: float) -> None:
@@ -271,7 +271,7 @@ class ParentLink:
         self._unanswered = 0
 
     def on_data(self, message: Data) -> None:
-        """Count a complete data message; missing data have their initial timeout again."""
+        """Count a complete data message from the parent; reset the timeout for missing data."""
         self.bytes_received += message_weight(message, self._limits.flow_limits.chunk_bytes)
         self.arriving = self.starved_down = 0
         self._report_flag.set_routine()
@@ -294,7 +294,10 @@ class ParentLink:
         self._owed_s = now_s
 
     def enqueue(self, update: Update, child: Child | None, now_s: float) -> list[Effect]:
-        """Queue an update for the parent. ``child``: the child that sent it; None: this node."""
+        """Queue an update for the parent, and send what the window allows.
+
+        ``child`` is the child that sent the update; None: it is this node's own.
+        """
         self.waiting.append((update, child))
         return self.send_queued(now_s)
 
@@ -324,9 +327,9 @@ class ParentLink:
         return self.send_queued(now_s)
 
     def resend_on_new_edge(self, now_s: float) -> list[Effect]:
-        """Send the node's own updates again over a new edge, and forget updates of others.
+        """Send the node's own updates again over a new edge, and drop queued updates of others.
 
-        The origins of those updates are asked to send them again.
+        The caller asks the origins of those to send them again.
         """
         for update, child in self.waiting:
             if child is not None:

@@ -63,7 +63,7 @@ class SnapshotFetch:
     requested again. No timer is needed: a requested chunk arrives, or its stream is gone.
 
     Progress means to hold more chunks than ever before; chunks that expire as fast as they arrive
-    are no progress. ``before`` is the fetch that this one replaces, if any.
+    are no progress. ``before`` is the fetch that this one replaces; None: there is none.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class SnapshotFetch:
     def ready(self, now_s: float) -> bool:
         """Return whether all chunks have arrived, and all commits that some chunk contains.
 
-        Then only the trainer is awaited, so restart the deadline.
+        If so, only the trainer is awaited, so restart the deadline.
         """
         ready = len(self._chunks) == self._count and all(
             chunk.commit <= self._held.head for chunk in self._chunks.values()
@@ -140,7 +140,7 @@ ASK_SPACING_S = 1.0  # between requests: commits that are under way show the sam
 
 
 class Replication:
-    """The commits that a node has received and that its trainer has applied, and its snapshots.
+    """Receives a node's commits and snapshots, and knows which commits its trainer has applied.
 
     Everything received is also appended to the node's log, from which its children are served.
     """
@@ -195,7 +195,7 @@ class Replication:
         return state is not None and state.head > self.history.log.head
 
     def stalled_since_s(self, state: State | None) -> float | None:
-        """Return since when this node waits for data that are under way; None: none are.
+        """Return since when this node waits for data that are under way; None if none are.
 
         Data are under way during the fetch of a snapshot, and while the parent has sent more
         commits (by its newest state) than have arrived.
@@ -278,7 +278,7 @@ class Replication:
         return [self._link.send(CommitsRequest(self.received))]
 
     def request_commits_now(self, now_s: float) -> list[Effect]:
-        """Request missing commits at once: data overtook the attach reply and was dropped."""
+        """Request missing commits at once, even if they were requested just before."""
         self._ask_due_s = now_s
         return self.request_commits(now_s)
 
@@ -298,7 +298,11 @@ class Replication:
         return [ev.UseInitialReplica()]
 
     def on_snapshot_required(self, behind: SnapshotRequired, now_s: float) -> list[Effect]:
-        """Fetch a snapshot, because the parent's log does not reach back to this node's commit."""
+        """Fetch a snapshot, because the parent's log does not reach back to this node's commit.
+
+        If the missing commits have arrived already, continue a running fetch of a snapshot; without
+        one, ignore the message.
+        """
         if behind.base <= self.received:  # what was missing has come meanwhile
             self._report_flag.set()
             if self.fetch is None:
@@ -311,7 +315,10 @@ class Replication:
         return self.request_commits_now(now_s) + effects if seen > behind.base else effects
 
     def begin_fetch(self, base: CommitNo, last: LastSeqs, now_s: float) -> list[Effect]:
-        """Fetch a replica as of ``base`` or later; hold the commits after ``base`` meanwhile."""
+        """Begin to fetch a replica as of ``base`` or later; hold the commits after ``base``.
+
+        ``last`` has the number of each origin's newest update as of ``base``.
+        """
         self._in_flight.acknowledge_up_to(last, set(self._membership.ids), now_s)
         self.history.restart_at(base, last)
         self.note_data(now_s)
@@ -322,7 +329,10 @@ class Replication:
         return self.continue_fetch(now_s)
 
     def on_chunk(self, chunk: Chunk, now_s: float) -> list[Effect]:
-        """Store a chunk; the commits in it came earlier over the same stream."""
+        """Store a chunk, and request further ones.
+
+        The commits in it came earlier over the same stream; if any are missing, request them.
+        """
         if self.fetch is None:
             self._ignored.count(chunk, IgnoreReason.LATE)
             return []
@@ -370,14 +380,14 @@ class Replication:
             self.fetch.shift_deadlines(pause)
 
     def overdue_snapshot(self, now_s: float) -> Wait | None:
-        """Return the wait for a snapshot if it made no progress for too long."""
+        """Return the wait for a snapshot if it made no progress for too long; otherwise None."""
         fetch, stuck_s = self.fetch, self._limits.stuck_s
         if fetch is not None and fetch.progress_s < now_s - stuck_s:
             return Wait(fetch.progress_s, stuck_s, TimeoutReason.SNAPSHOT)
         return None
 
     def overdue_commits(self, state: State | None, now_s: float) -> Wait | None:
-        """Return the wait for commits that are known to exist, if the wait is overdue."""
+        """Return the wait for commits that are known to exist if it is overdue; otherwise None."""
         stuck_s = self._limits.stuck_s
         if self._got_s < now_s - stuck_s and self.is_behind(state):
             return Wait(self._got_s, stuck_s, TimeoutReason.UPDATES)
@@ -387,7 +397,7 @@ class Replication:
 def _commit_effects(committed: Commit, *, own: bool) -> list[Effect]:
     """Return the effects of one commit: apply it or, if it is this worker's own, report it.
 
-    A commit of buffers contains the average of all workers, so the worker applies its own, too.
+    A commit of buffers contains the average of all workers, so the worker also applies its own.
     """
     if not own:
         return [ev.ApplyCommit(committed)]

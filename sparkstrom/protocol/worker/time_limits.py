@@ -1,4 +1,9 @@
-"""Limit how long a worker's node waits."""
+"""Limit how long a worker's node waits, for the master, its parent or its trainer.
+
+If the master stays silent, or neither updates, missing commits, a snapshot nor a training step make
+progress within their limits, the task fails with a ``TimeoutReason``. A lease is the time for which
+a node counts as alive after its last message.
+"""
 
 from __future__ import annotations
 
@@ -13,16 +18,19 @@ from sparkstrom.protocol.common.events_and_effects import TimeoutReason
 
 @dataclass(frozen=True, slots=True)
 class NodeLimits:
-    """Limits of a node: times in seconds, counted from the last progress, and sizes in bytes."""
+    """Limits of a node: times in seconds, counted from the last progress, and sizes in bytes.
 
-    lease_s: float = 10.0  # a node that is silent for so long is suspected
+    At a limit of steps, bytes or publications, training waits or publishes nothing.
+    """
+
+    lease_s: float = 10.0  # a node that is silent for so long is suspected to be gone
     join_s: float = 60.0  # without any answer from the master, before the first place
     master_silent_s: float = 30.0  # without any sign of life from the master, afterwards
     stuck_s: float = 120.0  # without progress of its own updates, missing commits or a snapshot
     step_s: float = 600.0  # one training step, or reading one batch
     window_bytes: int = 4 << 20  # own uncommitted updates; with more, training waits
-    log_bytes: int = 64 << 20  # limit on the log from which children are served
-    flow_limits: FlowLimits = DEFAULT_FLOW_LIMITS
+    log_bytes: int = 64 << 20  # of the newest commits, kept for children that lack them
+    flow_limits: FlowLimits = DEFAULT_FLOW_LIMITS  # on data under way to a neighbour
     max_lead: int | None = None  # steps ahead of the slowest worker; None: no limit
     # The same limit in minibatches of the other training workers, divided by their number; the
     # larger of the two limits applies.
@@ -33,7 +41,7 @@ class NodeLimits:
     age_of_updates: int = 0
     steps_each: int = 1  # steps that one publication contains at least
     publications_max: int | None = None  # uncommitted publications; with so many, none is published
-    optimizer_wait_s: float = 0.0  # how long a latecomer waits for optimizer state; 0: not at all
+    optimizer_wait_s: float = 0.0  # how long a late worker waits for optimizer state; 0: not at all
 
 
 NO_FIGURES: Mapping[str, float | str] = MappingProxyType({})
