@@ -51,7 +51,7 @@ class Activity(enum.IntEnum):
     CATCHING_UP = 0  # the worker has no complete replica yet
     WAITING = 1  # for the start, for commits of its own updates, or for slower workers
     STEPPING = 2
-    FINISHED = 3  # its whole partition is trained; it stays until the fit is done
+    FINISHED = 3  # the worker has trained its whole partition, and stays until the fit is done
 
 
 class Address(msgspec.Struct, frozen=True):
@@ -86,22 +86,26 @@ LastSeqs = list[tuple[NodeField, SeqField]]  # (origin, number of its newest com
 
 
 class Join(msgspec.Struct, frozen=True, tag="join", kw_only=True):
-    """Worker's request for a place in the tree or, if token and count repeat, for another edge."""
+    """A worker's request for a node id and a place in the tree.
+
+    If token and count are those of an earlier join, the worker keeps its id: a higher ``request``
+    asks for another edge, an equal one for the same answer again.
+    """
 
     token: U63  # random, per process
     count: U32  # from 1; rises with each node id that this process requests
     request: U32 = msgspec.field(name="knock")  # rises with each change of the address
     partition: U32  # index of the partition that the worker trains
     attempt: U63  # Spark's taskAttemptId; the highest one owns the partition
-    rows: U63
+    rows: U63  # number of rows in the partition
     checksum: U63  # of the rows' content, independent of their order
     batches: U32  # minibatches per epoch
     address: Address  # where the process listens for its parent
-    host: Text
+    host: Text  # name of the worker's host
     executor: Text  # equal text means the same executor process
     pid: U32
     version: Text  # of sparkstrom; must equal the controller's
-    alone: bool  # True: it lost its edges to children, too, because its media driver died
+    alone: bool  # True: the media driver (Aeron's process) died, so edges to children are lost also
 
 
 class ChildSilent(msgspec.Struct, frozen=True, tag="silent"):
@@ -172,7 +176,8 @@ class AuditAnswer(msgspec.Struct, frozen=True):
 class Status(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """A node's report about itself. Nodes on the way to the master forward it unchanged.
 
-    Of two statuses of one node, the one with the higher edge, or else higher ``count``, is newer.
+    Of two statuses of one node, the one with the higher ``edge`` is newer; if the edges are equal,
+    the one with the higher ``count``.
     """
 
     node: NodeField
@@ -187,7 +192,9 @@ class Status(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     audit: AuditAnswer | None = None  # None: not audited yet
     # Cumulative counters (``observe.telemetry``); None: as in the last status, or none sampled yet.
     stats: Annotated[dict[str, float], msgspec.Meta(max_length=256)] | None = None
-    lag: U63 = 0  # commits behind its parent, as a power of two; 0 unless the lag has lasted
+    # Commits that the node is behind its parent, rounded down to a power of two; 0 if the node has
+    # only just fallen behind.
+    lag: U63 = 0
     lends: bool = False  # other workers may copy this node's optimizer state
     whole: bool = False  # the node has a complete replica, which children may copy
 
@@ -338,11 +345,12 @@ class State(msgspec.Struct, frozen=True, tag="state", kw_only=True):
     epochs: U32  # number of epochs that every partition with training rows has finished
     summed: U32 = 0  # all updates together count as those of at most so many workers; 0: no limit
     wait_ms: U32  # how long a new commit waits for the slowest link on the way to the child
-    closed: list[NodeField]  # recently closed node ids, whose processes may not know it
+    closed: list[NodeField]  # recently closed node ids (``IdClosed``), in case a notice was lost
     stamp: U63 = msgspec.field(name="heard")  # newest ``Heartbeat.stamp`` from the child
     sent: CommitField  # every commit up to this one was sent to the child over this edge
     bytes_received: U63 = msgspec.field(name="taken")  # from the child over this edge
-    bytes_forwarded: U63 = msgspec.field(name="passed")  # the rest waits at the parent
+    # Bytes of ``bytes_received`` that the parent has sent on; the rest waits there.
+    bytes_forwarded: U63 = msgspec.field(name="passed")
 
 
 class ResendRequest(msgspec.Struct, frozen=True, tag="again"):
@@ -379,7 +387,7 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
     commit: CommitField
     origin: NodeField
     seq: SeqField
-    slowest: U63 = 0  # steps of the slowest live, unfinished worker when this was numbered
+    slowest: U63 = 0  # steps of the slowest live, unfinished worker when the update was numbered
     payload: Payload  # NOTHING if the message goes to the update's own origin
 
 
@@ -396,7 +404,7 @@ class MergedRange(msgspec.Struct, frozen=True, kw_only=True):
 class Chunk(msgspec.Struct, frozen=True, kw_only=True):
     """The parameters of one index range: a part of a snapshot."""
 
-    index: U32
+    index: U32  # number of the chunk in the snapshot, from 0
     commit: CommitField  # the parameters contain every commit up to this one, and no later one
     payload: bytes  # float32, little endian
 
