@@ -64,7 +64,7 @@ MODEL_DIFFERS = (
 )
 # Keys that describe the training and not the network; they are not compared.
 TRAINING_KEYS = {"iupdater", "biasupdater", "iterationcount", "epochcount", "seed"}
-# What Keras' configurations have besides the network: how it was compiled and built.
+# Keys of Keras' configurations that describe how the network was compiled and built.
 KERAS_IGNORED = {"compile_config", "build_config", "build_input_shape"}
 # Keys of Keras' configurations under which layers are referred to by name.
 KERAS_REFERENCES = {"keras_history", "input_layers", "output_layers"}

@@ -24,7 +24,7 @@ from sparkstrom.encoding.layers import Layers
 from sparkstrom.encoding.leveled_gaps import TOP_MAX
 from sparkstrom.encoding.update_sum import UpdateSum
 
-Indices = NDArray[np.int32]  # i32[count], ascending, no index twice
+Indices = NDArray[np.int32]  # i32[count], ascending and unique
 Quanta = NDArray[np.int32]  # i32[count], signed multiples of the job's quantum
 
 BITMAPS = (Form.BITMAP_UP, Form.BITMAP_DOWN)
@@ -96,7 +96,7 @@ def _check_header(count: int, tau_quanta: int, n_params: int, multiplier: int) -
 def _decode_hits(
     payload: bytes, form: Form, count: int, tau_quanta: int, n_params: int
 ) -> tuple[Indices, Quanta]:
-    """Return indices and amounts of an update in the form GAPS or LEVELS, or raise WireError."""
+    """Return the entries' indices and amounts in the form GAPS or LEVELS, or raise WireError."""
     if count * HIT_BITS_MIN > 8 * (len(payload) - 1):
         raise WireError(f"{count} hits announced, {len(payload)} bytes cannot hold so many")
     indices, quanta = np.empty(count, np.int32), np.empty(count, np.int32)

@@ -1,9 +1,9 @@
 """Likely reasons why a gradient-sharing fit was less accurate than training on one machine.
 
-Each rule is a function of the options and of a few statistics. The limits come from fits whose
-accuracy was compared with that of one machine (``python -m benchmarks.convergence``). A worker
-sends a change of a parameter once it reaches the threshold tau; until then, the change waits in the
-worker's residual.
+Each rule is a function of the options and of a few statistics; it returns a list, which is empty or
+contains one warning with a remedy. The limits come from fits whose accuracy was compared with that
+of one machine (``python -m benchmarks.convergence``). A worker sends a change of a parameter once
+it reaches the threshold tau; until then, the change waits in the worker's residual.
 """
 
 from __future__ import annotations
@@ -100,10 +100,11 @@ def collect_statistics(
 def scaled_hyperparameters(
     master: SharedTrainingMaster, model: FlatModel, rows: list[int], summed: int | None = None
 ) -> HyperparameterChanges:
-    """Return how momentum and schedules were rescaled because several workers train, or {}.
+    """Return how momentum and schedules were rescaled because several workers train.
 
     One worker takes only its share of the fit's steps, so momentum and schedules that count its own
-    steps would last too long.
+    steps would last too long. The result maps "workers" to their number, and names to changes; it
+    is {} if nothing was rescaled.
 
     Args:
         master: the options of the fit.

@@ -63,7 +63,7 @@ STREAM_PROPERTY = "sql.streaming.queryId"
 BATCH_PROPERTY = "streaming.sql.batchId"
 STATE_ARRAY = "state"  # name of the array with the common optimizer state
 TRAIN_ANEW_HINT = "begin anew with another checkpoint_directory or resume=False"
-OPTIMIZER_STATE_TIMEOUT_S = 60.0  # for each worker's state; the controller gives up long before
+OPTIMIZER_STATE_TIMEOUT_S = 60.0  # for each worker's state; the controller gives up much earlier
 Say = Callable[[str], None]
 _directory_owners: dict[str, str] = {}  # location -> the network of this program that uses it
 
@@ -176,8 +176,9 @@ class CheckpointListener(FitListener):
     def _save_if_due(self, progress: Progress) -> None:
         """Take a snapshot and give it to the writer's thread, if a checkpoint is due.
 
-        Without a snapshot, such as while the controller replaces its media driver, warn and skip
-        the checkpoint. Raise the snapshot's error only if the fit has failed.
+        Skip the checkpoint while the previous one is still being written. If the controller cannot
+        make a snapshot, such as while it replaces its media driver, warn and skip the checkpoint,
+        or raise the snapshot's error if the fit has failed.
         """
         now, schedule = (time.monotonic(), self._epochs, progress.commits), self._schedule
         if schedule is None or progress.phase is not Phase.RUNNING or not schedule.is_due(*now):
@@ -378,8 +379,8 @@ class ResumeAction(enum.Enum):
 class ResumeDecision:
     """A checkpoint, and what a fit does with it."""
 
-    action: ResumeAction
-    checkpoint: ResumePoint
+    action: ResumeAction  # what the fit does
+    checkpoint: ResumePoint  # the checkpoint that was found
 
     @property
     def warnings(self) -> list[str]:

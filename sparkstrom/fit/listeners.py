@@ -244,7 +244,7 @@ def open_run_log(run_log: str | os.PathLike[str] | None, spec: FitSpec) -> JsonL
         run_log: File to write; "" for none; None for a new file in the usual directory or the one
             that SPARKSTROM_RUNS names. There the oldest logs beyond ``RUN_LOGS_MAX`` are removed,
             and fits of a cross-validation write no logs.
-        spec: The fit.
+        spec: Description of the fit.
     """
     if run_log is not None:
         return JsonLines(run_log) if os.fspath(run_log) else None
@@ -483,7 +483,10 @@ class ListenerThread(FitListener):
         return round(time.monotonic() - self._began_s, 3)
 
     def _put(self, event: Event | None) -> None:
-        """Queue an event; an iteration replaces one that waits last. ``None`` ends the thread."""
+        """Queue an event, or None to end the thread.
+
+        If this event and the newest waiting one are iterations, it replaces the waiting one.
+        """
         with self._changed:
             newest = self._queue[-1] if self._queue else None
             if isinstance(event, Iteration) and isinstance(newest, Iteration):
@@ -509,7 +512,8 @@ class ListenerThread(FitListener):
     def _call(self, listener: Any, method: str, event: Event) -> None:
         """Call a listener's method if it exists.
 
-        A listener that raises gets no more events, unless it could only not print.
+        A listener that raises gets no more events, and the fit ends unless ``fails_fit`` is False.
+        If it raised because stdout or stderr cannot be written, only warn.
         """
         handle = getattr(listener, method, None)
         if handle is None:

@@ -89,7 +89,7 @@ class FitSession:
     Args:
         strategy: How workers combine their results.
         checkpoints: The network's checkpoints.
-        request: The user's request.
+        request: The checked arguments of ``fit``.
         reporting: Display, warnings and record of the fit.
         state: The network's state, which becomes the result of the fit.
         restart: Makes the next runner after a lost controller; None: controllers are never lost.
@@ -148,8 +148,8 @@ class FitSession:
 
         ``export_directory``: where the rows were exported, for the summary; None: nowhere. Raise
         the error that ended the fit. The controller has then ended, even if it was not started yet.
-        The network's state is then as before, without the names of residual files, or if the user
-        interrupted the fit, what was trained until then.
+        If the user interrupted the fit, the network keeps what was trained until then. After any
+        other error, its state is as before, except that names of residual files are forgotten.
         """
         self._runner = runner
         try:
@@ -196,7 +196,7 @@ class FitSession:
                     self._changed.wait(POLL_S)
 
     def _switch_to(self, runner: FitRunner) -> None:
-        """Make a runner the present one, and wake threads that wait for it."""
+        """Make ``runner`` the present one, and wake threads that wait for it."""
         with self._changed:
             self._runner = runner
             self._changed.notify_all()
@@ -227,7 +227,10 @@ class FitSession:
                         self._switch_to(self._restart(runner, request))
 
     def _restart(self, runner: FitRunner, request: FitRequest) -> FitRunner:
-        """Return the runner that follows one whose controller was lost."""
+        """Return the runner that follows ``runner``, whose controller was lost.
+
+        If ``request`` has another checkpoint than before, load it into the network's state first.
+        """
         before, self.request = self.request, request
         spec, states = replace(runner.spec, job=secrets.randbits(63)), runner.states
         if request.resume_from is not None and request.resume_from is not before.resume_from:

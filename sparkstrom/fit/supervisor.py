@@ -121,8 +121,9 @@ class FitSupervisor:
     def _handle_early_end(self) -> None:
         """Handle a job that ended before the controller did.
 
-        Raise the job's failure, as an error with cause and remedy. Return if the controller
-        finishes the fit after all, as when it only has to receive the last messages.
+        Return if the controller finishes shortly afterwards, or fails with the error that a worker
+        has sent. Otherwise raise the job's failure, as an error with cause and remedy. If the job
+        was cancelled, raise FitCancelled at once.
         """
         error = self._job.error
         if error is not None and (cancelled := as_cancellation(error)) is not None:

@@ -103,7 +103,7 @@ class TrainedNetwork:
 
     @contextlib.contextmanager
     def _replacing_state(self) -> Iterator[None]:
-        """Reserve the state like ``_exclusive``, but do nothing if a fit has already replaced it.
+        """Reserve the state like ``_exclusive``, or do nothing if the fit is done with the state.
 
         A listener's ``on_fit_end``, which the fit calls at its end, may thus change the state.
         """
@@ -346,7 +346,7 @@ def dry_run_step(
     except UsageError as error:
         if BATCH_NORM_ERROR not in str(error):
             raise
-    except Exception as error:  # a worker reports it if it occurs there, too
+    except Exception as error:  # a worker also reports it, if it occurs there
         log.info("the dry run before the fit was skipped: %s", first_line(error))
 
 

@@ -341,7 +341,7 @@ def round_broadcast_bytes(
 
 
 OVERHEAD_MIN, OVERHEAD_SHARE = "384", "0.10"  # Spark's defaults: minimum MiB, and share of the heap
-PEAK_MARGIN = 0.25  # share of a container's size to add, as its use was measured before the peak
+PEAK_MARGIN = 0.25  # share of a container's size to add, because its use is measured before a peak
 
 # Messages of Spark's YarnAllocator (for both of YARN's checks) and ExecutorPodsLifecycleManager.
 YARN_KILL_PATTERN = re.compile(
@@ -426,7 +426,10 @@ def rounds_memory(
 
 
 def _workers_on_executor(conf: Any, master: CommonOptions) -> int:
-    """Return the number of workers that Spark may start on one executor."""
+    """Return the number of workers that Spark may start on one executor.
+
+    ``conf`` is Spark's configuration, with a method ``get(key, default)``.
+    """
     slots = int(conf.get("spark.executor.cores", "1")) // int(conf.get("spark.task.cpus", "1"))
     return max(1, slots if master.workers_per_node == ALL_SLOTS else master.workers_per_node)
 

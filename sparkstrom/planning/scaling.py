@@ -275,6 +275,7 @@ def predict_gradient_sharing(
 ) -> ThroughputPrediction:
     """Predict gradient sharing, in which workers take steps and send updates at the same time.
 
+    ``load`` is the load of the tree that connects the workers (``star_load`` or ``mesh_load``).
     Progress reports use the same links as updates, so a step takes at least as long as the links
     need for its updates. A worker publishes at the end of the first step after its previous update
     was committed. If it has taken as many steps since that update as staleness allows, it waits for
