@@ -79,7 +79,7 @@ def description_path(path: Path) -> Path:
 
 @contextmanager
 def path_to_save(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """Yield the local path at which to save a model; if ``path`` is a URL, upload the files then.
+    """Yield the local path at which to save a model; afterwards, if ``path`` is a URL, upload it.
 
     The description is uploaded last, so that readers notice a partial upload. A failed upload may
     make a model unreadable that was saved at the URL before.

@@ -1,8 +1,8 @@
 """Set up the controller of a gradient-sharing fit.
 
 The controller, also called master, is the state machine that numbers the workers' updates. It runs
-in the driver program or in a Spark task, which has a media driver (Aeron's process) to send and
-receive UDP. The functions here return what the controller must know of the fit (``MasterPlan``),
+in the driver program or in a Spark task, and sends and receives UDP through Aeron's process, the
+media driver. The functions here return what the controller must know of the fit (``MasterPlan``),
 its deadlines and sizes (``MasterLimits``), and the options of its media driver and transport.
 """
 

@@ -1,8 +1,8 @@
 """Training strategies: the differences between gradient sharing and round-based training.
 
 A fit calls its strategy and never checks the class of the user's options. ``Strategy`` describes
-round-based training, in which no process numbers updates (a controller) and updates are not
-thresholded. ``GradientSharing`` overrides the differences.
+round-based training, which needs no controller (a process that numbers updates) and sends no
+thresholded updates. ``GradientSharing`` overrides the differences.
 """
 
 from __future__ import annotations

@@ -97,7 +97,7 @@ class FitFacts:
 class TrainingSummary:
     """The result of one ``fit``: times in seconds, masses as sums of absolute values.
 
-    When a worker sends an update, this is a publication. The controller numbers the update, which
+    A publication is the sending of an update by a worker. The controller numbers the update, which
     is then a commit. Changes that are too small to be sent wait in the worker's residual.
     """
 

@@ -8,8 +8,8 @@ wrong shape, dtype, label or loss in about a second, while starting workers take
 
 ``restart_warnings`` warns that a program trains from the beginning after a restart. In YARN's
 cluster mode, the driver runs in a process named ApplicationMaster. If that dies, YARN starts the
-program again as another attempt, possibly on another node. This attempt resumes from a checkpoint
-if there is one, like any program that is run again.
+program again as another attempt, possibly on another node. Like any program that is run again, this
+attempt resumes from the newest checkpoint; without a checkpoint, it trains from the beginning.
 """
 
 from __future__ import annotations

@@ -131,7 +131,7 @@ class RoundState:
             self._resume_from(states)
 
     def _resume_from(self, states: OptimizerStates) -> None:
-        """Load the number of steps, and those of an earlier fit's states that the options use."""
+        """Load an earlier fit's number of steps, and its states as far as the options use them."""
         stored = decode_state_untrusted(states.one)
         self.steps = decode_schedule_steps(states.one, self.steps)
         outer = {

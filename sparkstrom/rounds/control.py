@@ -141,7 +141,7 @@ class RoundsControl:
         abort: Ends the backend's current call; see ``RoundsBackend.abort``.
     """
 
-    # Constant answers to questions of ``MasterControl``.
+    # Constant properties of the interface ``MasterControl``.
     drains_after_tasks = False
     has_final_parameters = is_reachable = True
     endpoint, join_stream = Endpoint("", 0), 0  # no worker joins over a network
