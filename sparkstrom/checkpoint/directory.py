@@ -51,12 +51,12 @@ class CheckpointDirectory:
 
     @property
     def location(self) -> str:
-        """Where the directory is: its absolute path without links, or its URL."""
+        """Where the directory is: its absolute path without symbolic links, or its URL."""
         place = self._folder.path_or_url("").rstrip("/")
         return place if "://" in place else os.path.realpath(place)
 
     def check(self) -> None:
-        """Check that the directory can be created and written to. Raise SetupError if not."""
+        """Create the directory and write to it, as a test. Raise SetupError if that fails."""
         probe = temporary_name(f"probe-{uuid.uuid4().hex}")
         try:
             self._folder.create()
@@ -72,9 +72,10 @@ class CheckpointDirectory:
             ) from error
 
     def write(self, checkpoint: Checkpoint) -> str:
-        """Write a checkpoint atomically, under the next number; return its path or URL.
+        """Write a checkpoint atomically, under the next free number; return its path or URL.
 
-        Errors of the file system are raised unchanged.
+        Also remove temporary files of writers that died. Errors of the file system are raised
+        unchanged.
         """
         self._folder.create()
         self._folder.remove_abandoned()
@@ -83,14 +84,14 @@ class CheckpointDirectory:
             name = f"checkpoint-{number:06d}.npz"
             try:
                 self._folder.put(name, lambda file: write_checkpoint(checkpoint, file))
-            except FileExistsError:  # another process has written it meanwhile
+            except FileExistsError:  # another process has just written it
                 number += 1
                 continue
             self._intact.add(name)
             return self._folder.path_or_url(name)
 
     def remove_old(self) -> None:
-        """Remove all intact files but the newest ``keep_last``. Damaged files are kept."""
+        """Remove all intact files except the newest ``keep_last``. Damaged files are kept."""
         names = [name for name in self._list_names() if name not in self._damaged]
         if len(names) > self.keep_last:
             for name in [name for name in names if self._is_intact(name)][self.keep_last :]:
@@ -133,7 +134,10 @@ class CheckpointDirectory:
         return sorted(found, key=_file_number, reverse=True)
 
     def _read(self, name: str) -> Checkpoint | None:
-        """Read a checkpoint file; return None if another process has removed the file."""
+        """Read a checkpoint file; return None if another process has removed the file.
+
+        Raise CheckpointDamaged if the file is damaged or not a regular file.
+        """
         try:
             with self._folder.open(name) as file:
                 return read_untrusted_checkpoint(file, self._folder.path_or_url(name))
@@ -143,7 +147,7 @@ class CheckpointDirectory:
             raise CheckpointDamaged(self._folder.path_or_url(name), format_error(error)) from None
 
     def _is_intact(self, name: str) -> bool:
-        """Return whether a file matches its digest. The file is read only the first time."""
+        """Return whether a file exists and matches its digest; the result is remembered."""
         if name in self._intact:
             return True
         try:

@@ -43,7 +43,7 @@ log = logging.getLogger(__name__)
 OBJECT_STORES = {"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "oss", "oci"}
 PART_BYTES = 16 << 20  # size of an upload's parts; S3 allows 10,000 parts of at least 5 MiB
 
-WriteContent = Callable[[Any], None]
+WriteContent = Callable[[Any], None]  # writes a file's content to the open file that it gets
 
 
 def open_folder(url: str | os.PathLike[str]) -> Folder:
@@ -83,17 +83,21 @@ def _make_folder(filesystem: Any, path: str) -> Folder:
 
 
 def find_local_path(address: str) -> str | None:
-    """Return the path of a local address, taken literally; None for another file system's URL."""
+    """Return the path that a local path or ``file:`` URL names, or None for another URL.
+
+    ``~`` is expanded; the rest is taken literally.
+    """
     if "://" in address and not address.startswith("file:"):
         return None
     return os.path.expanduser(address.removeprefix("file://").removeprefix("file:"))
 
 
 def _find_filesystem(address: str, what: str) -> tuple[Any, str]:
-    """Return fsspec's file system of a path or URL, and the path in it.
+    """Return fsspec's file system for a path or URL, and the path on this file system.
 
-    The path of a local file is taken literally: fsspec would cut a name at ``::``. In errors,
-    ``what`` names what the address is for, such as "checkpoint directory".
+    A local path is used as it is, because fsspec would cut a name at ``::``. In errors, ``what``
+    names what the address is for, such as "checkpoint directory". The errors are those of
+    ``open_folder``.
     """
     import fsspec  # slow, and training tasks do not need it
     from fsspec.implementations.local import LocalFileSystem
@@ -148,7 +152,8 @@ class LocalFolder:
     def put(self, name: str, write_content: WriteContent) -> None:
         """Write a temporary file under a lock, flush it to disk, and rename it to ``name``.
 
-        Raise FileExistsError if the file exists or is being written.
+        ``write_content`` is called with the open temporary file. Raise FileExistsError if the file
+        exists or another process is writing it.
         """
         temporary, target = self._path / temporary_name(name), self._path / name
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
@@ -178,7 +183,10 @@ class LocalFolder:
         (self._path / name).unlink(missing_ok=True)
 
     def remove_abandoned(self) -> None:
-        """Remove temporary files that no process has locked and that this user may remove."""
+        """Remove temporary files of writers that died: files that no process has locked.
+
+        Files that only another user may remove are left.
+        """
         for temporary in self._path.glob(temporary_name("*")):
             try:
                 descriptor = os.open(temporary, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
@@ -240,7 +248,7 @@ class RemoteFolder:
     def put(self, name: str, write_content: WriteContent) -> None:
         """Upload a file; on file systems that show incomplete files, use a temporary name first.
 
-        Raise FileExistsError if the file exists.
+        ``write_content`` is called with the open file. Raise FileExistsError if the file exists.
         """
         target = f"{self._path}/{name}"
         self._filesystem.invalidate_cache(self._path)
@@ -300,7 +308,7 @@ class RemoteFolder:
 
 
 def _abort_upload(upload: Any) -> None:
-    """Discard an incomplete upload."""
+    """Discard an incomplete upload to an object store; if that fails, only log the error."""
     upload.closed = True  # otherwise its finalizer would close and so complete the upload
     try:
         upload.discard()
@@ -317,7 +325,10 @@ def temporary_name(name: str) -> str:
 
 
 def _try_lock(descriptor: int) -> bool:
-    """Lock an open file; return False if another process holds the lock, or locks do not work."""
+    """Lock an open file without waiting; return whether it is locked now.
+
+    Return False if another process holds the lock, or if the file system does not support locks.
+    """
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
@@ -429,9 +440,10 @@ def verify_digest(file: IO[bytes], path: str) -> None:
 
 
 class _DigestWriter:
-    """Forwards bytes to a sink, hashes them, and finally appends the hash.
+    """Forwards bytes to a sink and hashes them; in the end, writes the hash.
 
-    The last ``DIGEST_CHARS`` bytes are held back; the digest replaces these placeholders.
+    The last ``DIGEST_CHARS`` bytes are held back. They are placeholders ("0"), in whose place
+    ``finish`` writes the digest of all bytes before them.
     """
 
     def __init__(self, sink: IO[bytes]) -> None:
@@ -510,7 +522,7 @@ def _read_array(npz: zipfile.ZipFile, info: zipfile.ZipInfo) -> NDArray[Any]:
 
 
 def _read_into(file: IO[bytes], into: memoryview, path: str) -> None:
-    """Fill a buffer from the file's position. Raise CheckpointDamaged if the file ends before."""
+    """Fill a buffer from the file's position. Raise CheckpointDamaged if the file is too short."""
     reader: io.BufferedIOBase = file  # type: ignore[assignment]
     while into:
         count = reader.readinto(into)

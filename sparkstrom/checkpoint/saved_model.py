@@ -62,9 +62,9 @@ MODEL_DIFFERS = (
     "{path} was saved from a model with {difference}: if this changes what the model computes, its"
     " outputs differ from the saved model's"
 )
-# Keys about training, which are not compared.
+# Keys that describe the training and not the network; they are not compared.
 TRAINING_KEYS = {"iupdater", "biasupdater", "iterationcount", "epochcount", "seed"}
-# What Keras' configurations have besides the network: how it was compiled and built.
+# Keys of Keras' configurations that describe how the network was compiled and built.
 KERAS_IGNORED = {"compile_config", "build_config", "build_input_shape"}
 # Keys of Keras' configurations under which layers are referred to by name.
 KERAS_REFERENCES = {"keras_history", "input_layers", "output_layers"}
@@ -79,10 +79,10 @@ def description_path(path: Path) -> Path:
 
 @contextmanager
 def path_to_save(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """Yield the local path at which to save a model; afterwards, upload the files if it is a URL.
+    """Yield the local path at which to save a model; afterwards, if ``path`` is a URL, upload it.
 
     The description is uploaded last, so that readers notice a partial upload. A failed upload may
-    leave a model that was saved at the URL before unreadable.
+    make a model unreadable that was saved at the URL before.
 
     Args:
         path: A local path, or a URL of a file system that fsspec supports.
@@ -116,7 +116,7 @@ def path_to_save(path: str | os.PathLike[str]) -> Iterator[Path]:
 
 @contextmanager
 def path_to_load(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """Yield the local path of a saved model; download its files for the block if it is a URL.
+    """Yield the local path of a saved model; if ``path`` is a URL, that of a temporary copy.
 
     Args:
         path: A local path, or a URL of a file system that fsspec supports.
@@ -146,7 +146,10 @@ def path_to_load(path: str | os.PathLike[str]) -> Iterator[Path]:
 
 @contextmanager
 def _naming_url(url: str, local: Path) -> Iterator[None]:
-    """Add the user's URL, as a note, to errors of the block, because they name the local copy."""
+    """Add a note with the user's ``url`` to a SparkstromError that is raised in the block.
+
+    The note is needed because the error names only the ``local`` copy.
+    """
     try:
         yield
     except SparkstromError as error:
@@ -177,7 +180,7 @@ def save_model(
         parameters: float32[n_params].
         epochs: number of epochs that the model was trained for.
         buffers: the model's encoded buffers, or b"" if the model has none.
-        exported: suffix and content of the file for the model's own library, if any.
+        exported: suffix and content of the file for the model's own library; None: no such file.
 
     Raises:
         SetupError: a file cannot be written.
@@ -229,7 +232,7 @@ def _write_temporary(target: Path, content: bytes, written: dict[Path, Path]) ->
 
 
 def load_model(path: Path, model: FlatModel | None = None) -> tuple[FlatModel, Flat, int]:
-    """Read a saved model.
+    """Read a saved model. Log a warning if ``model`` may differ from the saved one.
 
     Args:
         path: ``NAME``.
@@ -343,9 +346,10 @@ def check_same_model(current: dict[str, Any], saved: dict[str, Any], path: objec
 def _find_difference_in(
     current: dict[str, Any], saved: dict[str, Any], keys: tuple[str, ...]
 ) -> str | None:
-    """Return the first difference in the values of ``keys`` as text, or None.
+    """Return the first difference between two models' descriptions as text; None if there is none.
 
-    Keys that one description lacks are not compared, except ``OPTIONAL_PARTS``.
+    Only the values of ``keys`` are compared. Keys that one description lacks are not compared,
+    except ``OPTIONAL_PARTS``.
     """
     for key in keys:
         if key in OPTIONAL_PARTS or (key in current and key in saved):
@@ -356,11 +360,11 @@ def _find_difference_in(
 
 
 def _simplify_keras(value: Any, numbers: dict[str, int]) -> Any:
-    """Return a part of a Keras configuration without what does not change the network.
+    """Return a part of a Keras configuration, reduced to what affects the network.
 
-    That is ``KERAS_IGNORED``, the size of batches, and names: layers are referred to by number.
-
-    ``numbers``: the numbers of the layers of the model that the part belongs to, by name.
+    Keys in ``KERAS_IGNORED``, the size of batches and names are left out; references to layers by
+    name become numbers. ``numbers``: the numbers of the layers of the model that the part ``value``
+    belongs to, by name.
     """
     if isinstance(value, list | tuple):
         return [_simplify_keras(each, numbers) for each in value]
@@ -389,7 +393,7 @@ def _simplify_keras(value: Any, numbers: dict[str, int]) -> Any:
 
 
 def _number_layers(value: Any, numbers: dict[str, int]) -> Any:
-    """Return a reference to layers with their numbers in place of their names."""
+    """Return a reference to layers with their numbers (``numbers``, by name) in place of names."""
     if isinstance(value, list | tuple):
         return [_number_layers(each, numbers) for each in value]
     if isinstance(value, dict):  # of several inputs or outputs, by the user's names
@@ -398,7 +402,11 @@ def _number_layers(value: Any, numbers: dict[str, int]) -> Any:
 
 
 def _find_difference(own: Any, other: Any, name: str) -> str | None:
-    """Return the first difference between two JSON values as text, or None."""
+    """Return the first difference between two JSON values as text, or None if they are equal.
+
+    ``own`` is of the model in this program, ``other`` of the saved one. ``name`` says in the text
+    where the values are. ``TRAINING_KEYS`` and what differs between equal models are not compared.
+    """
     if isinstance(own, dict) and isinstance(other, dict):
         keys = [key for key in own | other if str(key).lower() not in TRAINING_KEYS]
         # A later version may write keys whose default is None.

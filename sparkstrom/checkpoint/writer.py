@@ -56,7 +56,8 @@ def parse_checkpoint_every(text: object) -> CheckpointInterval:
 class CheckpointSchedule:
     """Decides when the next checkpoint is due, by time or by the number of epochs or updates.
 
-    The methods take all three; only the one in which the interval is given counts.
+    The methods get the time, the epochs and the updates, but use only the one in which the interval
+    is given.
 
     Args:
         every: interval from the fit's beginning or the last checkpoint to the next one.
@@ -84,7 +85,7 @@ class CheckpointSchedule:
         self._due = at + self._every.amount
 
     def _position(self, now_s: float, epochs: int, updates: int) -> float:
-        """Return that one of the arguments in which the schedule's interval is given."""
+        """Return the argument that has the unit of the schedule's interval."""
         return {"s": now_s, "epochs": epochs, "updates": updates}[self._every.unit]
 
 
@@ -111,8 +112,8 @@ class CheckpointWriter:
 
     Args:
         directory: where to write.
-        report: called with a line of text for the first failure in a row, and once writing works
-            again.
+        report: called with a line of text after the first of several failures in a row, and when
+            writing works again.
 
     Attributes:
         written: the checkpoints written so far, in order.
@@ -153,7 +154,7 @@ class CheckpointWriter:
             self._changed.notify_all()
 
     def close(self, last: Checkpoint | None, timeout_s: float = FINAL_WRITE_TIMEOUT_S) -> None:
-        """Write ``last``, if given, and end the thread; wait for ``timeout_s`` seconds at most.
+        """Write ``last``, unless it is None, and end the thread; wait at most ``timeout_s``.
 
         If an earlier write takes all of this time, ``last`` is not written.
         """
@@ -262,5 +263,8 @@ class CheckpointWriter:
 
 
 def failure_kind(doing: str, error: Exception) -> FailureKind:
-    """Return (operation, error class, errno), by which repeated failures are recognized."""
+    """Return (``doing``, error class, errno), by which repeated failures are recognized.
+
+    ``doing`` names the failed operation, such as "writing". The errno is None if there is none.
+    """
     return doing, type(error), getattr(error, "errno", None)

@@ -1,8 +1,9 @@
 """Encode and decode updates in DL4J's two int32 layouts, bit for bit.
 
 The layouts serve interchange with DL4J and conformance tests; sparkstrom's own messages have other
-forms. A message is an int32 array: a header of four words, then the hits, which are the values that
-reach the threshold tau or -tau. N is the number of values.
+forms. What is encoded is a residual: N values, the changes that a worker has not sent yet. A
+message is an int32 array: a header of four words, then the hits, which are the values that reach
+the threshold tau or -tau.
 
     word  threshold                       bitmap
     0     number of entries               N
@@ -13,8 +14,9 @@ reach the threshold tau or -tau. N is the number of values.
                                           bit i%16 "hit" and bit 16 + i%16 "sign"
 
 Both layouts list what is *subtracted* from the residual: tau where value >= tau, and -tau where
-value <= -tau; tau is rounded to float32 first. In a bitmap, a sign bit without a hit bit stands for
--tau/2, where -tau < value <= -tau/2; there is no half step of +tau/2. NaN is never a hit.
+value <= -tau; tau is rounded to float32 first. In a bitmap, a sign bit without a hit bit encodes
+-tau/2, for a value with -tau < value <= -tau/2; there is no half step of +tau/2. NaN is never a
+hit.
 Source: ND4J's operators ``encode_threshold``, ``encode_bitmap`` and their decoders.
 """
 
@@ -41,15 +43,17 @@ VALUES_MAX = 2**31 - 1  # an entry is a signed index from 1
 
 
 def encode_threshold(values: F32, tau: float, limit: int | None = None) -> I32 | None:
-    """Encode index and sign of each value of magnitude >= tau, and subtract tau or -tau from it.
+    """Encode index and sign of each value of magnitude >= tau, and subtract tau or -tau there.
 
     Args:
         values: float32[n], the residual, changed in place (parameter units).
         tau: threshold > 0, rounded to float32 (parameter units).
-        limit: maximal number of entries (encoded values), those with the lowest indices; None: all.
+        limit: maximum number of entries (encoded values); the hits with the lowest indices are
+            encoded first. None: encode all hits.
 
     Returns:
-        The int32 message (see the module), or None for fewer than two entries, as in ND4J.
+        The int32 message (see the module). As in ND4J, None if there are fewer than two entries;
+        ``values`` is then unchanged.
 
     Raises:
         UsageError: an argument has an invalid type or value.
@@ -72,8 +76,8 @@ def encode_threshold(values: F32, tau: float, limit: int | None = None) -> I32 |
 def encode_bitmap(values: F32, tau: float) -> I32:
     """Encode each value as tau, -tau, -tau/2 or 0 in two bits, and subtract that from the value.
 
-    Return the int32 message; like ND4J, also if it contains only zeros. Arguments and errors are
-    those of ``encode_threshold``.
+    Return the int32 message; like ND4J, return it even if every value is encoded as 0. Arguments
+    and errors are those of ``encode_threshold``.
     """
     _check_array("values", values)
     step = _round_tau(tau)
@@ -136,9 +140,10 @@ def decode_bitmap(message: I32, out: F32) -> None:
 
 
 def _subtract(values: F32, step: np.float32, hit: Mask, sign: Mask) -> None:
-    """Subtract from each value the step that its two bits encode: step, -step, -step/2 or 0.
+    """Subtract from each value what its bits in ``hit`` and ``sign`` encode.
 
-    Subtracting 0 preserves -0.0; adding 0 would not.
+    That is step, -step, -step/2 or 0; decoders pass -tau as ``step``, and thereby add. Subtracting
+    0 preserves -0.0; adding 0 would not.
     """
     states = hit.view(np.uint8) | sign.view(np.uint8) << 1
     table = np.array([0, step, -step / np.float32(2), -step], np.float32)

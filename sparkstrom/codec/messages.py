@@ -51,16 +51,16 @@ class Activity(enum.IntEnum):
     CATCHING_UP = 0  # the worker has no complete replica yet
     WAITING = 1  # for the start, for commits of its own updates, or for slower workers
     STEPPING = 2
-    FINISHED = 3  # its whole partition is trained; it stays until the fit is done
+    FINISHED = 3  # the worker has trained its whole partition, and stays until the fit is done
 
 
 class Address(msgspec.Struct, frozen=True):
     """The address where a process listens for one edge: a UDP endpoint and two stream ids."""
 
-    host: Text
-    port: U16
-    control_stream: U32
-    data_stream: U32
+    host: Text  # IP address
+    port: U16  # UDP port
+    control_stream: U32  # Aeron's id of the stream for control messages
+    data_stream: U32  # Aeron's id of the stream for data messages
 
 
 class Payload(msgspec.Struct, frozen=True):
@@ -69,7 +69,7 @@ class Payload(msgspec.Struct, frozen=True):
     form: int  # u8: an ``encoding.forms.Form``
     tau_quanta: U32  # threshold, in quanta: all parameters are multiples of the job's quantum
     count: U32  # entries (changed parameters) in ``data``
-    data: bytes
+    data: bytes  # the entries, in the layout of ``form``
 
     def __len__(self) -> int:
         return len(self.data)
@@ -86,29 +86,33 @@ LastSeqs = list[tuple[NodeField, SeqField]]  # (origin, number of its newest com
 
 
 class Join(msgspec.Struct, frozen=True, tag="join", kw_only=True):
-    """Worker's request for a place in the tree or, if token and count repeat, for another edge."""
+    """A worker's request for a node id and a place in the tree.
+
+    If token and count are those of an earlier join, the worker keeps its id: a higher ``request``
+    asks for another edge, an equal one for the same answer again.
+    """
 
     token: U63  # random, per process
     count: U32  # from 1; rises with each node id that this process requests
     request: U32 = msgspec.field(name="knock")  # rises with each change of the address
     partition: U32  # index of the partition that the worker trains
     attempt: U63  # Spark's taskAttemptId; the highest one owns the partition
-    rows: U63
+    rows: U63  # number of rows in the partition
     checksum: U63  # of the rows' content, independent of their order
     batches: U32  # minibatches per epoch
     address: Address  # where the process listens for its parent
-    host: Text
+    host: Text  # the worker's host, as Spark knows it
     executor: Text  # equal text means the same executor process
-    pid: U32
+    pid: U32  # the worker's process id
     version: Text  # of sparkstrom; must equal the controller's
-    alone: bool  # True: it lost its edges to children, too, because its media driver died
+    alone: bool  # True: the media driver (Aeron's process) died, so edges to children are lost also
 
 
 class ChildSilent(msgspec.Struct, frozen=True, tag="silent"):
     """A parent's report that a child has sent nothing for the duration of a lease."""
 
     node: NodeField  # the parent
-    child: NodeField
+    child: NodeField  # the silent child
     edge: EdgeField  # the edge that is silent
 
 
@@ -127,8 +131,8 @@ class TrainingFailure(msgspec.Struct, frozen=True, tag="failed", kw_only=True):
     node: NodeField | None  # None: the worker failed before it had an id
     reason: Trace  # one line
     trace: Trace  # the traceback
-    host: Text = ""
-    partition: U32 = 0
+    host: Text = ""  # the worker's host
+    partition: U32 = 0  # the worker's partition
     attempt: U63 = 0  # as in ``Join``
     phase: Text = ""  # the worker's activity, as text for people
 
@@ -172,14 +176,15 @@ class AuditAnswer(msgspec.Struct, frozen=True):
 class Status(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """A node's report about itself. Nodes on the way to the master forward it unchanged.
 
-    Of two statuses of one node, the one with the higher edge, or else higher ``count``, is newer.
+    Of two statuses of one node, the one with the higher ``edge`` is newer; if the edges are equal,
+    the one with the higher ``count``.
     """
 
     node: NodeField
     edge: EdgeField  # the node's edge to its parent
     count: U63  # rises with each change of the status
     after_seq: SeqField  # (epoch, batch) is valid once this update of the node is committed
-    epoch: U32
+    epoch: U32  # with ``batch``: position up to which the worker has trained
     batch: U32
     steps: U63  # the worker's steps, plus those credited because it joined late
     activity: Activity
@@ -187,7 +192,9 @@ class Status(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     audit: AuditAnswer | None = None  # None: not audited yet
     # Cumulative counters (``observe.telemetry``); None: as in the last status, or none sampled yet.
     stats: Annotated[dict[str, float], msgspec.Meta(max_length=256)] | None = None
-    lag: U63 = 0  # commits behind its parent, as a power of two; 0 unless the lag has lasted
+    # Commits that the node is behind its parent, rounded down to a power of two; 0 if the node has
+    # only just fallen behind.
+    lag: U63 = 0
     lends: bool = False  # other workers may copy this node's optimizer state
     whole: bool = False  # the node has a complete replica, which children may copy
 
@@ -220,15 +227,15 @@ class CommitsRequest(msgspec.Struct, frozen=True, tag="ask-after"):
 class ChunkRequest(msgspec.Struct, frozen=True, tag="ask-chunk"):
     """Request for one chunk of a snapshot; the parent reads it from its live replica."""
 
-    index: U32
+    index: U32  # number of the chunk, from 0
 
 
 class OptimizerRequest(msgspec.Struct, frozen=True, tag="ask-updater"):
     """Request for one chunk of a worker's optimizer state, to be sent to ``asker``."""
 
-    asker: NodeField
+    asker: NodeField  # the node that wants the state
     copy: U63 | None  # number of the wanted copy (``OptimizerCopy``); None: any
-    index: U32
+    index: U32  # number of the chunk, from 0
 
 
 class LeaveNotice(msgspec.Struct, frozen=True, tag="leaving", kw_only=True):
@@ -238,7 +245,7 @@ class LeaveNotice(msgspec.Struct, frozen=True, tag="leaving", kw_only=True):
     earlier.
     """
 
-    node: NodeField
+    node: NodeField  # the node that leaves
     reason: Text
     checkpoint: ResidualCheckpoint | None = msgspec.field(name="kept")  # for the next fit
 
@@ -252,8 +259,8 @@ class Welcome(msgspec.Struct, frozen=True, tag="welcome", kw_only=True):
     token: U63  # with ``count``: identifies the join that this message answers
     count: U32
     request: U32 = msgspec.field(name="knock")  # ``Join.request`` of the newest join received
-    node: NodeField
-    parent: NodeField
+    node: NodeField  # id of the node that receives this message
+    parent: NodeField  # id of the node's parent
     edge: EdgeField  # numbers rise throughout the fit: a higher edge replaces a lower one
     up: Address  # where the parent listens for this node
     chunks: U32  # number of chunks in a snapshot
@@ -267,8 +274,8 @@ class Welcome(msgspec.Struct, frozen=True, tag="welcome", kw_only=True):
 class Adopt(msgspec.Struct, frozen=True, tag="adopt", kw_only=True):
     """Instruction to a parent to accept a node as its child over this edge."""
 
-    node: NodeField
-    edge: EdgeField
+    node: NodeField  # the child
+    edge: EdgeField  # number of the edge between parent and child
     local: Address  # where the parent has to listen for the child
     peer: Address  # where the child listens
 
@@ -276,7 +283,7 @@ class Adopt(msgspec.Struct, frozen=True, tag="adopt", kw_only=True):
 class Disown(msgspec.Struct, frozen=True, tag="disown"):
     """Instruction to a parent to drop a child that it has over this edge or an older one."""
 
-    node: NodeField
+    node: NodeField  # the child
     edge: EdgeField
 
 
@@ -298,7 +305,7 @@ class JoinRefusal(msgspec.Struct, frozen=True, tag="refused", kw_only=True):
 class IdClosed(msgspec.Struct, frozen=True, tag="closed", kw_only=True):
     """Notice to a process that its node id is closed: no further update of this id counts."""
 
-    token: U63
+    token: U63  # with ``count``: identifies the process, as in ``Join``
     count: U32
     node: NodeField  # the closed id
     seq: SeqField  # number of its last committed update
@@ -338,11 +345,12 @@ class State(msgspec.Struct, frozen=True, tag="state", kw_only=True):
     epochs: U32  # number of epochs that every partition with training rows has finished
     summed: U32 = 0  # all updates together count as those of at most so many workers; 0: no limit
     wait_ms: U32  # how long a new commit waits for the slowest link on the way to the child
-    closed: list[NodeField]  # recently closed node ids, whose processes may not know it
+    closed: list[NodeField]  # recently closed node ids (``IdClosed``), in case a notice was lost
     stamp: U63 = msgspec.field(name="heard")  # newest ``Heartbeat.stamp`` from the child
     sent: CommitField  # every commit up to this one was sent to the child over this edge
     bytes_received: U63 = msgspec.field(name="taken")  # from the child over this edge
-    bytes_forwarded: U63 = msgspec.field(name="passed")  # the rest waits at the parent
+    # Bytes of ``bytes_received`` that the parent has sent on; the rest waits there.
+    bytes_forwarded: U63 = msgspec.field(name="passed")
 
 
 class ResendRequest(msgspec.Struct, frozen=True, tag="again"):
@@ -376,10 +384,10 @@ class Update(msgspec.Struct, frozen=True, kw_only=True):
 class Commit(msgspec.Struct, frozen=True, kw_only=True):
     """An update with its commit number, which is its place in the order of all updates."""
 
-    commit: CommitField
-    origin: NodeField
-    seq: SeqField
-    slowest: U63 = 0  # steps of the slowest live, unfinished worker when this was numbered
+    commit: CommitField  # the commit number
+    origin: NodeField  # the node that made the update
+    seq: SeqField  # the origin's number for the update
+    slowest: U63 = 0  # steps of the slowest live, unfinished worker when the update was numbered
     payload: Payload  # NOTHING if the message goes to the update's own origin
 
 
@@ -396,7 +404,7 @@ class MergedRange(msgspec.Struct, frozen=True, kw_only=True):
 class Chunk(msgspec.Struct, frozen=True, kw_only=True):
     """The parameters of one index range: a part of a snapshot."""
 
-    index: U32
+    index: U32  # number of the chunk in the snapshot, from 0
     commit: CommitField  # the parameters contain every commit up to this one, and no later one
     payload: bytes  # float32, little endian
 
@@ -406,7 +414,7 @@ class OptimizerChunk(msgspec.Struct, frozen=True, kw_only=True):
 
     asker: NodeField
     copy: U63  # number of the copy: a hash of its content, above 0
-    index: U32
+    index: U32  # number of the chunk, from 0
     count: U32  # number of chunks of the copy
     payload: bytes
 

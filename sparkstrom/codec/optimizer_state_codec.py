@@ -20,7 +20,7 @@ SCALARS = "scalars"
 def plain_scalars(state: Values) -> dict[str, Any]:
     """Return the state's values that are not arrays, with NumPy's numbers as Python's.
 
-    Raise UsageError, which names the value, if it cannot be written as JSON.
+    Raise UsageError, naming the value, if one of them cannot be written as JSON.
     """
     plain = dict[str, Any]()
     for name, value in state.items():
@@ -40,7 +40,7 @@ def plain_scalars(state: Values) -> dict[str, Any]:
 def encode_state(state: Values) -> bytes:
     """Return the state as bytes in NumPy's npz format. Names may be any text.
 
-    Raise UsageError for a value that is no array and cannot be written as JSON.
+    Raise UsageError for a value that is neither an array nor can be written as JSON.
     """
     arrays = {f"/{k}": v for k, v in state.items() if isinstance(v, np.ndarray)}
     scalars = plain_scalars(state)
@@ -50,7 +50,7 @@ def encode_state(state: Values) -> bytes:
 
 
 def decode_state_untrusted(content: bytes) -> dict[str, NDArray[Any] | float | int]:
-    """Decode a result of ``encode_state``. Raise WireError, and no other error, if invalid."""
+    """Decode what ``encode_state`` made. Raise WireError, and no other error, if it is invalid."""
     try:
         arrays = read_npz(io.BytesIO(content))
         state: dict[str, NDArray[Any] | float | int] = {

@@ -1,5 +1,6 @@
 """Decode payloads (updates, sums of updates, snapshot chunks), and encode the last two.
 
+An update changes some parameters, its entries or hits, by the threshold tau or a multiple of it.
 Everything from the network is checked first: lengths before memory is allocated, every index before
 it is used, every float before it can reach theta (the shared parameters). docs/wire-format.md
 describes the layouts.
@@ -23,11 +24,11 @@ from sparkstrom.encoding.layers import Layers
 from sparkstrom.encoding.leveled_gaps import TOP_MAX
 from sparkstrom.encoding.update_sum import UpdateSum
 
-Indices = NDArray[np.int32]  # i32[count], ascending, no index twice
+Indices = NDArray[np.int32]  # i32[count], ascending and unique
 Quanta = NDArray[np.int32]  # i32[count], signed multiples of the job's quantum
 
 BITMAPS = (Form.BITMAP_UP, Form.BITMAP_DOWN)
-HIT_BITS_MIN = 2  # in the form GAPS a hit takes at least a stop bit and a sign
+HIT_BITS_MIN = 2  # in the form GAPS a hit (an entry) takes at least a stop bit and a sign
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +96,7 @@ def _check_header(count: int, tau_quanta: int, n_params: int, multiplier: int) -
 def _decode_hits(
     payload: bytes, form: Form, count: int, tau_quanta: int, n_params: int
 ) -> tuple[Indices, Quanta]:
-    """Return indices and amounts of an update in the form GAPS or LEVELS, or raise WireError."""
+    """Return the entries' indices and amounts in the form GAPS or LEVELS, or raise WireError."""
     if count * HIT_BITS_MIN > 8 * (len(payload) - 1):
         raise WireError(f"{count} hits announced, {len(payload)} bytes cannot hold so many")
     indices, quanta = np.empty(count, np.int32), np.empty(count, np.int32)
@@ -122,9 +123,10 @@ def _decode_bitmap(
 def read_bitmap_untrusted(
     payload: bytes, form: int, count: int, tau_quanta: int, n_params: int
 ) -> Bitmap:
-    """Check an update in bitmap form and return it packed, which can be added ten times faster.
+    """Check an update in bitmap form and return the bitmap without unpacking it.
 
-    Raise WireError, and no other error, if it is invalid.
+    A packed bitmap can be added ten times faster than indices and amounts. The arguments are those
+    of ``decode_update_untrusted``. Raise WireError, and no other error, if the update is invalid.
     """
     _check_header(count, tau_quanta, n_params, 1)
     if form not in BITMAPS:
@@ -145,7 +147,7 @@ def _check_bitmap(payload: bytes, count: int, n_params: int) -> NDArray[np.uint8
 
 
 def encode_quanta(total: UpdateSum) -> bytes:
-    """Encode a sum of updates as ``Form.QUANTA``, in the shortest of its layouts."""
+    """Encode a sum of updates in the form ``Form.QUANTA``, in the shortest layout of that form."""
     return sums.encode(total)
 
 

@@ -126,9 +126,9 @@ def derive_key(fit_key: bytes, purpose: bytes, salt: bytes | None = None) -> byt
 class Seal:
     """Encrypts and decrypts the frames of one job.
 
-    The caller provides the counters, which must rise with each frame of a sender. ``token``
-    identifies a worker process: only that process can open a direct frame that the master sent to
-    it. All other frames are bound to their edge.
+    The caller provides the counters, which must rise with each frame of a sender. The argument
+    ``token`` of the methods identifies a worker process: only that process can open a direct frame
+    that the master sent to it. All other frames are bound to their edge.
     """
 
     def __init__(self, key: bytes, job: int) -> None:
@@ -206,10 +206,10 @@ def _authenticated_bytes(header: Header, clear: bytes, token: int) -> bytes:
 
 
 def _nonce(header: Header) -> bytes:
-    """Return the nonce of a frame.
+    """Return the nonce of a frame, which must never repeat.
 
-    It is the sender's id and counter, or for direct frames to the master the process's token and
-    count.
+    It consists of the sender's id and counter or, in direct frames to the master, of the process's
+    token and count.
     """
     if header.sender is None:
         return NONCE.pack(header.edge | STRANGER_BIT, header.counter)
@@ -229,7 +229,8 @@ class Reassembler:
 
     A sender seals all pieces of a message in sequence, so the next piece has the next counter; any
     other frame discards the incomplete message. A counter not above the last one is a replay.
-    ``after`` is the highest counter that was accepted before.
+    ``message_bytes_max`` limits the size of a message's body. ``after`` is the highest counter that
+    was accepted before.
     """
 
     def __init__(self, message_bytes_max: int, after: int = -1) -> None:
@@ -247,9 +248,10 @@ class Reassembler:
     def take(self, header: Header, body: bytes) -> bytes | None:
         """Add a piece. Return the message's body if this was its last piece, else None.
 
-        A piece out of sequence discards the incomplete message, and is itself dropped unless it is
-        the first piece of another message. Raise FrameError for a replay (a counter not above the
-        last one) or a message that is too long.
+        ``header`` and ``body`` are those of a decrypted frame. A piece out of sequence discards the
+        incomplete message, and is itself dropped unless it is the first piece of another message.
+        Raise FrameError for a replay (a counter not above the last one) or a message that is too
+        long.
         """
         if header.counter <= self.counter:
             detail = f"counter {header.counter} again, it was {self.counter} already"

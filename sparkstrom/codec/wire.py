@@ -129,7 +129,10 @@ def _none_to_zero(message: Control) -> Control:
 
 
 def _zero_to_none(message: Control) -> Control:
-    """Return the message with None in place of 0. Raise WireError for null on the wire."""
+    """Return the message with None in place of 0 in its ``ZERO_FOR_NONE`` field, if it has one.
+
+    Raise WireError if that field is null on the wire.
+    """
     field = ZERO_FOR_NONE.get(type(message))
     if field is None:
         return message
@@ -182,8 +185,8 @@ def _split_header_and_payload(
 ) -> tuple[list[Any], bytes]:
     """Split a body; return its header's fields, except for the last, and the payload.
 
-    The last field is the payload's length. ``what`` is a name for error texts. Raise WireError if
-    this length is wrong or padding is not zero.
+    The last field is the payload's length. ``what`` names the kind of message in error texts. Raise
+    WireError if the body is too short, the length is wrong or padding is not zero.
     """
     if len(body) < header.size:
         raise WireError(f"{what} header needs {header.size} bytes, got {len(body)}")

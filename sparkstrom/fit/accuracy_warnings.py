@@ -1,7 +1,9 @@
 """Likely reasons why a gradient-sharing fit was less accurate than training on one machine.
 
-Each rule is a function of the options and of a few statistics. The limits come from fits whose
-accuracy was compared with that of one machine (``python -m benchmarks.convergence``).
+Each rule is a function of the options and of a few statistics; it returns a list, which is empty or
+contains one warning with a remedy. The limits come from fits whose accuracy was compared with that
+of one machine (``python -m benchmarks.convergence``). A worker sends a change of a parameter once
+it reaches the threshold tau; until then, the change waits in the worker's residual.
 """
 
 from __future__ import annotations
@@ -20,8 +22,8 @@ from sparkstrom.runtime.master_control import FitOutcome
 log = logging.getLogger(__name__)
 SENT_FRACTION_FACTOR = 5.0  # warn if the sent fraction is this many times off its target
 PUBLICATIONS_MIN = 10  # per worker; with fewer, the sent fraction is not meaningful
-CLIPPED_MAX = 0.1  # share of the mass that left residuals; 0.5 cost accuracy, 0.05 did not
-WAITING_MAX = 0.5  # share of the fit that updates wait in residuals; 0.4 cost no accuracy
+CLIPPED_MAX = 0.1  # see ``clipped_share`` below; 0.5 cost accuracy, 0.05 did not
+WAITING_MAX = 0.5  # share of the fit that changes wait in residuals; 0.4 cost no accuracy
 MOMENTUM_MAX = 0.95  # effective momentum on one machine; more is rarely intended
 STALENESS_MAX = 30.0  # minibatches; slightly above ``options.gradient_sharing.STALENESS_TARGET``
 STALENESS_ROUNDS_MAX = 1.5  # rounds, with many workers; one round cannot be avoided
@@ -57,7 +59,7 @@ def accuracy_warnings(
         master: The options of the fit.
         model: The trained model.
         outcome: The result of the fit.
-        minibatches_before: Number of minibatches of the earlier fits that it continued.
+        minibatches_before: Number of minibatches of the earlier fits that this fit continued.
     """
     statistics = collect_statistics(outcome, model.n_params, minibatches_before)
     warnings = [
@@ -74,7 +76,10 @@ def accuracy_warnings(
 def collect_statistics(
     outcome: FitOutcome, n_params: int, minibatches_before: int
 ) -> FitStatistics:
-    """Return the statistics of a finished fit that the accuracy warnings depend on."""
+    """Return the statistics of a finished fit that the accuracy warnings depend on.
+
+    ``minibatches_before``: number of minibatches of the earlier fits that this fit continued.
+    """
     total = FitTotals.from_counters(outcome.stats.values())
     training, workers = total.training, sum(rows > 0 for rows in outcome.rows)
     publications = training.publications
@@ -95,10 +100,11 @@ def collect_statistics(
 def scaled_hyperparameters(
     master: SharedTrainingMaster, model: FlatModel, rows: list[int], summed: int | None = None
 ) -> HyperparameterChanges:
-    """Return how momentum and schedules were rescaled because several workers train, or {}.
+    """Return how momentum and schedules were rescaled because several workers train.
 
     One worker takes only its share of the fit's steps, so momentum and schedules that count its own
-    steps would last too long.
+    steps would last too long. The result maps "workers" to their number, and names to changes; it
+    is {} if nothing was rescaled.
 
     Args:
         master: the options of the fit.
@@ -212,7 +218,9 @@ def sent_fraction_warnings(
 ) -> list[str]:
     """Return a warning if the sent fraction is far from the threshold algorithm's target.
 
-    A small fraction counts only if ``waits_long``, because the gradient itself may be sparse.
+    ``waits_long``: whether changes wait long in residuals. Only then does a small fraction count,
+    because the gradient itself may be sparse. Return none for an algorithm without a target, for
+    AutoThreshold, which chooses tau itself, and for few publications.
     """
     algorithm = master.threshold_algorithm
     band = algorithm.wanted_fractions if isinstance(algorithm, HasTargetFractions) else None

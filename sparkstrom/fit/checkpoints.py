@@ -1,4 +1,4 @@
-"""Save a fit in checkpoints, and decide what a later fit does with the newest one.
+"""Save a fit in checkpoints, and decide what a later fit does with the newest checkpoint.
 
 ``CheckpointListener`` writes checkpoints during a fit and at its end. ``ResumePoint`` is a
 checkpoint that was read. ``FitCheckpoints`` decides by the number of the fit, because a program
@@ -6,6 +6,9 @@ that is run again makes the same fits in the same order. A fit resumes from a ch
 own number, starts with the parameters of an earlier fit's checkpoint, and is skipped if the newest
 checkpoint is of a later fit. In a stream, the micro-batch's id replaces the number, because Spark
 uses the same id when it repeats a micro-batch.
+
+The controller is the process that numbers updates; a numbered update is a commit, and a round
+counts as one. A run is the part of a fit under one controller.
 """
 
 from __future__ import annotations
@@ -53,14 +56,14 @@ from sparkstrom.runtime.master_control import MasterControl, Progress, Snapshot
 from sparkstrom.runtime.optimizer_states import OptimizerStates, decode_optimizer_state
 
 EpochFigures = dict[str, Any]  # losses and metrics by epoch, from ``EpochHistory.report``
-EARLIER_RUN = -1  # stands for the commit number of a snapshot by an earlier run of the fit
+EARLIER_RUN = -1  # used as the commit number of a snapshot that an earlier run of the fit made
 
 # Names of thread-local properties that Spark sets in a stream.
 STREAM_PROPERTY = "sql.streaming.queryId"
 BATCH_PROPERTY = "streaming.sql.batchId"
 STATE_ARRAY = "state"  # name of the array with the common optimizer state
 TRAIN_ANEW_HINT = "begin anew with another checkpoint_directory or resume=False"
-OPTIMIZER_STATE_TIMEOUT_S = 60.0  # for each worker's state; the controller gives up long before
+OPTIMIZER_STATE_TIMEOUT_S = 60.0  # for each worker's state; the controller gives up much earlier
 Say = Callable[[str], None]
 _directory_owners: dict[str, str] = {}  # location -> the network of this program that uses it
 
@@ -70,8 +73,8 @@ class FitKey:
     """Identifies a fit within its program. A program that is run again makes the same keys."""
 
     number: int  # counts the network's fits, from 1
-    stream: str = ""  # id of the streaming query, if there is one
-    batch: int = -1  # id of the query's micro-batch
+    stream: str = ""  # id of the streaming query; "": the fit is not part of a stream
+    batch: int = -1  # id of the query's micro-batch; -1 outside of a stream
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +89,8 @@ class CheckpointContent:
     k: int  # parameters are multiples of 2^-k
     states: OptimizerStates  # the common state is b"" if none could be copied
     wanted: str = ONE  # option checkpoint_updaters: the state of ONE worker or of ALL
-    best: tuple[Best, Snapshot | None] | None = None  # with early stopping
+    # With early stopping: the best epoch, and a copy of its parameters if the rule keeps them.
+    best: tuple[Best, Snapshot | None] | None = None
     epochs_done: int | None = None  # epochs of a finished fit; None if it is not finished
     summaries: dict[str, Any] = field(default_factory=dict)  # of finished fits, by number
 
@@ -106,14 +110,14 @@ class CheckpointConfig:
     """Where and how often to save a fit, and the constant parts of its checkpoints."""
 
     directory: CheckpointDirectory  # where to write
-    every: CheckpointInterval  # how often
+    every: CheckpointInterval  # from one checkpoint to the next
     key: FitKey  # identifies the fit within its program
-    model: FlatModel  # describes itself in each checkpoint
+    model: FlatModel  # its description is part of each checkpoint
     threshold: str  # repr of the threshold algorithm
     k: int  # parameters are multiples of 2^-k
-    states: OptimizerStates  # with which the fit started
+    states: OptimizerStates  # optimizer states with which the fit started
     summaries: dict[str, Any]  # of finished fits, by number
-    updaters: str = ONE  # save the optimizer state of ONE worker or of ALL
+    updaters: str = ONE  # save the optimizer state of ONE worker or of ALL workers
 
 
 class CheckpointListener(FitListener):
@@ -123,7 +127,7 @@ class CheckpointListener(FitListener):
         config: What to save, where and how often.
         master: The run's controller, which makes snapshots.
         book: Losses and metrics of the run's epochs.
-        stopping: Has the best parameters so far.
+        stopping: Holds the best epoch so far and its parameters.
         notify: Called in the program's main thread with an event for each written checkpoint.
         say: Called with a message about each checkpoint that could not be written.
     """
@@ -152,7 +156,7 @@ class CheckpointListener(FitListener):
         self._states = config.states
 
     def on_fit_begin(self, spec: FitSpec) -> None:
-        """Remember the fit."""
+        """Keep the description of the fit for its checkpoints."""
         self._spec = spec
 
     def on_phase(self, phase: Phase) -> None:
@@ -172,8 +176,9 @@ class CheckpointListener(FitListener):
     def _save_if_due(self, progress: Progress) -> None:
         """Take a snapshot and give it to the writer's thread, if a checkpoint is due.
 
-        Without a snapshot, such as while the controller replaces its media driver, warn and skip
-        the checkpoint. Raise the snapshot's error only if the fit has failed.
+        Skip the checkpoint while the previous one is still being written. If the controller cannot
+        make a snapshot, such as while it replaces its media driver, warn and skip the checkpoint,
+        or raise the snapshot's error if the fit has failed.
         """
         now, schedule = (time.monotonic(), self._epochs, progress.commits), self._schedule
         if schedule is None or progress.phase is not Phase.RUNNING or not schedule.is_due(*now):
@@ -195,7 +200,7 @@ class CheckpointListener(FitListener):
     def _build(self, fit: CheckpointContent, copies: Future[tuple[bytes, ...]]) -> Checkpoint:
         """Wait for the workers' optimizer states and build the checkpoint.
 
-        This method runs in the writer's thread.
+        ``copies`` receives the encoded states. This method runs in the writer's thread.
         """
         workers = fit.spec.workers if self._config.updaters == ALL else 1
         received = copies.result(OPTIMIZER_STATE_TIMEOUT_S * workers)
@@ -205,7 +210,8 @@ class CheckpointListener(FitListener):
     def _merge_copies(self, copies: tuple[bytes, ...], before: OptimizerStates) -> OptimizerStates:
         """Return the newly copied states, and the earlier states of workers without a new copy.
 
-        The first copy is that of the worker that has trained most; it becomes the common state.
+        ``before`` are the earlier states. The first copy is that of the worker that has trained
+        most; it becomes the common state. If only ONE worker's state is saved, it is the only one.
         """
         if not copies:
             return before
@@ -239,7 +245,7 @@ class CheckpointListener(FitListener):
             self._notify(CheckpointWritten(written.path, float(epochs), written.seconds))
 
     def discard(self) -> None:
-        """Stop writing, without a last checkpoint."""
+        """Finish writing the present checkpoint, and stop without a last one."""
         self._writer.close(None)
 
     def finish(self, delivered: Snapshot, epochs_done: int, summaries: dict[str, Any]) -> list[str]:
@@ -274,7 +280,7 @@ class CheckpointListener(FitListener):
         return self._writer.written[-1].path if self._writer.written else None
 
     def close_failed(self) -> None:
-        """Finish writing the present checkpoint, and do not save the state of the failed fit."""
+        """Finish and announce the present checkpoint; do not save the state of the failed fit."""
         self._writer.close(None)
         self._announce_written()
 
@@ -304,7 +310,7 @@ class ResumePoint:
     k: int  # parameters are multiples of 2^-k
     parameters: Flat  # f32[n_params]
     buffers: bytes  # the model's buffers
-    states: OptimizerStates  # of the workers
+    states: OptimizerStates  # optimizer states of the workers
     missing_states: tuple[int, ...]  # partitions whose worker's own state could not be copied
     threshold: str  # repr of the threshold algorithm
     first_epoch: int  # epochs that were trained before the saved fit
@@ -312,7 +318,7 @@ class ResumePoint:
     commit: int  # number of the newest commit in the parameters
     starts: tuple[PartitionStart, ...]  # position and rows, by partition
     figures: EpochFigures  # losses and metrics by epoch
-    best: tuple[Best, Snapshot | None] | None  # with early stopping
+    best: tuple[Best, Snapshot | None] | None  # the best epoch and its parameters, as saved
     summaries: dict[str, Any]  # of finished fits, by number
     metric: str | None = None  # of the held-out rows, in ``figures`` and ``best``; None: unknown
     warning: str | None = None  # that the model may differ; None: no difference was found
@@ -339,7 +345,10 @@ class ResumePoint:
         return (PartitionStart(Position(self.complete_epochs, 0)),) * workers
 
     def figures_for(self, workers: int) -> EpochFigures:
-        """Return losses and metrics of the epochs before the positions ``starts_for(workers)``."""
+        """Return losses and metrics of the epochs before the positions ``starts_for(workers)``.
+
+        If the number of workers has changed, values of incomplete epochs ("parts") are left out.
+        """
         parts = self.figures["parts"] if workers == len(self.starts) else []
         return {"whole": self.figures["whole"], "parts": parts}
 
@@ -349,7 +358,10 @@ class ResumePoint:
         return any(math.isfinite(epoch["validation"]) for epoch in self.figures["whole"])
 
     def without_validation(self) -> ResumePoint:
-        """Return the checkpoint without values of held-out rows, for a fit with another metric."""
+        """Return a copy without values of held-out rows, for a fit with another metric.
+
+        The copy has no best epoch either, because the best epoch was chosen by these values.
+        """
         whole = [epoch | {"validation": math.nan} for epoch in self.figures["whole"]]
         parts = [[p, epoch | {"held_sum": math.nan}] for p, epoch in self.figures["parts"]]
         return replace(self, figures={"whole": whole, "parts": parts}, best=None)
@@ -367,8 +379,8 @@ class ResumeAction(enum.Enum):
 class ResumeDecision:
     """A checkpoint, and what a fit does with it."""
 
-    action: ResumeAction
-    checkpoint: ResumePoint
+    action: ResumeAction  # what the fit does
+    checkpoint: ResumePoint  # the checkpoint that was found
 
     @property
     def warnings(self) -> list[str]:
@@ -383,7 +395,7 @@ class FitCheckpoints:
     The newest checkpoint is read at the first fit and after failed fits.
     """
 
-    model: FlatModel
+    model: FlatModel  # the network's model, which a checkpoint must suit
     master: TrainingMaster  # the user's options
     network: str  # id of the network in this program
     fits: int = 0  # number of fits that are over
@@ -404,8 +416,8 @@ class FitCheckpoints:
     def restore(self, path: str, say: Say) -> ResumePoint:
         """Read a checkpoint, return it, and use it for the next fit instead of the newest one.
 
-        ``say``: called with messages about damaged files, and with the checkpoint's warning. Raise
-        UsageError if the checkpoint is of another model.
+        ``say``: called with messages about damaged files, and with a warning if the model may
+        differ. Raise UsageError if the checkpoint is of another model or does not exist.
         """
         self._pending = self._restored = self._read(*open_checkpoint(path, say), say)
         self._reads_newest = self._are_assigned = False
@@ -446,7 +458,10 @@ class FitCheckpoints:
         return ResumeDecision(action, point)
 
     def _read_newest(self, say: Say) -> ResumePoint | None:
-        """Return the newest valid checkpoint; None if ``resume=False`` or if none exists."""
+        """Return the newest valid checkpoint; None without a directory or a valid checkpoint.
+
+        With ``resume=False``, only check that the directory can be written to, and return None.
+        """
         directory = self.directory
         if directory is None:
             return None
@@ -458,7 +473,7 @@ class FitCheckpoints:
         return None if found is None else self._read(*found, say)
 
     def _read(self, path: str, checkpoint: Checkpoint, say: Say) -> ResumePoint:
-        """Return a checkpoint file's content, and show the warning about it, if there is one."""
+        """Return a checkpoint file's content; if the model may differ, show a warning."""
         point = read_resume_point(path, checkpoint, self.model)
         if point.warning is not None:
             say(f"sparkstrom warns: {point.warning}")
@@ -468,7 +483,7 @@ class FitCheckpoints:
         """Reserve a directory for this network until the program ends.
 
         Raise UsageError if another network of this program uses the directory. Each network numbers
-        its own fits, so one network could resume the other's fit of the same number.
+        its own fits, so it could otherwise resume the other network's fit of the same number.
         """
         if _directory_owners.setdefault(directory.location, self.network) != self.network:
             raise UsageError(
@@ -478,7 +493,7 @@ class FitCheckpoints:
             )
 
     def config(self, key: FitKey, k: int, states: OptimizerStates) -> CheckpointConfig | None:
-        """Return how to save a fit that is about to start; None if the fit is not saved.
+        """Return how to save the fit ``key``, which is about to start; None if it is not saved.
 
         ``k``: the parameters are multiples of 2^-k; ``states``: optimizer states at the start.
         """
@@ -526,36 +541,39 @@ class FitCheckpoints:
         return {**self.summaries, str(key.number): self.stream_summary}
 
     def mark_over(self, number: int) -> None:
-        """Record that fit ``number`` ended or was interrupted: the next one has the next number."""
+        """Record that fit ``number`` ended or was interrupted; the next fit has the next number."""
         self.fits, self._restored = max(self.fits, number), None
         self._are_assigned = False
 
     def mark_assigned(self) -> None:
-        """Record that the user assigned parameters: the next fit starts with them.
+        """Record that the user assigned parameters, with which the next fit starts.
 
-        It then uses neither the checkpoint of ``restore`` nor one of a fit that has ended. A fit
-        that failed still resumes from its own checkpoint. Parameters assigned before the program's
-        first fit do not count: a program that is run again assigns them again, and continues from
-        its checkpoint.
+        That fit then uses neither the checkpoint of ``restore`` nor one of a fit that has ended. A
+        fit that failed still resumes from its own checkpoint. Parameters that were assigned before
+        the program's first fit do not count, because a program that is run again assigns them
+        again, and is to continue from its checkpoint.
         """
         self._are_assigned = self.fits > 0 or not self._reads_newest
 
     def mark_written(self) -> None:
-        """Record that a fit wrote a checkpoint, which replaces the restored one if it is read."""
+        """Record that a fit wrote a checkpoint, so that a retry does not use the restored one.
+
+        With ``resume=False`` the new checkpoint is never read, so a retry uses the restored one.
+        """
         if self.master.resume:
             self._restored = None
 
     def mark_failed(self) -> None:
-        """Record that a fit failed: the next fit has its number and resumes from its checkpoint.
+        """Record that a fit failed, so the next fit has its number and resumes from its checkpoint.
 
-        If the fit wrote none, the next fit resumes from the checkpoint of ``restore``, if any, even
-        if the directory has a newer one.
+        If ``restore`` has read a checkpoint and the fit wrote none, the next fit resumes from the
+        restored one, even if the directory has a newer one.
         """
         self._pending, self._reads_newest = self._restored, self._restored is None
 
     @contextmanager
     def mark_failed_on_error(self) -> Iterator[None]:
-        """Call ``mark_failed`` if the block, which is between two runs of a fit, raises."""
+        """Call ``mark_failed`` if the block raises; for code between two runs of a fit."""
         try:
             yield
         except BaseException:
@@ -564,10 +582,10 @@ class FitCheckpoints:
 
     @contextmanager
     def undo_find_on_error(self) -> Iterator[None]:
-        """Let the next fit find the same checkpoint if the block, a fit, fails before it runs.
+        """Let ``find`` return the same checkpoint to the next fit if this one fails before it runs.
 
-        Do nothing if a run was interrupted or failed, which ``mark_over`` or ``mark_failed`` has
-        recorded.
+        The block contains the whole fit. Do nothing if a run was interrupted or failed, because
+        ``mark_over`` or ``mark_failed`` has recorded that.
         """
         before, fits = (self._pending, self._reads_newest), self.fits
         try:
@@ -582,7 +600,8 @@ class FitCheckpoints:
 def make_fit_key(number: int, properties: Callable[[str], str | None]) -> FitKey:
     """Return the key of the network's fit ``number``, counted from 1.
 
-    ``properties`` returns a local property of the calling thread in Spark, or None.
+    ``properties`` returns the value of a thread-local property of Spark by its name, or None. In a
+    stream, these contain the ids of the query and of its micro-batch.
     """
     stream, batch = properties(STREAM_PROPERTY), properties(BATCH_PROPERTY)
     if stream and batch:
@@ -673,25 +692,28 @@ Positive = Annotated[int, msgspec.Meta(ge=1, le=2**62)]
 
 
 class _Description(msgspec.Struct):
-    """The types and ranges of a checkpoint's description."""
+    """The types and ranges of a checkpoint's description, as ``build_checkpoint`` makes it.
 
-    model: dict[str, Any]
-    key: FitKey
-    epochs: Positive
-    epochs_done: NonNegative | None
-    k: Annotated[int, msgspec.Meta(ge=-(2**10), le=2**10)]
-    first_epoch: NonNegative
-    minibatches_before: NonNegative
-    commit: Annotated[int, msgspec.Meta(ge=EARLIER_RUN)]
+    ``ResumePoint`` has the same values.
+    """
+
+    model: dict[str, Any]  # what the model's ``describe`` returned
+    key: FitKey  # of the saved fit
+    epochs: Positive  # number of epochs requested of the saved fit
+    epochs_done: NonNegative | None  # number of epochs of a finished fit
+    k: Annotated[int, msgspec.Meta(ge=-(2**10), le=2**10)]  # parameters are multiples of 2^-k
+    first_epoch: NonNegative  # epochs that were trained before the saved fit
+    minibatches_before: NonNegative  # minibatches that were trained before the saved fit
+    commit: Annotated[int, msgspec.Meta(ge=EARLIER_RUN)]  # number of the parameters' newest commit
     partitions: list[  # epoch, minibatch, rows, checksum of the rows, minibatches per epoch
         tuple[NonNegative, NonNegative, Annotated[int, msgspec.Meta(ge=-1)], int, NonNegative]
     ]
-    threshold: str
-    figures: dict[str, list[Any]]
-    best: Best | None
-    summaries: dict[str, Any]
-    updaters: dict[str, Any] | None = None
-    metric: str | None = None
+    threshold: str  # repr of the threshold algorithm
+    figures: dict[str, list[Any]]  # losses and metrics by epoch, from ``EpochHistory.report``
+    best: Best | None  # with early stopping
+    summaries: dict[str, Any]  # of finished fits, by number
+    updaters: dict[str, Any] | None = None  # from ``_describe_optimizer_states``
+    metric: str | None = None  # of the held-out rows
 
 
 def _build_resume_point(path: str, checkpoint: Checkpoint, model: FlatModel) -> ResumePoint:
@@ -770,8 +792,9 @@ def choose_resume_action(point: ResumePoint, key: FitKey, epochs: int) -> Resume
     A fit is skipped if the checkpoint is of a later fit, or of the same fit, finished with at least
     ``epochs`` epochs. It starts with the parameters of an earlier fit or of another stream.
 
-    Fits of a stream have other numbers when the program is run again. If the checkpoint is a
-    stream's, a fit that is not of a stream came before that stream if its summary is there.
+    Fits of a stream have other numbers when the program is run again. If the checkpoint is of a
+    stream and the fit is not, the fit came before the stream, and is skipped, if the checkpoint
+    contains the fit's summary.
     """
     if key.stream != point.key.stream:
         came_before = key.number < point.key.number and str(key.number) in point.summaries

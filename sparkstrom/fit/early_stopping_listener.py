@@ -36,16 +36,18 @@ class Best:
     """The best epoch of a fit, by the metric of its held-out rows."""
 
     epoch: int  # counted from 1 over all fits of a network
-    metric: str  # its name, such as "loss"
-    value: float  # of the metric
-    commit: int | None  # of the delivered parameters; None: the last parameters are delivered
+    metric: str  # name of the metric, such as "loss"
+    value: float  # value of the metric
+    # Number of the newest commit (numbered update) in the delivered parameters; None: the fit
+    # delivers its last parameters instead of those of this epoch.
+    commit: int | None
 
 
 class EarlyStoppingListener(FitListener):
     """Applies the rule of early stopping: stops the fit and keeps the best parameters.
 
     Args:
-        master: The fit's controller, which stops the fit and makes snapshots.
+        master: The fit's controller, which numbers updates, stops the fit and makes snapshots.
         rule: The rule; None: never stop.
         clock: Returns the time in seconds.
     """
@@ -68,7 +70,7 @@ class EarlyStoppingListener(FitListener):
         self.copy: Snapshot | None = None  # of the best epoch, if the rule keeps its parameters
 
     def resume(self, history: Sequence[Epoch], best: tuple[Best, Snapshot | None] | None) -> None:
-        """Continue after the epochs of a checkpoint, with the best epoch that it contains."""
+        """Continue after a checkpoint's epochs (``history``), with the best of them (``best``)."""
         for epoch in history:
             self._judge.observe(epoch.epoch, epoch.validation)
         if best is not None and self._rule is not None:
@@ -103,8 +105,8 @@ class EarlyStoppingListener(FitListener):
     def on_progress(self, progress: Progress) -> None:
         """Copy the parameters if an epoch became the best one; check the rule's conditions.
 
-        If several epochs ended since the last poll, only one copy is made. A copy that the
-        controller cannot make now, such as while it replaces its media driver, stays due.
+        If several epochs ended since the last poll, only one copy is made. If the controller cannot
+        make a copy now, such as while it replaces its media driver, the next poll tries again.
         """
         if self._is_copy_due and self._rule is not None:
             self._copy_best(self._rule)
@@ -129,7 +131,8 @@ class EarlyStoppingListener(FitListener):
     def _copy_best(self, rule: EarlyStopping) -> None:
         """Record the best epoch, and take a snapshot if the rule keeps its parameters.
 
-        Without a snapshot, change nothing. Raise its error only if the fit has failed.
+        If the snapshot fails, log a warning and change nothing, so that the next poll tries again;
+        but raise the error if the fit has failed.
         """
         assert self._judge.epoch is not None, "an epoch was the best"
         try:
@@ -158,7 +161,10 @@ class MinibatchLosses:
         self._seen: dict[tuple[int, int], tuple[int, float]] = {}
 
     def collect_new_losses(self, progress: Progress) -> dict[int, float]:
-        """Return the mean loss over the examples reported since the last call, by node."""
+        """Return each node's mean loss over the examples that it reported since the last call.
+
+        Nodes that reported no new examples are left out.
+        """
         losses: dict[int, float] = {}
         for node, counters in progress.stats.items():
             if (training := counters.training) is None:
@@ -178,10 +184,11 @@ def check_validation(
     rule: EarlyStopping | None,
     label: ColumnNames | None = LABEL,
 ) -> None:
-    """Raise UsageError if the rule is no EarlyStopping, or held-out rows or labels are missing.
+    """Raise UsageError if ``rule`` is no EarlyStopping, or if it lacks held-out rows or labels.
 
     Raise it also if rows are held out and the model cannot compute their loss. ``validation`` is a
-    fraction or a column's name; None or 0: no rows are held out.
+    fraction of the rows or the name of a boolean column; None or 0: no rows are held out.
+    ``label`` names the columns with labels; None or (): there are none.
     """
     if rule is not None and not isinstance(rule, EarlyStopping):
         raise UsageError(

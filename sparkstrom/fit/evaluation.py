@@ -182,10 +182,10 @@ def evaluate_batch(model: FlatModel, spec: MetricSpec, batch: Batch) -> Evaluati
 def _select_label(
     outputs: NDArray[Any], labels: NDArray[Any], index: int, axis: int
 ) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Return one label's outputs [n, 1] and true values [n]; n counts rows, steps or pixels.
+    """Return one label's outputs [n, 1] and true values [n], where n counts rows, steps or pixels.
 
-    ``index``: number of the label on the outputs' axis ``axis``. Raise UsageError if there is no
-    such label.
+    ``index`` is the label's position on the axis ``axis`` of the outputs. Raise UsageError if there
+    is no such label.
     """
     if not 0 <= index < outputs.shape[axis]:
         raise UsageError(
@@ -199,7 +199,7 @@ def _select_label(
 
 
 def merge_evaluations(parts: Sequence[Evaluation]) -> Evaluation:
-    """Return the merged metrics of several batches. Raise UsageError if they have no rows."""
+    """Return the merged metrics of several batches of rows. Raise UsageError if none has rows."""
     parts = [part for part in parts if part.rows]
     if not parts:
         raise UsageError("there are no rows to evaluate: look at the data's filters")
@@ -248,9 +248,9 @@ class EvaluationAccumulator:
 
 
 def merge_evaluations_or_raise(results: Iterable[Evaluation | SparkstromError]) -> Evaluation:
-    """Merge the evaluations of all partitions, or raise the first error among the results.
+    """Merge the evaluations of all partitions, or raise the first error among ``results``.
 
-    Raise UsageError if the evaluations have no rows.
+    Raise UsageError if the partitions have no rows.
     """
     parts = EvaluationAccumulator()
     for result in results:

@@ -1,6 +1,7 @@
 """Dispatch the events of a fit to its internal listeners, such as progress display and checkpoints.
 
-The program's main thread polls the controller ten times a second and passes changes on as events.
+The program's main thread polls the controller (the process that numbers updates, or a thread that
+trains rounds) ten times a second and passes changes on as events.
 Listeners run in that thread and never in the controller's, so they may be slow or request a copy of
 the parameters. An exception in a listener ends the fit.
 
@@ -32,9 +33,10 @@ class FinishedFit:
 
     @property
     def epochs_trained(self) -> int:
-        """Number of this fit's epochs; if it was stopped, those that some partition completed.
+        """Number of this fit's epochs; if it was stopped, the number that some partition completed.
 
-        A checkpoint may have more epochs than the fit that resumes from it was asked for.
+        A fit that resumes from a checkpoint may be asked for fewer epochs than the checkpoint has;
+        the number is then that of the checkpoint.
         """
         if self.outcome.stop_reason is None:
             return max(self.spec.epochs, self.spec.epochs_resumed)
@@ -81,7 +83,7 @@ class FitListener:
 
         The values of an epoch may arrive after those of the next one. Listeners with a
         ``live_option`` then get the next epoch at once, and never the late one. All other listeners
-        get every epoch in order: the late one and those after it at the end of the fit.
+        get every epoch in order, so they get the late one and those after it at the end of the fit.
         """
 
     def on_progress(self, progress: Progress) -> None:
@@ -97,8 +99,8 @@ class FitEvents:
     All listeners get an event before any listener gets the next one.
 
     Args:
-        spec: The fit.
-        listeners: Get the events.
+        spec: Description of the fit.
+        listeners: The listeners to which events are dispatched.
         book: Losses and metrics of the epochs before a resume; updated during the fit.
     """
 
@@ -124,7 +126,7 @@ class FitEvents:
             listener.on_fit_begin(self._spec)
 
     def dispatch_output(self, now: Progress) -> None:
-        """Dispatch new worker output and notes; this is also called after a failure."""
+        """Dispatch new worker output and notes, the only events that follow a failure."""
         lines, news = now.heard[self._lines_dispatched :], now.news[self._notes_dispatched :]
         self._lines_dispatched, self._notes_dispatched = len(now.heard), len(now.news)
         for listener in self._listeners:

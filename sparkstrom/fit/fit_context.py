@@ -28,7 +28,7 @@ class FitRequest:
     listeners: tuple[Any, ...]  # the user's
     run_log: str | os.PathLike[str] | None  # file; "": none; None: a new one in the usual directory
     key: FitKey  # identifies the fit within its program
-    resume_from: ResumePoint | None = None  # checkpoint
+    resume_from: ResumePoint | None = None  # the checkpoint; None: the fit starts anew
     epoch_limit: MaxEpochsTerminationCondition | None = None  # set if it reduced ``epochs``
 
     @property
@@ -45,8 +45,8 @@ class FitReporting:
 
     progress: ProgressDisplay  # also shows lines of text
     record: FitRecord  # times and result of the fit
-    slots: TaskSlots
-    warnings: list[str]  # shown so far; the summary repeats them
+    slots: TaskSlots  # number of tasks that can run at the same time
+    warnings: list[str]  # warnings shown so far, which the summary repeats
     shows_worker_output: bool = True  # False if the terminal shows workers' lines anyway
 
     def warn(self, text: str) -> None:

@@ -76,11 +76,11 @@ class ProgressListener(FitListener):
         self._held_out: float | None = None
 
     def on_fit_begin(self, spec: FitSpec) -> None:
-        """Remember the fit."""
+        """Keep the description of the fit."""
         self._spec = spec
 
     def on_worker_says(self, line: WorkerLogLine) -> None:
-        """Show a line of a worker's output, if such lines are wanted."""
+        """Show a line of a worker's output, unless ``worker_lines`` is False."""
         if self._worker_lines:
             self._display.say(format_worker_output(line))
 
@@ -158,7 +158,7 @@ class ResidualLogListener(FitListener):
 def make_iteration_event(progress: Progress, spec: FitSpec, seconds: float) -> Iteration:
     """Return the progress and the network traffic as an event for the user's listeners.
 
-    ``seconds``: since the fit started.
+    ``seconds``: time since the fit started.
     """
     counts = progress.minibatches, progress.minibatches_expected
     total = FitTotals.from_counters(progress.stats.values())
@@ -244,7 +244,7 @@ def open_run_log(run_log: str | os.PathLike[str] | None, spec: FitSpec) -> JsonL
         run_log: File to write; "" for none; None for a new file in the usual directory or the one
             that SPARKSTROM_RUNS names. There the oldest logs beyond ``RUN_LOGS_MAX`` are removed,
             and fits of a cross-validation write no logs.
-        spec: The fit.
+        spec: Description of the fit.
     """
     if run_log is not None:
         return JsonLines(run_log) if os.fspath(run_log) else None
@@ -257,7 +257,10 @@ def open_run_log(run_log: str | os.PathLike[str] | None, spec: FitSpec) -> JsonL
 
 
 def remove_old_logs(directory: Path, kept: int) -> None:
-    """Remove automatically named run logs from a directory, except the newest ``kept``."""
+    """Remove automatically named run logs from a directory, except the newest ``kept``.
+
+    Ignore errors of the file system.
+    """
     with contextlib.suppress(OSError):
         names = sorted(name for name in os.listdir(directory) if RUN_LOG_NAME.fullmatch(name))
         for name in names[: max(0, len(names) - kept)]:
@@ -293,7 +296,7 @@ class ListenerFailure:
     """An exception that a user's listener raised."""
 
     where: str  # ListenerClass.method
-    error: BaseException
+    error: BaseException  # the exception
 
     def as_error(self) -> TrainingError:
         """Return the error with which the fit ends."""
@@ -322,7 +325,7 @@ def check_listeners(listeners: Sequence[Any]) -> None:
 
 
 def find_broken_stream() -> str:
-    """Return "stdout" or "stderr", whichever cannot be flushed; "" if both can."""
+    """Return "stdout" or "stderr", the first of both that cannot be flushed; "" if both can."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         try:
@@ -339,7 +342,7 @@ class ListenerThread(FitListener):
     Args:
         listeners: The user's listeners and the writer of the run log.
         begin: The first event.
-        spec: The fit.
+        spec: Description of the fit.
         copy: Returns a snapshot of the present parameters, for ``EpochEnd.snapshot``.
         judge: Evaluates arrays with the present parameters, for ``EpochEnd.evaluate``.
         say: Shows a line to the user.
@@ -445,9 +448,10 @@ class ListenerThread(FitListener):
         return summary
 
     def _close(self, summary: TrainingSummary | None, why: str | None) -> None:
-        """Queue the end of the fit and wait for the listeners.
+        """Queue the end of the fit and wait for the listeners, at most LISTENERS_END_S seconds.
 
-        ``why``: the first line of the failure's message; None if the fit did not fail.
+        ``why``: the first line of the failure's message; None if the fit did not fail. Do nothing
+        if the fit failed before it started.
         """
         if self._thread.ident is None:  # the fit failed before it started
             return
@@ -479,7 +483,10 @@ class ListenerThread(FitListener):
         return round(time.monotonic() - self._began_s, 3)
 
     def _put(self, event: Event | None) -> None:
-        """Queue an event; an iteration replaces a waiting one. ``None`` ends the thread."""
+        """Queue an event, or None to end the thread.
+
+        If this event and the newest waiting one are iterations, it replaces the waiting one.
+        """
         with self._changed:
             newest = self._queue[-1] if self._queue else None
             if isinstance(event, Iteration) and isinstance(newest, Iteration):
@@ -503,7 +510,11 @@ class ListenerThread(FitListener):
             return self._queue.popleft()
 
     def _call(self, listener: Any, method: str, event: Event) -> None:
-        """Call a listener's method if it exists; a listener that raises gets no more events."""
+        """Call a listener's method if it exists.
+
+        A listener that raises gets no more events, and the fit ends unless ``fails_fit`` is False.
+        If it raised because stdout or stderr cannot be written, only warn.
+        """
         handle = getattr(listener, method, None)
         if handle is None:
             return
@@ -532,7 +543,7 @@ class SnapshotEvaluator:
     snapshot: Callable[[], Snapshot]  # returns the present parameters and buffers
 
     def __call__(self, features: Any, labels: Any, metrics: Any) -> Evaluation:
-        """Return metrics like ``SparkNetwork.evaluate``, without changing the fit's model."""
+        """Return metrics like ``SparkNetwork.evaluate``, from a copy of the fit's model."""
         model, now = copy.deepcopy(self.model), self.snapshot()
         model.bind(now.parameters)
         load_buffers(model, now.buffers)

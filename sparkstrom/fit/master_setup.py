@@ -1,7 +1,9 @@
-"""Set up the controller (master) of a gradient-sharing fit, which numbers all updates.
+"""Set up the controller of a gradient-sharing fit.
 
-The functions return what the controller must know of the fit (``MasterPlan``), its deadlines and
-sizes (``MasterLimits``), and the options of its Aeron media driver and transport.
+The controller, also called master, is the state machine that numbers the workers' updates. It runs
+in the driver program or in a Spark task, and sends and receives UDP through Aeron's process, the
+media driver. The functions here return what the controller must know of the fit (``MasterPlan``),
+its deadlines and sizes (``MasterLimits``), and the options of its media driver and transport.
 """
 
 from __future__ import annotations
@@ -37,11 +39,11 @@ def make_master_plan(
     """Return what the controller must know of a fit.
 
     Args:
-        spec: The fit.
+        spec: Description of the fit, which every process gets.
         theta: The controller's replica of the parameters.
         model: The model, whose buffers may have to be averaged.
         master: The user's options.
-        kept: Residual files that workers saved in an earlier fit.
+        kept: Files in which workers of an earlier fit saved residuals (changes not sent yet).
         join_stream: Id of the stream for join messages; None: one that the controller chooses.
     """
     return MasterPlan(
@@ -59,7 +61,8 @@ def make_master_plan(
 def driver_transport_opener(spec: FitSpec, void: VoidConfiguration, host: str) -> OpenTransport:
     """Return a function that opens the transport of a controller in the driver program.
 
-    ``host``: IP address of this machine to bind; ``void``: the user's options of the network.
+    ``spec``: the fit; ``void``: the user's options of the network; ``host``: IP address of this
+    machine to bind.
     """
     options = DriverOptions(
         host=host,
@@ -76,8 +79,9 @@ def controller_media_driver(
 ) -> MediaDriverConfig:
     """Return name and options of the media driver for a controller that runs in a Spark task.
 
-    ``endpoint``: the controller's address and port, which the workers know already; ``scratch``:
-    directory for the media driver's files if shared memory is too small.
+    ``void``: the user's options of the network; ``endpoint``: the controller's address and port,
+    which the workers know already; ``scratch``: directory for the media driver's files if shared
+    memory is too small.
     """
     options = DriverOptions(
         host=endpoint.host,
@@ -90,7 +94,7 @@ def controller_media_driver(
 
 
 def make_master_limits(master: SharedTrainingMaster, workers: int, n_params: int) -> MasterLimits:
-    """Return the controller's deadlines and sizes, computed from the user's options."""
+    """Return the controller's deadlines and sizes, computed from the user's options ``master``."""
     tree = master.void.topology(workers)
     return MasterLimits(
         lease_s=master.void.lease_s,
@@ -111,7 +115,7 @@ def make_master_limits(master: SharedTrainingMaster, workers: int, n_params: int
 
 @dataclass(frozen=True, slots=True)
 class MediaDriverConfig:
-    """Name and options of the media driver that a controller's task starts before anything else."""
+    """The media driver that a task with a controller starts before anything else."""
 
     key: str  # name by which the task's transport finds the media driver
     options: DriverOptions  # address, ports and sizes

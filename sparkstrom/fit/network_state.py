@@ -1,8 +1,8 @@
 """Hold a network's state from one fit to the next.
 
 The state includes the parameters, the optimizer states, the number of epochs trained so far, and
-the names of the residual files that workers left on executors. Buffers (such as BatchNorm
-statistics) are kept in the model itself.
+the names of residual files: at the end of a fit, each worker saves its residual (changes that it
+has not sent) on its executor. Buffers (such as BatchNorm statistics) are kept in the model itself.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class NetworkStateHolder:
     def theta(self, multipliers: Mapping[str, int]) -> Theta:
         """Return a copy of the parameters for a fit, rounded to multiples of 2^-k.
 
-        ``multipliers``: thresholds of layers in multiples of tau, by layer name.
+        ``multipliers``: thresholds of layers in multiples of the threshold tau, by layer name.
         """
         return make_initial_theta(self._model, self.parameters, self.grid_exponent(), multipliers)
 
@@ -121,7 +121,8 @@ class NetworkStateHolder:
     def rollback_on_error(self) -> Iterator[None]:
         """Restore the state if the block raises anything but KeyboardInterrupt or FitCancelled.
 
-        Residual files are not restored, because workers may have used them; log a warning.
+        Residual files are not restored, because workers may have used them; if there were any, log
+        a warning. After the block, ``is_final`` is True.
         """
         before, buffers = self._value, self.buffers
         try:
@@ -149,7 +150,7 @@ class NetworkStateHolder:
         return kept, states
 
     def forget_resume_state(self) -> None:
-        """Forget the residual files and optimizer states, because a fit uses them."""
+        """Forget the residual files and optimizer states, because a fit uses them up."""
         self._value = replace(self._value, kept={}, states=NO_STATES)
 
     def assign(self, values: Flat, epochs: int | None = None, *, any_value: bool = False) -> None:
@@ -202,8 +203,9 @@ class NetworkStateHolder:
         Args:
             theta: Parameters and buffers at the end.
             end: The finished fit.
-            best: The snapshot of the best epoch, used instead of ``theta``; None: there is none.
-            states: Optimizer states at the end.
+            best: The snapshot of the best epoch, which replaces ``theta``; None: there is none.
+            states: Optimizer states at the end. They and the residual files are kept only if the
+                parameters are those of the end.
         """
         outcome = end.outcome
         done = replace(

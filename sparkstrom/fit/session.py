@@ -6,11 +6,12 @@ the network, starts the tasks and runs a ``FitSupervisor``, which waits for thei
 events to all listeners (``fit.events``). The strategy (``fit.strategy``) contains everything that
 depends on whether the fit shares gradients or is round-based.
 
-A controller in a Spark task can be lost with the task. The fit then continues with another runner,
-from the newest checkpoint or from a copy that the driver program keeps in a temporary directory.
-Like all checkpoints, a copy contains the updates of each minibatch at most once, so no minibatch is
-applied twice. Without a copy, the fit starts again. The new runner's network has another key, so it
-rejects messages of the old one.
+The controller numbers the workers' updates; a numbered update is a commit. A controller in a Spark
+task can be lost with the task. The fit then continues with another runner, from the newest
+checkpoint or from a copy that the driver program keeps in a temporary directory. Like all
+checkpoints, a copy contains the updates of each minibatch at most once, so no minibatch is applied
+twice. Without a copy, the fit starts again. The new runner's network has another key, so it rejects
+messages of the old one.
 """
 
 from __future__ import annotations
@@ -83,12 +84,12 @@ PARAMETERS_LOST = (
 
 
 class FitSession:
-    """One fit of a network, which ``run`` runs once. Each lost controller requires another runner.
+    """One fit of a network, to be run once. Each lost controller requires another runner.
 
     Args:
         strategy: How workers combine their results.
         checkpoints: The network's checkpoints.
-        request: The user's request.
+        request: The checked arguments of ``fit``.
         reporting: Display, warnings and record of the fit.
         state: The network's state, which becomes the result of the fit.
         restart: Makes the next runner after a lost controller; None: controllers are never lost.
@@ -132,9 +133,10 @@ class FitSession:
         )
 
     def resume_state(self, workers: int) -> tuple[CheckpointFiles, OptimizerStates]:
-        """Return residual files and optimizer states for the fit's workers.
+        """Return the residual files and optimizer states with which the fit's workers start.
 
-        If the checkpoint is of another threshold algorithm, the states contain no encoder state.
+        If the fit resumes from a checkpoint of a fit with another threshold algorithm, the states
+        do not contain the encoder's part, which depends on the algorithm.
         """
         files, states = self.state.resume_state(workers)
         point = self.request.resume_from
@@ -144,10 +146,10 @@ class FitSession:
     def run(self, runner: FitRunner, export_directory: str | None) -> TrainingSummary:
         """Run the fit to completion, replace the network's state, and return the summary.
 
-        ``export_directory``: where the rows were exported, for the summary. Raise the error that
-        ended the fit. The network's state is then as before, unless the user interrupted the fit;
-        only the names of residual files are forgotten. The controller has then ended, even if it
-        was not started yet.
+        ``export_directory``: where the rows were exported, for the summary; None: nowhere. Raise
+        the error that ended the fit. The controller has then ended, even if it was not started yet.
+        If the user interrupted the fit, the network keeps what was trained until then. After any
+        other error, its state is as before, except that names of residual files are forgotten.
         """
         self._runner = runner
         try:
@@ -170,8 +172,9 @@ class FitSession:
     def _snapshot(self) -> Snapshot:
         """Return a copy of the present parameters; if the controller is lost, wait for the next.
 
-        While the controller cannot make a copy, such as while it replaces its media driver, wait,
-        too. Raise ControllerLost if no other run follows, and the error of a fit that has failed.
+        Also wait while the controller cannot make a copy, such as while it replaces its media
+        driver. Raise ControllerLost if no other run follows, and the error of a fit that has
+        failed.
         """
         while True:
             runner = self._runner
@@ -193,7 +196,7 @@ class FitSession:
                     self._changed.wait(POLL_S)
 
     def _switch_to(self, runner: FitRunner) -> None:
-        """Make a runner the present one, and wake threads that wait for it."""
+        """Make ``runner`` the present one, and wake threads that wait for it."""
         with self._changed:
             self._runner = runner
             self._changed.notify_all()
@@ -224,7 +227,10 @@ class FitSession:
                         self._switch_to(self._restart(runner, request))
 
     def _restart(self, runner: FitRunner, request: FitRequest) -> FitRunner:
-        """Return the runner that follows one whose controller was lost."""
+        """Return the runner that follows ``runner``, whose controller was lost.
+
+        If ``request`` has another checkpoint than before, load it into the network's state first.
+        """
         before, self.request = self.request, request
         spec, states = replace(runner.spec, job=secrets.randbits(63)), runner.states
         if request.resume_from is not None and request.resume_from is not before.resume_from:
@@ -236,7 +242,10 @@ class FitSession:
         return self._make_next_runner(spec, theta, states)
 
     def _resume(self, runner: FitRunner, stopping: EarlyStoppingListener) -> None:
-        """Load a checkpoint's metrics, if any, into runner and early stopping; show warnings."""
+        """If the fit resumes from a checkpoint, load its metrics into runner and early stopping.
+
+        Show warnings about what the checkpoint lacks, or what differs in this fit.
+        """
         point, workers = self.request.resume_from, runner.spec.workers
         if point is None:
             return
@@ -283,7 +292,7 @@ class FitSession:
         thread: ListenerThread,
         recovery: ControllerRecovery,
     ) -> CheckpointListener | None:
-        """Return the listener that writes checkpoints or else recovery copies; None: neither."""
+        """Return the listener that writes checkpoints or else recovery copies; None if neither."""
         key, k = self.request.key, runner.theta.k
         config = self._checkpoints.config(key, k, runner.states)
         common: dict[str, Any] = {
@@ -306,7 +315,11 @@ class FitSession:
         saving: CheckpointListener | None,
         export_directory: str | None,
     ) -> TrainingSummary:
-        """Run one runner, update the network's state and checkpoints, and return the summary."""
+        """Run one runner, update the network's state and checkpoints, and return the summary.
+
+        If the user interrupts the fit, keep and save what is trained so far, then raise again. On
+        any other error, finish the present checkpoint and raise the error again.
+        """
         reporting, state, key = self._reporting, self.state, self.request.key
         others = [thread] if saving is None else [saving, thread]
         try:
@@ -391,7 +404,7 @@ class FitRunner(ABC):
     """
 
     spec: FitSpec  # number of workers, epochs and other facts of the fit
-    book: EpochHistory  # losses and metrics by epoch, which the run adds to
+    book: EpochHistory  # losses and metrics by epoch, to which the run adds its own
     states: OptimizerStates  # optimizer states with which the workers start
     master: MasterControl  # the controller
     theta: FitParameters  # the trained parameters, during the run and afterwards
@@ -447,18 +460,18 @@ RestartRunner = Callable[[FitSpec, Theta, OptimizerStates], FitRunner]
 class ControllerRecovery:
     """Decides how one fit continues after each loss of its controller."""
 
-    strategy: Strategy[CommonOptions]  # with the number of controllers that a fit may lose
-    checkpoints: FitCheckpoints  # of the network
+    strategy: Strategy[CommonOptions]  # says how many controllers the fit may lose
+    checkpoints: FitCheckpoints  # checkpoints of the network
     _reporting: FitReporting  # gets warnings, and the record of losses
     folder: str  # directory for copies of a fit without checkpoints
 
     @property
     def keeps_copies(self) -> bool:
-        """Whether the fit must be copied regularly, to survive the loss of its controller."""
+        """Whether a fit without checkpoints is copied regularly, to survive a lost controller."""
         return self.strategy.controller_restarts > 0 and self.strategy.has_controller_task
 
     def config(self, key: FitKey, k: int, states: OptimizerStates) -> CheckpointConfig:
-        """Return where and how often to copy a fit for which the user requested no checkpoints.
+        """Return where and how often to copy the fit ``key``, which writes no checkpoints.
 
         ``k``: the parameters are multiples of 2^-k; ``states``: optimizer states at the start.
         """
@@ -481,7 +494,7 @@ class ControllerRecovery:
             lost: The error that ended the last run.
             request: The request of the last run.
             master: The lost controller.
-            saving: The listener that wrote checkpoints or copies of the last run.
+            saving: The listener that wrote checkpoints or copies of the last run; None: none did.
 
         Raises:
             ControllerLost: The fit has lost more controllers than ``controller_restarts``.
@@ -524,7 +537,7 @@ class ControllerCopyWriter(CheckpointWriter):
     """Writes copies of a fit; messages about copies that fail do not name the directory."""
 
     def _warn_of_failure(self, note: str, error: Exception) -> None:
-        """Warn that the copy ``note`` was not made."""
+        """Warn that the copy named ``note``, such as "commit 70", was not made."""
         self._warn(
             failure_kind("writing", error),
             f"no copy of the controller's replica at {note} could be made "

@@ -1,8 +1,8 @@
 """Training strategies: the differences between gradient sharing and round-based training.
 
 A fit calls its strategy and never checks the class of the user's options. ``Strategy`` describes
-round-based training, without a network controller or thresholded updates. ``GradientSharing``
-overrides the differences.
+round-based training, which needs no controller (a process that numbers updates) and sends no
+thresholded updates. ``GradientSharing`` overrides the differences.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Strategy(Generic[Master]):
 
     @property
     def controller(self) -> str:
-        """Where the process that numbers updates runs, as in the option ``controller``."""
+        """Where a controller runs, as in the option ``controller``; here in the driver program."""
         return DRIVER
 
     @property
@@ -40,23 +40,23 @@ class Strategy(Generic[Master]):
 
     @property
     def controller_restarts(self) -> int:
-        """Number of controllers that a fit may lose and still continue."""
+        """Number of controllers that a fit may lose and still continue; here 0."""
         return 0
 
     @property
     def layer_multipliers(self) -> Mapping[str, int]:
-        """Thresholds of layers in multiples of tau, by layer name."""
+        """Thresholds of layers in multiples of the threshold tau, by layer name; here {}."""
         return {}
 
     def check_workers(self, workers: int) -> None:
-        """Raise UsageError if so few ``workers`` cannot start a fit; in rounds, any number can."""
+        """Raise UsageError if ``workers`` are too few to start a fit; here any number suffices."""
 
     def scaled_hyperparameters(
         self, model: FlatModel, outcome: FitOutcome
     ) -> HyperparameterChanges:
         """Return how momentum and schedules were rescaled for several workers; here {}.
 
-        The result has the number of workers, and name -> change.
+        The result maps "workers" to their number, and names of hyperparameters to their changes.
         """
         return {}
 
@@ -65,7 +65,7 @@ class Strategy(Generic[Master]):
     ) -> list[str]:
         """Return and log warnings about likely reasons for a loss of accuracy; here none.
 
-        ``minibatches_before``: number trained in the earlier fits that this fit continued.
+        ``minibatches_before``: minibatches trained in the earlier fits that this fit continued.
         """
         return []
 

@@ -95,7 +95,11 @@ class FitFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingSummary:
-    """The result of one ``fit``: times in seconds, masses as sums of absolute values."""
+    """The result of one ``fit``: times in seconds, masses as sums of absolute values.
+
+    A publication is the sending of an update by a worker. The controller numbers the update, which
+    is then a commit. Changes that are too small to be sent wait in the worker's residual.
+    """
 
     # All hashes are the same and no parameter left the exact range.
     replicas_equal: bool = figure(
@@ -145,7 +149,7 @@ class TrainingSummary:
     # of workers, which is one round, is good.
     staleness_minibatches: float = figure(lambda fit: fit.outcome.staleness_minibatches)
     staleness_minibatches_max: float = figure(lambda fit: fit.outcome.staleness_minibatches_max)
-    # Mean time that updates wait in residuals, besides staleness.
+    # Mean time that changes wait in residuals, in minibatches of all workers; not in staleness.
     residual_minibatches: float = figure(
         lambda fit: fit.total.residual_wait_minibatches(
             fit.training_workers, fit.outcome.minibatches_trained
@@ -316,7 +320,7 @@ class Fault:
 
     what: str  # WORKER_LOST, CONTROLLER_LOST or DRIVER_REPLACED
     host: str  # "" if unknown
-    reason: str
+    reason: str  # as text
     seconds: float | None  # since the first run started, as in the run log; None if unknown
     node: int | None = None  # of a lost worker
     partition: int | None = None  # of a lost worker
@@ -328,8 +332,8 @@ class WorkerFigures:
 
     node: int  # id in the protocol
     partition: int  # -1 if the trainer never reported
-    host: str
-    steps: int
+    host: str  # "" if unknown
+    steps: int  # trained minibatches
     examples: int  # trained rows, including repetitions
     loss: float  # mean over the examples of its last epoch; NaN if it finished none
     sent_fraction: float  # entries sent / (publications x n_params)
@@ -364,7 +368,7 @@ def summary_of_skipped_fit(checkpoint: ResumePoint, key: FitKey) -> TrainingSumm
     """Return the summary of a skipped fit, which a checkpoint contains.
 
     In a stream, return the summary of the newest fit. If the checkpoint does not contain the
-    summary, as of a fit that was interrupted, return one with a warning and without values.
+    summary, for example because the fit was interrupted, return one with a warning and no values.
     """
     summaries = checkpoint.summaries
     number = max(summaries, key=int) if key.stream and summaries else str(key.number)
@@ -575,8 +579,8 @@ def summary_warnings(fit: FitFacts) -> list[str]:
 def skew_warnings(rows: list[int], executors_used: int, executors: int) -> list[str]:
     """Return warnings about empty or uneven partitions, and about executors without workers.
 
-    ``rows``: number of rows by partition; ``executors``: number of the application's executors; 0
-    if it is not fixed.
+    ``rows``: number of rows by partition; ``executors_used``: number of executors that had a
+    worker; ``executors``: number of the application's executors, or 0 if it is not fixed.
     """
     out = []
     empty = [i for i, count in enumerate(rows) if count == 0]
@@ -622,7 +626,7 @@ def _replica_warning(hashes: dict[str, str]) -> list[str]:
 
 
 def _fresh_optimizer_warning(workers: int) -> list[str]:
-    """Return a warning if workers joined in mid-training without an optimizer state."""
+    """Return a warning if ``workers`` workers joined a running fit without an optimizer state."""
     if not workers:
         return []
     return [
@@ -670,7 +674,7 @@ def _unchanged_parameters_warning(minibatches: int, total: FitTotals) -> list[st
 
 
 def _unknown_counter_warning(names: Sequence[str]) -> list[str]:
-    """Return a warning that names counters which this version does not know."""
+    """Return a warning that names the workers' counters that this version does not know."""
     if not names:
         return []
     return [

@@ -1,9 +1,10 @@
 """Supervise a fit: run its controller and its tasks until either finishes or fails.
 
-``FitSupervisor`` starts both, dispatches events to listeners, and cancels one if the other fails.
-``FitJob`` is the interface of the tasks. ``StartMonitor`` shows what a fit is waiting for at its
-start, and ends a fit that cannot start. ``find_cause`` extracts the cause from Spark's long error
-texts.
+The controller is the process or thread that numbers updates or trains rounds; the workers run in
+the tasks. ``FitSupervisor`` starts both, dispatches events to listeners, and cancels one if the
+other fails. ``FitJob`` is the interface of the tasks. ``StartMonitor`` shows what a fit is waiting
+for at its start, and ends a fit that cannot start. ``find_cause`` extracts the cause from Spark's
+long error texts.
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ CANCELLED_PATTERN = re.compile(
 
 
 class FitSupervisor:
-    """Runs a fit's controller and job until they finish or fail; dispatches events meanwhile."""
+    """Runs a fit's controller and job until they finish or fail, and dispatches its events."""
 
     def __init__(self, master: MasterControl, job: FitJob, events: FitEvents) -> None:
         self._master, self._job, self._events = master, job, events
@@ -112,15 +113,17 @@ class FitSupervisor:
         self._observe()
 
     def _observe(self) -> None:
-        """Dispatch the newest progress to the listeners."""
+        """Dispatch the newest progress to the listeners, and acknowledge it to the controller."""
         progress = self._master.progress
         self._master.acknowledge(progress)
         self._events.dispatch(progress)
 
     def _handle_early_end(self) -> None:
-        """Handle a job that ended before the controller: raise its failure, as a clear error.
+        """Handle a job that ended before the controller did.
 
-        Return if the controller finishes the fit after all.
+        Return if the controller finishes shortly afterwards, or fails with the error that a worker
+        has sent. Otherwise raise the job's failure, as an error with cause and remedy. If the job
+        was cancelled, raise FitCancelled at once.
         """
         error = self._job.error
         if error is not None and (cancelled := as_cancellation(error)) is not None:
@@ -150,8 +153,8 @@ class FitSupervisor:
     def _wait_for_controller(self) -> None:
         """Wait until a controller task reports its end, after all other tasks have returned.
 
-        Raise TrainingError if it does not, or if the controller is in this process and not
-        finished.
+        Raise TrainingError if it does not report its end, or if the controller is in this process
+        and has not finished.
         """
         until_s = time.monotonic() + CONTROLLER_END_S
         while self._master.drains_after_tasks and time.monotonic() < until_s:
@@ -161,7 +164,7 @@ class FitSupervisor:
             raise TrainingError("the tasks of the fit ended before training was done")
 
     def _end(self) -> None:
-        """Wait for the tasks to return, and cancel those that do not; ignore their failures."""
+        """Wait for the tasks to return, at most TASKS_END_S, then cancel them; ignore failures."""
         if not self._job.wait(TASKS_END_S):
             log.warning("some tasks did not return within %g s; ending them", TASKS_END_S)
             cancel_job(self._job)
@@ -197,7 +200,7 @@ class FitJob(Protocol):
         ...
 
     def killed_for_memory(self) -> list[str]:
-        """Return a message with a remedy for each task that was killed for its memory use."""
+        """Return a message with a remedy for each task that was killed for its use of memory."""
         ...
 
 
@@ -225,7 +228,7 @@ class StartMonitor(FitListener):
     Args:
         job: The Spark job.
         say: Shows a line to the user.
-        controller: The controller's endpoint.
+        controller: The host and port at which the workers reach the controller.
         void: The network's options.
     """
 
@@ -258,7 +261,7 @@ class StartMonitor(FitListener):
             self._check_failed_tasks(progress)
 
     def _check_setup_errors(self, progress: Progress) -> None:
-        """Raise NetworkError if a host is unreachable: another attempt there would fail, too."""
+        """Raise NetworkError if a host is unreachable, because another attempt would also fail."""
         if progress.unresponsive_peers:
             here, there, who = self._controller, progress.unresponsive_peers[0], self._master_name
             raise NetworkError(
@@ -278,7 +281,10 @@ class StartMonitor(FitListener):
             raise NetworkError(blocked[0] + hosts)
 
     def _check_failed_tasks(self, progress: Progress) -> None:
-        """Show how many workers have joined. Raise SetupError if tasks failed before any joined."""
+        """Show how many workers have joined, if that has changed.
+
+        Raise SetupError if tasks failed before any worker joined; see ``_raise_failures``.
+        """
         running, failed = self._job.tasks()
         if failed and not progress.joined:
             self._raise_failures(failed)
@@ -294,7 +300,8 @@ class StartMonitor(FitListener):
     def _raise_failures(self, failed: int) -> None:
         """Raise a failed task's SetupError, or one that explains why a task failed twice.
 
-        Return if no task has failed twice: Spark starts it again. ``failed``: number of failures.
+        Return if no task has failed twice, because Spark starts a task again after its first
+        failure. ``failed``: number of failures.
         """
         for setup_error in map(setup_error_in, self._job.task_errors()):
             if setup_error is not None:

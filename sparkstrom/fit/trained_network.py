@@ -6,9 +6,10 @@ restored and assigned.
 ``dry_run_step`` trains a copy of the model for one step before workers are started. It finds a
 wrong shape, dtype, label or loss in about a second, while starting workers takes ten.
 
-``restart_warnings`` is for YARN's cluster mode, where the driver runs in the ApplicationMaster. If
-that dies, YARN starts another attempt, possibly on another node. With checkpoints, this attempt
-resumes like any program that is run again.
+``restart_warnings`` warns that a program trains from the beginning after a restart. In YARN's
+cluster mode, the driver runs in a process named ApplicationMaster. If that dies, YARN starts the
+program again as another attempt, possibly on another node. Like any program that is run again, this
+attempt resumes from the newest checkpoint; without a checkpoint, it trains from the beginning.
 """
 
 from __future__ import annotations
@@ -86,7 +87,7 @@ class TrainedNetwork:
     def _exclusive(self) -> Iterator[None]:
         """Reserve the network's state for the block. Raise UsageError while a fit is under way.
 
-        The fit's result would replace the change, or the change would be based on another state.
+        Otherwise the result of that fit would replace a change that is made in the block.
         """
         if not self._training.acquire(blocking=False):
             name = type(self).__name__
@@ -102,7 +103,10 @@ class TrainedNetwork:
 
     @contextlib.contextmanager
     def _replacing_state(self) -> Iterator[None]:
-        """Reserve the state as ``_exclusive`` does; also allow a listener's ``on_fit_end`` to."""
+        """Reserve the state like ``_exclusive``, or do nothing if the fit is done with the state.
+
+        A listener's ``on_fit_end``, which the fit calls at its end, may thus change the state.
+        """
         if self._training.locked() and self._state.is_final:
             yield
         else:
@@ -115,11 +119,11 @@ class TrainedNetwork:
     def _apply_decision(
         self, decision: ResumeDecision | None, key: FitKey
     ) -> tuple[TrainingSummary | None, ResumePoint | None]:
-        """Load the decision's checkpoint, if there is a decision.
+        """Load the checkpoint of ``decision``; do nothing if that is None.
 
         Return (summary, None) if the fit ``key`` was finished before and is skipped. Otherwise
-        return (None, checkpoint), where the checkpoint is the one from which the fit resumes, or
-        None.
+        return (None, checkpoint), with the checkpoint from which the fit resumes, or None if the
+        fit starts anew.
         """
         if decision is None:
             return None, None
@@ -262,9 +266,11 @@ OTHER_NODE = (
 
 
 def restart_warnings(conf: Mapping[str, str], master: CommonOptions) -> list[str]:
-    """Return a warning if this is a later attempt of an application but resumes no checkpoint.
+    """Return a warning if YARN restarted this program and it has no checkpoint to resume from.
 
-    ``conf`` is Spark's configuration, which contains the attempt's number.
+    The caller has found no checkpoint; the warning says why, from the options ``master``. ``conf``
+    is Spark's configuration, which in YARN's cluster mode contains the number of the application's
+    attempt. Return none for the first attempt.
     """
     attempt = conf.get(ATTEMPT_KEY, "")
     if not attempt.isdecimal() or int(attempt) < 2:
@@ -278,7 +284,7 @@ def restart_warnings(conf: Mapping[str, str], master: CommonOptions) -> list[str
 
 
 def _restart_reason(master: CommonOptions) -> str:
-    """Return why a later attempt has no checkpoint to resume from, with a remedy."""
+    """Return why an application's later attempt has no checkpoint to resume from, with a remedy."""
     url = master.checkpoint_directory
     if url is None:
         return NO_DIRECTORY
@@ -306,7 +312,7 @@ def dry_run_step(
 ) -> None:
     """Train a copy of the model for one step on the first rows, to find errors before a fit starts.
 
-    The step is skipped for large models, for user-defined model classes, and if ``first`` is None.
+    The step is skipped for large models, for user-defined model classes, and if there are no rows.
     Of a user-defined class, only the optimizer state is checked. Errors other than UsageError are
     only logged, because a worker would report them.
 
@@ -340,7 +346,7 @@ def dry_run_step(
     except UsageError as error:
         if BATCH_NORM_ERROR not in str(error):
             raise
-    except Exception as error:  # a worker reports it if it occurs there, too
+    except Exception as error:  # a worker also reports it, if it occurs there
         log.info("the dry run before the fit was skipped: %s", first_line(error))
 
 
@@ -349,8 +355,8 @@ def _train_copy(
 ) -> tuple[FlatModel, Batch]:
     """Check the first rows of a block, and take one step with them on a copy of the model.
 
-    Then compute ``metric`` on them, unless it is None. ``pack`` pickles the model. Return the copy
-    and the rows.
+    Then compute ``metric`` on these rows, unless it is None. ``pack`` pickles the model, as for a
+    worker. Return the copy and the rows.
     """
     copied: FlatModel = pickle.loads(pack(model))
     block = block._replace(

@@ -134,7 +134,9 @@ def _resolve_aliases(
 ) -> dict[str, Any]:
     """Return the keyword arguments with aliases replaced by the options' names.
 
-    Raise UsageError for an unknown or refused name, or if an option is given twice.
+    ``names`` are the options that ``owner`` has. For ``refused`` and ``aliases``, see
+    ``option_class``. Raise UsageError for an unknown or refused name, or if an option is given
+    twice.
     """
     values: dict[str, Any] = {}
     for keyword, value in keywords.items():
@@ -218,7 +220,7 @@ def _check_workers_per_node(value: object) -> int:
 
 
 def _check_interval(value: object) -> str:
-    """Return a checkpoint interval as it was given. Raise UsageError if it is invalid."""
+    """Return a checkpoint interval unchanged. Raise UsageError if it is invalid."""
     parse_checkpoint_every(value)
     return str(value)
 

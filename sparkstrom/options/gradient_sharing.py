@@ -95,7 +95,10 @@ def _parse_threshold(key: str, text: str) -> object:
 
 
 def _parse_multipliers(key: str, text: str) -> object:
-    """Parse a dictionary of layer multipliers. Raise UsageError if it is not a Python literal."""
+    """Parse a dictionary of layer multipliers; ``key`` is the option's name for messages.
+
+    Raise UsageError if the text is not a Python literal.
+    """
     try:
         return ast.literal_eval(text)
     except (SyntaxError, ValueError):
@@ -367,12 +370,12 @@ class SharedTrainingMaster(CommonOptions):
 
     @property
     def sums_updates(self) -> bool:
-        """Whether updates are summed, up to limits of ``scaling`` and ``limit_overshoot``."""
+        """Whether updates are summed; ``scaling`` or ``limit_overshoot`` may limit the sum."""
         return self.choose_update_weight(is_adaptive=False) == SUM
 
     @property
     def threshold_algorithm(self) -> ThresholdAlgorithm:
-        """The algorithm that chooses the threshold, if the optimizer is not adaptive."""
+        """The algorithm that chooses the threshold if the optimizer is not adaptive (SGD)."""
         return self.choose_threshold(is_adaptive=False)
 
     def choose_threshold(self, is_adaptive: bool) -> ThresholdAlgorithm:

@@ -107,7 +107,7 @@ def _parse_port_range(key: str, text: str) -> tuple[int, int]:
 
 
 def _check_controller(value: object) -> str:
-    """Return the option ``controller`` as it was given. Raise UsageError if it is invalid."""
+    """Return the option ``controller`` unchanged. Raise UsageError if it is invalid."""
     parse_controller(value)
     return str(value)
 
@@ -309,7 +309,7 @@ class VoidConfiguration:
     def topology(self, workers: int) -> Topology:
         """Return the tree, still empty, in which a fit's workers will be connected.
 
-        Raise UsageError if the options do not give it enough places for ``workers``.
+        Raise UsageError if the tree has fewer than ``workers`` places.
         """
         mode = self.mesh_build_mode
         if mode == "auto":
@@ -365,11 +365,11 @@ class ControllerChoice:
     def find_address(
         self, addresses: Sequence[InterfaceAddress], mask: str | None = None
     ) -> str | None:
-        """Return the address that the user gave as the host, if the machine has it, or else None.
+        """Return the address that the user gave as the host, or None if the machine lacks it.
 
-        ``addresses`` are the machine's. The result is None if the host is a name, not an address.
-        It is also None if the address is outside the network ``mask``: the address then only
-        identifies the machine, and the mask selects another address.
+        ``addresses`` are the machine's. The result is also None if the host is a name, and if the
+        address is outside the network ``mask``: the address then only identifies the machine, and
+        the mask selects another address.
         """
         inside = (
             each.address for each in addresses if mask is None or _is_in_network(mask, each.address)

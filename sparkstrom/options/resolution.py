@@ -78,7 +78,10 @@ def local_ip(env: Mapping[str, str]) -> str | None:
 
 
 def _fill_options(options: Options, conf: Mapping[str, str], env: Mapping[str, str]) -> Options:
-    """Return a copy in which options that were not given, also nested ones, are filled in."""
+    """Return a copy in which configuration and environment replace options that were not given.
+
+    This includes nested options.
+    """
     values: dict[str, Any] = {}
     for option in options_in(options):
         if option.name == NESTED:
@@ -132,9 +135,9 @@ def to_json(value: Any) -> Any:
 
 
 def from_json(value: Any) -> Any:
-    """Return the value that was converted by ``to_json``; lists become tuples.
+    """Return the value that ``to_json`` has converted; lists become tuples.
 
-    Raise UsageError for an unknown class.
+    Raise UsageError for an unknown class, and the constructors' errors unchanged.
     """
     if isinstance(value, list):
         return tuple(from_json(one) for one in value)

@@ -1,7 +1,8 @@
 """Estimate the memory that a fit needs, part by part, and compare it with Spark's configuration.
 
 ``sparkstrom plan`` and the warnings of ``fit`` use the same estimates. All sizes are upper bounds.
-If an option limits the size of a part, the part's name contains the option's name.
+If an option limits the size of a part, the part's name contains the option's name. A media driver
+is Aeron's process, which sends and receives UDP for the workers of an executor or for the driver.
 
 YARN and Kubernetes kill containers that use more memory than heap plus overhead. Before a fit,
 ``check_overhead`` compares the estimate with the configuration. After a container was killed,
@@ -49,7 +50,8 @@ OPTIMIZERS = {  # number of f32[n_params] vectors in an optimizer's state
 BROADCAST_BYTES_PER_PARAM = 3  # as packed for a broadcast (``worker.training_job.pack_parameters``)
 F32_BYTES = 4
 # Number of f32[n_params] vectors at the end of a fit, in addition to the optimizer's state: a copy
-# of the residual, and its mass in float64. Encoding an update or copying a replica needs less.
+# of the residual (changes not sent), and its mass (sum of absolute values) in float64. Encoding an
+# update or copying a replica needs less.
 FINAL_VECTORS = 5
 
 
@@ -83,12 +85,16 @@ class PieceSizes:
 
     @property
     def bytes_per_target(self) -> int:
-        """Bytes of results that one task should handle; by chance, some get several times more."""
+        """Bytes of results that one task should handle; by chance, some tasks get much more."""
         return self.collected // 8
 
 
 def footprint_of_model(model: FlatModel) -> ModelFootprint:
-    """Return the properties that determine a model's memory. Unknown optimizers count as Adam."""
+    """Return the properties that determine a model's memory.
+
+    An unknown optimizer counts as Adam. An unknown library counts as "dense", which needs no
+    additional memory.
+    """
     kind = type(model).__module__.removeprefix("sparkstrom.models.").partition(".")[0]
     described = model.describe().get("updater")
     updater = described.get("name", "") if isinstance(described, dict) else ""
@@ -103,8 +109,8 @@ def footprint_of_model(model: FlatModel) -> ModelFootprint:
 def count_executor_edges(tree: Topology) -> tuple[int, int]:
     """Return how many neighbours to expect for an executor's media driver: (remote, local).
 
-    Neighbours are connected workers or the controller. A local pair uses the same media driver. In
-    a mesh, workers also have children, preferably on their own executor.
+    Neighbours are connected workers or the controller. Local neighbours use the same media driver.
+    In a mesh, workers also have children, preferably on their own executor.
     """
     if tree.depth_max == 1:
         return EDGES_PER_EXECUTOR, 0
@@ -171,7 +177,8 @@ def estimate_checkpoint_parts(
 ) -> list[MemoryPart]:
     """Return the driver program's memory for checkpoints, by part; [] if none are written.
 
-    While a checkpoint is assembled and written, the optimizer states for the next one arrive.
+    The result includes the optimizer states that arrive for the next checkpoint while one is still
+    being written.
     """
     if master.checkpoint_directory is None:
         return []
@@ -208,8 +215,9 @@ def estimate_executor_overhead(
 ) -> int:
     """Return the bytes that an executor needs outside its heap: Python workers and media driver.
 
-    If the controller runs in a Spark task, any executor may run it, so memory for the controller is
-    included. ``workers`` is the total number of workers, ``workers_here`` that of the executor.
+    If the controller (the process that numbers updates) runs in a Spark task, any executor may run
+    it, so memory for the controller is included. ``workers`` is the total number of workers,
+    ``workers_here`` that of the executor.
     """
     edges = sum(count_executor_edges(master.void.topology(workers)))
     needed = sum_parts(estimate_media_driver_parts(edges))
@@ -239,7 +247,8 @@ def estimate_round_worker_parts(
 ) -> list[MemoryPart]:
     """Return the maximum memory of one Python worker in parameter averaging, by part.
 
-    It covers both training a round and summing results. Simultaneous fits need this much each.
+    The result covers both training a round and summing results. Each of several simultaneous fits
+    needs this memory. ``workers`` is the total number of workers.
     """
     vector, state = F32_BYTES * footprint.n_params, OPTIMIZERS[footprint.optimizer]
     sizes = PieceSizes()
@@ -284,7 +293,10 @@ def estimate_round_driver_parts(
 
 
 def round_sent_bytes(footprint: ModelFootprint, master: ParameterAveragingTrainingMaster) -> int:
-    """Return the bytes that each worker sends after a round: parameters and optimizer state."""
+    """Return how many bytes one worker sends after a round.
+
+    It sends its parameters and, unless ``save_updater`` is False, its optimizer state.
+    """
     states = OPTIMIZERS[footprint.optimizer] if master.save_updater else 0
     return (1 + states) * F32_BYTES * footprint.n_params
 
@@ -294,8 +306,9 @@ def round_result_bytes(
 ) -> int:
     """Return how many bytes the driver program receives per round.
 
-    Executors send the means. If ``aggregation_depth`` is 1, they send every worker's result
-    instead. If parameters or optimizer states are not averaged, they send every worker's.
+    With an ``aggregation_depth`` of 1, executors send every worker's result. Otherwise they send
+    the means of parameters and of optimizer states, or every worker's values of those that an
+    accumulator or ``save_updater="own"`` exempts from averaging.
     """
     sent, vector = round_sent_bytes(footprint, master), F32_BYTES * footprint.n_params
     if master.aggregation_depth == 1:
@@ -328,7 +341,7 @@ def round_broadcast_bytes(
 
 
 OVERHEAD_MIN, OVERHEAD_SHARE = "384", "0.10"  # Spark's defaults: minimum MiB, and share of the heap
-PEAK_MARGIN = 0.25  # share of a container's size to add, as its use was measured before the peak
+PEAK_MARGIN = 0.25  # share of a container's size to add, because its use is measured before a peak
 
 # Messages of Spark's YarnAllocator (for both of YARN's checks) and ExecutorPodsLifecycleManager.
 YARN_KILL_PATTERN = re.compile(
@@ -390,7 +403,10 @@ class MemoryRequirement:
 def gradient_sharing_memory(
     conf: Any, workers: int, footprint: ModelFootprint, master: SharedTrainingMaster
 ) -> MemoryRequirement:
-    """Return the memory that gradient sharing with ``workers`` workers needs per executor."""
+    """Return the memory that gradient sharing with ``workers`` workers in total needs per executor.
+
+    ``conf`` is Spark's configuration, with a method ``get(key, default)``.
+    """
     here = _workers_on_executor(conf, master)
     needed = estimate_executor_overhead(footprint, master, workers, here)
     rows, log = master.batch_memory_bytes, master.void.log_bytes
@@ -400,14 +416,20 @@ def gradient_sharing_memory(
 def rounds_memory(
     conf: Any, workers: int, footprint: ModelFootprint, master: ParameterAveragingTrainingMaster
 ) -> MemoryRequirement:
-    """Return the memory that averaging with ``workers`` workers in total needs per executor."""
+    """Return the memory that averaging with ``workers`` workers in total needs per executor.
+
+    ``conf`` is Spark's configuration, with a method ``get(key, default)``.
+    """
     here = _workers_on_executor(conf, master)
     needed = estimate_averaging_executor_overhead(footprint, master, workers, here)
     return MemoryRequirement(here, footprint.n_params, needed, master.batch_memory_bytes)
 
 
 def _workers_on_executor(conf: Any, master: CommonOptions) -> int:
-    """Return the number of workers that Spark may start on one executor."""
+    """Return the number of workers that Spark may start on one executor.
+
+    ``conf`` is Spark's configuration, with a method ``get(key, default)``.
+    """
     slots = int(conf.get("spark.executor.cores", "1")) // int(conf.get("spark.task.cpus", "1"))
     return max(1, slots if master.workers_per_node == ALL_SLOTS else master.workers_per_node)
 
@@ -459,7 +481,8 @@ def sufficient_overhead(
 ) -> int:
     """Return the overhead to configure, in bytes: the requirement, or the measured use if larger.
 
-    A margin is added to the measured use, because the cluster manager does not see the peak.
+    A margin is added to the measured use, because the cluster manager does not see the peak. If the
+    use is unknown, the whole container counts as used.
     """
     container = layout.heap + layout.outside_heap
     share = killed.used_bytes / killed.limit if killed.limit else 1.0

@@ -76,7 +76,7 @@ class NetworkPlan:
 class FitPlan:
     """The resources that a fit needs, by process and part. Sizes are in bytes."""
 
-    placement: WorkerCounts  # numbers of workers and executors
+    placement: WorkerCounts  # numbers of workers, and of executors per host
     worker: list[MemoryPart]  # memory of one Python worker
     driver: list[MemoryPart]  # memory of the driver program's Python process
     executor_overhead: int  # memory outside an executor's heap
@@ -201,9 +201,9 @@ def check_footprint(footprint: ModelFootprint) -> None:
 
 
 def format_changed_options(options: Any, default: Any, names: tuple[str, ...]) -> list[str]:
-    """Return ``spark.sparkstrom.*`` settings for those options that differ from ``default``.
+    """Return ``spark.sparkstrom.*`` settings for the options whose values differ from the defaults.
 
-    ``names`` are the names of the options to compare.
+    ``default`` is an instance with the defaults, ``names`` the names of the options to compare.
     """
     changed = [name for name in names if getattr(options, name) != getattr(default, name)]
     return [f"spark.sparkstrom.{name}={getattr(options, name)}" for name in changed]

@@ -5,7 +5,8 @@ assumes ``max_lead=1`` (workers start each step together), ``publish_every="auto
 after each step if links are fast enough), and ``max_staleness="auto"``. With the default
 ``max_lead="auto"``, fits of up to three workers with short steps are faster than predicted.
 docs/scaling.md explains the formula and compares it with a run. ``measure_script`` measures a
-model's step and the encoding of its updates on this machine.
+model's step and the encoding of its updates on this machine. To publish is to send an update; an
+update is committed once the driver, the root of the tree of workers, has numbered it.
 """
 
 from __future__ import annotations
@@ -74,10 +75,10 @@ class ScalingInputs:
     density: float  # parameters that an update changes / all parameters
     link_bits_s: float  # bit rate of each host's link, each way
     latency_s: float  # of the network, one way
-    fan_out: int = FAN_OUT  # most children of a node in a mesh
+    fan_out: int = FAN_OUT  # maximum number of children of a node in a mesh
     beside_driver: int = 0  # number of workers on the driver's host, which do not use its link
     spread: float = 0.0  # standard deviation of a step's time, relative to its mean
-    encoding_s: float | None = None  # per update; None: estimated from the parameters
+    encoding_s: float | None = None  # to encode an update; None: estimated from the parameters
 
     def __post_init__(self) -> None:
         require_whole("params", self.n_params, 1)
@@ -127,17 +128,21 @@ class ScalingInputs:
 
 
 def payload_bytes(entries: int, n_params: int) -> float:
-    """Return the size of an encoded update in bytes: of gaps between entries, or of a bitmap."""
+    """Return the size in bytes of an update that is encoded as gaps between entries or as a bitmap.
+
+    Encoders use a bitmap if it is shorter, which is so if many parameters are entries.
+    """
     if prefers_bitmap(entries, n_params):
         return n_params / 4
     return gaps_bytes(entries, n_params)
 
 
 def gaps_bytes(entries: int, n_params: int, amount_bits: float = AMOUNT_BITS) -> float:
-    """Return the expected bytes of random entries as Rice-coded gaps, each with sign and amount.
+    """Return the expected size in bytes of ``entries`` random entries, encoded as Rice-coded gaps.
 
-    An amount takes ``amount_bits`` bits. Gaps are geometrically distributed. The lower ``rice``
-    bits of a gap are written in binary, the others in unary.
+    Each entry also has a sign and an amount, which takes ``amount_bits`` bits. Gaps are
+    geometrically distributed. The lower ``rice`` bits of a gap are written in binary, the others in
+    unary.
     """
     rice = rice_guess(entries, n_params)
     # Probability that a gap needs another unary digit.
@@ -161,10 +166,10 @@ class NetworkLoad:
     at_root: int  # number of the driver's children on other hosts
     children: int  # number of the busiest worker's children
     root_s: float  # processor time of the driver
-    hops: int  # from the driver to the furthest worker
+    hops: int  # number of edges from the driver to the furthest worker
 
     def with_control(self, step_s: float) -> LinkBytes:
-        """Return the bytes on each link, with the control messages of ``step_s`` seconds."""
+        """Return the bytes on each link, including the control messages of ``step_s`` seconds."""
         up, down = CONTROL_UP * step_s, CONTROL_DOWN * step_s
         return (
             self.worker_out + up + self.children * down,
@@ -192,7 +197,10 @@ def star_load(inputs: ScalingInputs, workers: int) -> NetworkLoad:
 
 
 def mesh_load(inputs: ScalingInputs, workers: int) -> NetworkLoad:
-    """Return the load if workers form a tree of ``fan_out``; none sums updates on their way up."""
+    """Return the load if workers form a tree with ``fan_out`` children per node.
+
+    No worker sums updates on their way to the root.
+    """
     return _tree_load(inputs, workers, fan_out=inputs.fan_out)
 
 
@@ -247,7 +255,7 @@ def _tree_depth(workers: int, fan_out: int) -> int:
 class ThroughputPrediction:
     """The predicted performance of a number of workers."""
 
-    workers: int
+    workers: int  # number of workers
     step_s: float  # from one minibatch of a worker to its next
     efficiency: float  # of a worker, relative to one machine alone
     speedup: float  # of minibatches per second, relative to one machine alone
@@ -256,8 +264,8 @@ class ThroughputPrediction:
     worker_received: float  # bytes per step, of the busiest worker's host
     driver_sent: float  # bytes per step
     driver_received: float  # bytes per step
-    round_s: float = 0.0  # from an update to its commit
-    steps_per_update: int = 1
+    round_s: float = 0.0  # from sending an update to its commit; in a ring, of an all-reduce
+    steps_per_update: int = 1  # steps from one update of a worker to its next
     # Mean number of the other workers' minibatches that a gradient's parameters lack.
     staleness: float = 0.0
 
@@ -265,8 +273,9 @@ class ThroughputPrediction:
 def predict_gradient_sharing(
     inputs: ScalingInputs, load: NetworkLoad, workers: int
 ) -> ThroughputPrediction:
-    """Predict gradient sharing: workers take steps and send updates at the same time.
+    """Predict gradient sharing, in which workers take steps and send updates at the same time.
 
+    ``load`` is the load of the tree that connects the workers (``star_load`` or ``mesh_load``).
     Progress reports use the same links as updates, so a step takes at least as long as the links
     need for its updates. A worker publishes at the end of the first step after its previous update
     was committed. If it has taken as many steps since that update as staleness allows, it waits for
@@ -399,7 +408,7 @@ class ScalingPrediction:
         return workers
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the prediction for JSON: seconds, bytes and bits per second."""
+        """Return the prediction as a dictionary for JSON, in seconds, bytes and bits per second."""
         inputs = self.inputs
         return {
             "params": inputs.n_params,
@@ -489,7 +498,10 @@ def _format_verdict(best: int, pays: int, last: int) -> str:
 
 
 def _is_shown(workers: int, scaling: ScalingPrediction, best: int, pays: int) -> bool:
-    """Return whether tables show this number of workers; of many numbers, they show only some."""
+    """Return whether tables show this number of workers; of more than 8, they show only some.
+
+    Those are the first and the last, powers of two, ``best`` and ``pays``.
+    """
     ends = scaling.workers[0], scaling.workers[-1], best, pays
     return workers in ends or workers & (workers - 1) == 0 or len(scaling.workers) <= 8
 
@@ -529,7 +541,7 @@ def _format_rate(bits: float) -> str:
     return f"{bits / 1e3:.3g} kbit/s"
 
 
-WARM_STEPS, STEPS_MIN, STEPS_MAX = 3, 8, 50  # warm steps are not counted
+WARM_STEPS, STEPS_MIN, STEPS_MAX = 3, 8, 50  # the first WARM_STEPS steps are not counted
 BUDGET_S = 10.0  # time after which no step beyond STEPS_MIN is measured
 SCRIPT_REQUIREMENTS = (
     "a script that leaves `model`, as SparkNetwork takes it, and `batch`, (features, labels)"
@@ -596,7 +608,7 @@ def _script_import_path(path: Path) -> Iterator[None]:
 
 
 def _as_arrays(columns: Any) -> Any:
-    """Convert torch tensors and lists to NumPy arrays, also in a tuple or dict; None to ()."""
+    """Convert torch tensors and lists to NumPy arrays, also in a tuple or dict, and None to ()."""
     if columns is None:
         return ()  # no labels: the model has its own loss
     return map_columns(

@@ -62,7 +62,8 @@ class RoundOptions:
     """Options of training in rounds: the length of a round, and how parameters are combined."""
 
     averaging_frequency: int  # number of minibatches that each worker trains in one round
-    # True: average optimizer states; PER_WORKER: each worker keeps its own; False: neither.
+    # True: average the optimizer states; PER_WORKER: each worker keeps its own state; False: each
+    # round starts with new states.
     save_updater: bool | str
     outer: Updater | None = None  # outer optimizer, applied to the combined parameters
     accumulator: Accumulator | None = None  # combines the workers' parameters; None: their mean
@@ -84,9 +85,9 @@ class StoredState(Protocol):
 class RoundResults:
     """The results of one round, as a backend returns them."""
 
-    reports: Sequence[RoundReport]  # from workers with minibatches, by partition
-    # The weighted mean, f32[n_params]; f32[workers with weight, n_params] for an accumulator;
-    # None if a model failed or no row has a weight.
+    reports: Sequence[RoundReport]  # of the workers that had minibatches, in order of partition
+    # The weighted mean, f32[n_params]; for an accumulator f32[workers, n_params], of the workers
+    # whose rows have a weight; None if a model failed or no row has a weight.
     parameters: Flat | None = None
     updater: State | None = None  # the averaged optimizer state, with save_updater=True
     # With save_updater=PER_WORKER: each worker's optimizer state, by partition.
@@ -130,7 +131,7 @@ class RoundState:
             self._resume_from(states)
 
     def _resume_from(self, states: OptimizerStates) -> None:
-        """Load those optimizer states of an earlier fit that the options use."""
+        """Load an earlier fit's number of steps, and its states as far as the options use them."""
         stored = decode_state_untrusted(states.one)
         self.steps = decode_schedule_steps(states.one, self.steps)
         outer = {
@@ -195,8 +196,8 @@ class OptimizerSnapshot:
     def encoded(self, *, everybody: bool = True) -> tuple[bytes, ...]:
         """Return the encoded states for a checkpoint or a later fit.
 
-        The first encoded state also contains the outer optimizer's state. ``everybody=False``
-        returns only that first one.
+        The first one also contains the outer optimizer's state and the number of steps; the others
+        are those of further workers in ``own``. With ``everybody=False``, return only the first.
         """
         more: State = {OUTER_PREFIX + name: value for name, value in self.outer.items()}
         more[SCHEDULE_STEPS_KEY] = self.steps
@@ -311,9 +312,10 @@ def merge_scalars(
 ) -> State:
     """Merge the learning rates, counts and flags of the workers' optimizer states into one state.
 
-    Numbers come from the workers that took the most steps in the round: many torch schedules derive
-    a rate from the previous one, so averaging rates of different positions would cause a lasting
-    error. Arrays are merged by their elementwise maximum.
+    Numbers come from the workers that took the most steps in the round (``steps``), because many
+    torch schedules derive a rate from the previous one, so that averaging rates of different
+    positions would cause a lasting error. If these numbers differ, ``_merge_numbers`` merges them.
+    Arrays are merged by their elementwise maximum.
     """
     merged: State = {}
     for name in _all_names(scalars):
@@ -334,7 +336,10 @@ def _all_names(states: Sequence[State]) -> list[str]:
 
 
 def _merge_numbers(values: Sequence[Scalar], weights: Sequence[float]) -> Scalar:
-    """Merge numbers: the common value, else the maximum of integers or weighted mean of floats."""
+    """Return the numbers' common value; if they differ, their maximum or their weighted mean.
+
+    The maximum is returned if all of them are whole.
+    """
     first = values[0]
     if all(value == first for value in values):
         return first
@@ -356,9 +361,9 @@ def apply_accumulator(
 ) -> Flat:
     """Call a user's accumulator; return the parameters of the next round, f32[n_params].
 
-    ``before``: f32[n_params]; ``after``: f32[workers, n_params]; ``rows``: number of rows that each
-    worker trained. Raise TrainingError if the accumulator raises, or returns another shape or
-    values that are not finite.
+    ``before``: f32[n_params], at the start of the round; ``after``: f32[workers, n_params], which
+    becomes read-only; ``rows``: number of rows that each worker trained. Raise TrainingError if the
+    accumulator raises, or returns another shape or values that are not finite.
     """
     after.flags.writeable = False
     try:

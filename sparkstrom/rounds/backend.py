@@ -1,4 +1,4 @@
-"""Define ``RoundsBackend``: how training in rounds (parameter averaging) runs a round's workers.
+"""Define ``RoundsBackend``, through which training in rounds (parameter averaging) runs workers.
 
 Backends run the workers as Spark tasks (by RDDs or by DataFrames) or as local processes.
 """
@@ -21,7 +21,7 @@ from sparkstrom.rounds.worker_round import HeldOutReport, ReplicaReport, RoundPa
 class PartitionFacts:
     """A worker's report about its partition of the rows, made before the first round."""
 
-    partition: int
+    partition: int  # index of the partition
     rows: int  # number of rows to train on
     held_out: int  # number of held-out rows
     checksum: int  # checksum of the rows, to recognize them when a fit is resumed
@@ -48,8 +48,8 @@ class EpochPlan:
     """The division of an epoch's remaining minibatches into rounds."""
 
     epoch: int  # epoch of this fit, from 0
-    frequency: int  # most minibatches of a worker in one round
-    firsts: tuple[int, ...]  # each worker's first minibatch; above 0 if resumed mid-epoch
+    frequency: int  # maximum number of minibatches that a worker trains in one round
+    firsts: tuple[int, ...]  # index of each worker's first untrained minibatch; above 0 on a resume
     ends: tuple[int, ...]  # each worker's number of minibatches in an epoch
     held_out: bool  # whether to evaluate the model on held-out rows after the last round
 
@@ -60,7 +60,7 @@ class EpochPlan:
         return max(0, -(-max(left) // self.frequency))
 
     def batches(self, number: int, worker: int) -> range:
-        """Return the indices of a worker's minibatches in round ``number`` (from 0), if any."""
+        """Return the indices of a worker's minibatches in round ``number`` (from 0), or none."""
         first = min(self.firsts[worker] + number * self.frequency, self.ends[worker])
         return range(first, min(first + self.frequency, self.ends[worker]))
 
@@ -117,5 +117,6 @@ class RoundsBackend(ABC):
         """End the workers after the last round.
 
         Return a report, with a hash of the parameters, for each worker that keeps its own copy.
+        Unless overridden, do nothing and return no reports.
         """
         return ()

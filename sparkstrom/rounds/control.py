@@ -78,8 +78,8 @@ class WorkerTally:
     """One worker's totals over all rounds so far: steps, examples, losses, bytes and seconds."""
 
     def __init__(self, partition: int) -> None:
-        self.log = EpochLog(partition)
-        self.facts = PartitionFacts(partition, 0, 0, 0, 0, 0)
+        self.log = EpochLog(partition)  # losses and metrics by epoch
+        self.facts = PartitionFacts(partition, 0, 0, 0, 0, 0)  # until the worker has reported
         self.host = ""
         self._steps = self._examples = self._rounds = self._sent_bytes = 0
         self._loss_sum = self._epoch_loss = self._last_loss = 0.0
@@ -99,7 +99,7 @@ class WorkerTally:
         self._seconds.update(report.seconds)
 
     def end_epoch(self, epoch: int, report: HeldOutReport | None) -> None:
-        """Record the end of an epoch; ``report`` is its evaluation on held-out rows, if any."""
+        """Record the end of an epoch; ``report`` is its evaluation on held-out rows, or None."""
         self._last_loss, self._epoch_loss = self._epoch_loss, 0.0
         self._last_examples, self._epoch_examples = self._epoch_examples, 0
         held = (report.total, report.weight) if report else (0.0, 0.0)
@@ -110,7 +110,8 @@ class WorkerTally:
     def counters(self, epoch: int, n_params: int) -> WorkerCounters:
         """Return the totals as the counters that a worker sends in a gradient-sharing fit.
 
-        Each round counts as one update ("publication") of all ``n_params`` parameters.
+        Each round counts as one update ("publication") of all ``n_params`` parameters. ``epoch`` is
+        the epoch that the worker is in.
         """
         training = TrainingCounters(
             partition=self.facts.partition,
@@ -140,6 +141,7 @@ class RoundsControl:
         abort: Ends the backend's current call; see ``RoundsBackend.abort``.
     """
 
+    # Constant properties of the interface ``MasterControl``.
     drains_after_tasks = False
     has_final_parameters = is_reachable = True
     endpoint, join_stream = Endpoint("", 0), 0  # no worker joins over a network
@@ -151,7 +153,7 @@ class RoundsControl:
         self.finished = threading.Event()
         self.failure: SparkstromError | None = None
         self.stop_reason: str | None = None
-        self.given_up = False
+        self.given_up = False  # whether ``give_up`` was called
         self.partitions = Partitions.from_spec(spec, time.monotonic())
         self.began_s = dict[Phase, float]()
         self._abort, self._barrier = abort, EpochBarrier(has_observer=has_observer)
@@ -188,7 +190,7 @@ class RoundsControl:
         self._barrier.acknowledge(progress.epochs)
 
     def start(self) -> None:
-        """Do nothing: the rounds begin when the job starts its thread."""
+        """Do nothing, because the rounds begin when the job starts its thread."""
 
     def request_stop(self, reason: str) -> None:
         """Stop after the current round. Of several requests, the first reason is kept."""
@@ -196,7 +198,7 @@ class RoundsControl:
             self.stop_reason = self.stop_reason or reason
 
     def give_up(self, reason: str) -> None:
-        """Stop as soon as possible, even in the middle of a round."""
+        """Stop as soon as possible, even in the middle of a round; ``reason`` is not used."""
         self.given_up = True
         self._abort()
         self._barrier.open()
@@ -231,10 +233,10 @@ class RoundsControl:
         return () if self._snapshot is None else self._snapshot.encoded()
 
     def end(self) -> None:
-        """Do nothing: the job ends the rounds' thread."""
+        """Do nothing, because the job itself ends the thread that trains the rounds."""
 
     def outcome(self) -> FitOutcome:
-        """Return the result of a finished fit."""
+        """Return the result of a finished fit; no parameter counts as sent if none has changed."""
         state, partitions = self.state, self.partitions
         is_new = state.parameters is not self._initial
         has_learnt = is_new and bool((state.parameters != self._initial).any())
@@ -354,7 +356,10 @@ class RoundsControl:
         self._epoch_ends.clear()
 
     def _counters_by_node(self, n_params: int) -> dict[int, WorkerCounters]:
-        """Return the counters of the workers whose host is known, by node id."""
+        """Return the counters of the workers whose host is known, by node id.
+
+        ``n_params``: number of parameters that each round counts as having sent.
+        """
         return {
             index + 1: tally.counters(self.partitions[index].position.epoch, n_params)
             for index, tally in self._tallies.items()
@@ -362,7 +367,7 @@ class RoundsControl:
         }
 
     def _make_progress(self) -> RoundsProgress:
-        """Return the progress that corresponds to the current state."""
+        """Return the fit's current progress as an immutable value."""
         partitions, spec = self.partitions, self.spec
         training = frozenset(i for i, tally in self._tallies.items() if tally.facts.rows)
         joined = 0 if self._phase is Phase.GATHERING else spec.workers

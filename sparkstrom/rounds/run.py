@@ -68,7 +68,7 @@ class RoundsRun(FitRunner):
 
     @property
     def states_after(self) -> OptimizerStates:
-        """The optimizer states from which the next fit continues."""
+        """The optimizer states from which the next fit continues; none if they are not kept."""
         if not self._keeps_states:
             return OptimizerStates()
         return OptimizerStates.from_copies(self.master.state.copy_states().encoded())
@@ -97,8 +97,8 @@ class RoundsLoop:
     def run(self) -> list[str]:
         """Train all rounds in this thread. Return each worker's metrics of all epochs, as JSON.
 
-        A SparkstromError ends the fit: the error is passed to the controller, and the returned list
-        is empty. All other exceptions are raised.
+        A SparkstromError is not raised but passed to the controller, which ends the fit; the result
+        is then empty, as it is if the fit was given up. All other exceptions are raised.
         """
         control = self._control
         try:
@@ -140,7 +140,10 @@ class RoundsLoop:
         return any(p.rows and p.position.epoch <= epoch for p in partitions)
 
     def _first_batch(self, epoch: int, index: int) -> int:
-        """Return the index of the worker's first minibatch of the epoch that is not yet trained."""
+        """Return the index of the first untrained minibatch of an epoch in partition ``index``.
+
+        If the partition has completed the epoch, return the epoch's number of minibatches.
+        """
         position = self._control.partitions[index].position
         if position.epoch == epoch:
             return position.batch
@@ -169,7 +172,10 @@ class RoundsLoop:
         control.end_epoch(epoch, {one.partition: one for one in reports})
 
     def _train_round(self, plan: EpochPlan, number: int) -> None:
-        """Train an epoch's round ``number`` (from 0). Raise the first error of a worker's model."""
+        """Train an epoch's round ``number`` (from 0), and pass its results to the controller.
+
+        Raise the first error of a worker's model.
+        """
         spec, partitions = self._control.spec, self._control.partitions
         batches = [plan.batches(number, one.partition) for one in self._facts]
         counts = [len(each) for each in batches if each]

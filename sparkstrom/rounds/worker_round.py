@@ -81,7 +81,7 @@ class RoundReport(WorkerReport):
     steps: int = 0  # minibatches trained
     examples: int = 0  # rows in all minibatches of the round
     weight: float = 0.0  # sum of the rows' weights; if 0, the worker's parameters do not count
-    loss_sum: float = 0.0  # examples x mean loss
+    loss_sum: float = 0.0  # sum over minibatches of rows x mean loss
     sent_bytes: int = 0  # size of the results that the worker sent
     buffers: bytes = b""  # the model's buffers after the round
 
@@ -106,9 +106,9 @@ class ReplicaReport(WorkerReport):
 def reporting(report: WorkerReport, output: WorkerOutput | None = None) -> Iterator[None]:
     """Record in ``report`` what the block prints, and any exception that it raises.
 
-    IncompleteInput and interruptions are raised again. Other exceptions come from the user's model,
-    and would recur if a backend repeated the task. ``output`` limits the number of lines of several
-    tasks together; None means a limit for this task alone.
+    IncompleteInput and interruptions are raised again. Other exceptions are only recorded, because
+    they come from the user's model and would recur if a backend repeated the task. ``output``
+    limits the number of lines of several tasks together; None means a limit for this task alone.
     """
     output = output or WorkerOutput(SystemClock())
     output.phase = lambda: report.activity
@@ -125,7 +125,7 @@ def reporting(report: WorkerReport, output: WorkerOutput | None = None) -> Itera
 
 
 def raise_failure(reports: Iterable[WorkerReport]) -> None:
-    """Raise the first model failure in the reports, if any, as UsageError or TrainingError."""
+    """Raise UsageError or TrainingError for the first report with an error of a user's model."""
     for report in reports:
         if report.error is not None:
             reason, trace, is_usage = report.error
@@ -178,9 +178,9 @@ class LocalRoundResult:
     buffers: bytes  # b"" if the model has none
     updater: State  # the model's live optimizer state, not a copy
     weight: float  # sum of the trained rows' weights
-    steps: int
+    steps: int  # trained minibatches
     examples: int  # trained rows
-    loss_sum: float  # examples x mean loss
+    loss_sum: float  # sum over minibatches of rows x mean loss
 
 
 def train_locally(
@@ -188,7 +188,8 @@ def train_locally(
 ) -> LocalRoundResult:
     """Train ``model`` on the minibatches, starting from ``start``; return the results.
 
-    Raise TrainingError if a loss is not finite.
+    The parameters of ``start`` are changed in place, and its optimizer state is emptied to free
+    memory. Raise TrainingError if a loss is not finite.
     """
     model.bind(start.parameters)
     load_buffers(model, start.buffers)
@@ -228,8 +229,8 @@ def train_and_report(
 def _set_pace(model: FlatModel, start: RoundStart, steps: int) -> None:
     """Set the position at which a Paced model evaluates its learning-rate schedules.
 
-    That is the number of the fit's minibatches so far, or of this worker's own steps if the model
-    counts those or trains alone. ``steps``: this worker's steps in this round so far.
+    The position is the number of the fit's minibatches so far, or of this worker's own steps if the
+    model counts those or the worker trains alone. ``steps``: its steps in this round so far.
     """
     if isinstance(model, Paced):
         if start.pace is None or getattr(model, "counts_own_steps", False):
@@ -252,7 +253,7 @@ def measure_held_out(
     metric: str,
     report: HeldOutReport,
 ) -> None:
-    """Evaluate the parameters on held-out rows, and write the metric's sums to ``report``."""
+    """Evaluate the parameters on held-out rows, and write the sums of ``metric`` to ``report``."""
     began_s = time.monotonic()
     model.bind(parameters)
     load_buffers(model, buffers)
