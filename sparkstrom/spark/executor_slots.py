@@ -82,7 +82,7 @@ def is_dynamic(conf: Any) -> bool:
 def count_configured_executors(conf: Any) -> int | None:
     """Return how many executors the configuration asks for, or None if it names no number.
 
-    minExecutors and maxExecutors do not count: they are limits for all kinds of jobs.
+    minExecutors and maxExecutors do not count, because they are limits for all kinds of jobs.
     """
     configured = max(int(conf.get(key, "0")) for key in (INITIAL_EXECUTORS, EXECUTOR_INSTANCES))
     return configured or None

@@ -80,7 +80,7 @@ def _is_spark_handler(handler: Any) -> bool:
 
 
 TASK_RUNNING = "RUNNING"  # status of a task in Spark's status store
-TASKS_INSPECTED_MAX = 1000  # per stage: more would slow down each poll
+TASKS_INSPECTED_MAX = 1000  # per stage; inspecting more tasks would slow down each poll
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 Options, data and features that need RDDs are rejected, with an alternative in the message. A client
 cannot list executors, so a job reports the executors that run its tasks. If there are no executors,
-that job would wait forever; it is therefore cancelled after the option ``start_timeout``.
+that job would wait forever, so it is cancelled after the seconds of the option ``start_timeout``.
 """
 
 from __future__ import annotations
@@ -265,10 +265,10 @@ class ConnectApplication:
         )
 
     def await_slots(self, seconds: float, notify: Notify) -> TaskSlots:
-        """Return the numbers of executors and of task slots, an executor's capacity for one task.
+        """Return the numbers of executors and task slots. A slot is the capacity for one task.
 
         They follow from the configuration. If the configuration does not set the number of
-        executors, a job counts them. Raise SetupError if that takes more than ``seconds``.
+        executors, a job counts them. Raise SetupError if the job takes more than ``seconds``.
         """
         conf = self.conf()
         resources = list_resources(conf)
@@ -289,8 +289,9 @@ class ConnectApplication:
     ) -> dict[str, int]:
         """Run a job with Spark's default number of tasks; return the cores of each executor found.
 
-        The keys are the executors' names. In local mode the number of cores is that of the job's
-        tasks, unless the configuration sets their number. The arguments are as in ``await_slots``.
+        The keys are the executors' names. In local mode the number of cores is the number of the
+        job's tasks, unless the configuration ``conf`` sets the latter. ``seconds`` and ``notify``
+        are as in ``await_slots``.
         """
         run = partial(self._run_tasks, identify_executor, None, "counting executors")
         job = ConnectJob(self._session, f"sparkstrom-{secrets.token_hex(8)}", run)
@@ -321,7 +322,7 @@ class ConnectApplication:
     def create_thread(self, run: Callable[[], None], name: str) -> threading.Thread:
         """Return an unstarted ordinary thread that executes ``run``.
 
-        With a SparkContext it would be an InheritableThread; any thread may call Spark Connect.
+        Any thread may call Spark Connect; only a SparkContext needs pyspark's InheritableThread.
         """
         return threading.Thread(target=run, name=name)
 

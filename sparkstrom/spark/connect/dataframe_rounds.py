@@ -134,7 +134,7 @@ def run_collected_task(
 def run_writing_task(
     read: ReadRecords, written: WritingTask, keys: list[int], batches: ArrowBatches
 ) -> Iterator[pa.RecordBatch]:
-    """Run the task function ``written`` on the records that ``read`` returns; yield its records.
+    """Run the task function ``written`` on the records that ``read`` returns; yield what it writes.
 
     The function yields (target, record) pairs. Each record is written with the key of its target
     from ``keys``, which Spark hashes to the partition with the number ``target``.
@@ -184,7 +184,7 @@ def run_caching_task(
 def _blocks_or_error(
     blocks: BlockReader, index: int, batches: ArrowBatches
 ) -> Iterator[Block | SparkstromError | int]:
-    """Yield a worker's blocks and then their number, or an error found in the rows as last item."""
+    """Yield a worker's blocks and then their number, or instead an error found in the rows."""
     count = 0
     try:
         for block in blocks(index, batches):

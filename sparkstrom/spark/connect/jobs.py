@@ -200,7 +200,7 @@ class InlineValue:
     value: Any
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle the value with ``pickle_by_value``: the user's script may define its class."""
+        """Pickle the value by value, because the user's script may define the value's class."""
         return _unpickle_inline, (pickle_by_value(self.value),)
 
 

@@ -73,7 +73,7 @@ class ControllerPlacer(ABC):
     def run(self) -> PlacedController:
         """Start the controller's task; return its job and the place where it runs.
 
-        If the task starts on another executor than the proposed one, propose a new one, at most
+        If the task starts on another executor than the proposed one, try again, in total
         ``PLACEMENT_TRIES`` times. Raise SetupError if no executor can host the controller, and
         TrainingError if its task fails.
         """

@@ -69,7 +69,7 @@ class RejectionLog:
         """Count a rejection of ``host``; return None if it should not be logged.
 
         Otherwise return text to append to the log line, which tells how many rejections were not
-        logged before; "" if all were. ``now_s`` is a monotonic time.
+        logged before; "" if there were none. ``now_s`` is a monotonic time.
         """
         if host not in self.next_s and len(self.next_s) >= LOGGED_HOSTS_MAX:
             host = "others"

@@ -1,7 +1,7 @@
 """Probe by UDP whether executors reach the driver program; choose where the controller runs.
 
-The controller is the part of a fit that coordinates its workers. This module resolves the training
-option ``controller="auto"`` to "driver" (in the driver program) or "executor" (in a Spark task).
+The controller coordinates the workers of a fit. This module resolves the training option
+``controller="auto"`` to "driver" (in the driver program) or "executor" (in a Spark task).
 
 The driver program echoes datagrams at an address and port that its media driver would use. (A media
 driver is the Aeron process that sends and receives a host's datagrams.) A task on each executor
@@ -190,10 +190,11 @@ def resolve_controller(
 ) -> SharedTrainingMaster:
     """Return ``master`` with ``controller="auto"`` replaced by "driver" or "executor".
 
-    Any other choice of the user is returned unchanged. The result is cached by application,
-    addresses and ports. ``notify`` shows the user the reason if the controller moves to an executor
-    or if some hosts do not reach it. Raise NetworkError if the controller cannot run in the driver
-    program and executors have no task slot left for it.
+    If the user has chosen anything else than "auto", return ``master`` unchanged. The result is
+    cached by application, addresses and ports. ``notify`` shows the user the reason if the
+    controller moves to an executor, or which hosts do not reach the driver program. Raise
+    NetworkError if the controller cannot run in the driver program and executors have no task slot
+    left for it.
     """
     if master.void.controller != AUTO:
         return master
@@ -240,8 +241,8 @@ def _test_reachability(
 ) -> ReachabilityResult | None:
     """Probe from all executors; return where the controller should run.
 
-    This is an executor also if the driver program's machine has no suitable address or port. Return
-    None if the probing job failed or was too slow.
+    An executor is also chosen if the driver program's machine has no suitable address or port.
+    Return None if the probing job failed or was too slow.
     """
     try:
         check_driver_machine(master.void, slots.total, driver_host(context))

@@ -161,7 +161,7 @@ class RemoteController:
     def _require_connection(self, needs_live: Sequence[str], server: Endpoint | None) -> None:
         """Wait for the task to connect; raise SetupError if this takes ``CONNECTION_TIMEOUT_S``.
 
-        Raise the fit's failure if the fit fails before.
+        Raise the fit's failure if the fit fails first.
         """
         assert self._server is not None, "_open_server raises without one"
         until_s = time.monotonic() + CONNECTION_TIMEOUT_S
@@ -287,7 +287,7 @@ class RemoteController:
 
     @property
     def drains_after_tasks(self) -> bool:
-        """Whether the task or the reading of its result continues, so that it may yet finish."""
+        """Whether the task runs or its result is being read, so that the fit may yet finish."""
         return self._monitor_thread is not None and self._monitor_thread.is_alive()
 
     @property

@@ -75,7 +75,7 @@ class DriverConnection:
         """Prepare a connection to ``endpoint``; nothing is opened yet."""
         self._server, self._key, self._clock = endpoint.server, endpoint.key, clock
         self._stream: EncryptedStream | None = None
-        # Times at which to connect, and to send a changed or an unchanged state, at the earliest.
+        # Earliest times to connect, to send a changed state, and to send an unchanged one.
         self._next_connect_s = self._next_state_s = self._beat_s = -1.0
         self._sent: object = None  # the progress that was last sent
         self._answered: dict[int, Any] = {}  # responses by number: repeated requests run only once
@@ -190,7 +190,7 @@ class DriverConnection:
 
 
 WORKERS_LEAVE_S = 15.0  # how long workers may take to leave a completed fit
-FAILURE_NOTICE_S = 8.0  # how long to notify the workers of a failed fit, as nobody waits for them
+FAILURE_NOTICE_S = 8.0  # how long to notify a failed fit's workers, which do not leave in order
 RECONNECT_MAX_S = 60.0  # how long to wait for a reconnection before the result is returned
 
 
@@ -200,7 +200,7 @@ class ControllerTaskRun:
     def __init__(
         self, setup: ControllerSetup, connection: DriverConnection, media: MediaDriverConfig
     ) -> None:
-        """Create the master with its replica of the parameters; open its transport by ``media``."""
+        """Create the master and its replica; open a transport over the media driver ``media``."""
         warm_up()
         warm_up_transport()
         job = setup.job

@@ -56,7 +56,7 @@ class RddRoundsBackend(SparkRoundsBackend):
 
     @contextmanager
     def keep_rows(self) -> Iterator[None]:
-        """Persist the rows during the block if ``persist_rows`` decides so."""
+        """Persist the rows during the block; ``persist_rows`` tells in which cases not."""
         with persist_rows(self._data, self._job.master, self._job.spec.epochs) as data:
             self._rdd = data.rdd
             yield
