@@ -1,4 +1,4 @@
 """Train, predict and evaluate on Spark, with a SparkContext or a Spark Connect session.
 
-Importing this package does not import pyspark; its modules import it when they need it.
+Importing this package does not import pyspark; the functions that need pyspark import it.
 """

@@ -88,7 +88,7 @@ class Application(Protocol):
 
     @property
     def live_conf(self) -> Any:
-        """Spark's present configuration: an object whose ``get(key, default)`` reads one key."""
+        """Spark's current configuration: an object whose ``get(key, default)`` reads one key."""
         ...
 
     @property
@@ -123,10 +123,11 @@ class Application(Protocol):
         """
 
     def await_slots(self, seconds: float, notify: Notify) -> TaskSlots:
-        """Wait for executors to register; return their number and that of their task slots.
+        """Wait for executors to register; return the number of executors and of task slots.
 
-        Raise SetupError if none has registered after ``seconds``. During a longer wait, ``notify``
-        shows the user a line of text.
+        A task slot is an executor's capacity for one task. Raise SetupError if no executor has
+        registered after ``seconds``. During a longer wait, ``notify`` shows the user a line of
+        text.
         """
         ...
 
@@ -135,7 +136,9 @@ class Application(Protocol):
     ) -> SharedTrainingMaster:
         """Return the options with ``controller="auto"`` replaced by "driver" or "executor".
 
-        That is where the controller, which coordinates the workers of a fit, will run.
+        The controller coordinates the workers of a fit. It will run in the driver program or, on an
+        executor, in a Spark task of its own, which takes one of ``slots``. ``notify`` shows the
+        user a line of text.
         """
         ...
 
@@ -148,7 +151,11 @@ class Application(Protocol):
         ...
 
     def cancel_jobs_on_interrupt(self) -> AbstractContextManager[None]:
-        """During the block, let Ctrl-C cancel Spark's jobs and raise KeyboardInterrupt."""
+        """Return a context manager; in its block, Ctrl-C cancels jobs and raises KeyboardInterrupt.
+
+        With a SparkContext, all its jobs are cancelled; with Spark Connect, only those that the
+        calling thread started in the block.
+        """
         ...
 
     def partition_data(
@@ -174,7 +181,7 @@ class Application(Protocol):
         Args:
             theta: The parameters.
             workers: Number of workers that read the parameters.
-            state: One optimizer state for all workers, or empty.
+            state: One encoded optimizer state for all workers; b"" if they start without one.
         """
         ...
 
@@ -183,15 +190,17 @@ class Application(Protocol):
     ) -> AbstractContextManager[dict[int, StateBroadcast]]:
         """Return a context manager that makes each worker's own optimizer state available to it.
 
-        ``states`` maps a partition to its worker's state. The context manager's value maps the
-        partition to a handle of that state, valid inside the block.
+        ``states`` maps a partition to its worker's encoded state. The context manager's value maps
+        the partition to a handle of that state, valid inside the block.
         """
         ...
 
     def create_training_job(self, job: TrainingJob, data: PartitionedData, memory: Any) -> SparkJob:
         """Return the unstarted Spark job of a gradient-sharing fit; its tasks are the workers.
 
-        ``memory`` is the executors' memory requirement, for messages about killed containers.
+        ``job`` is what each worker's task receives, and ``data`` are the rows, in one partition per
+        worker. ``memory`` is the executors' memory requirement, for messages about killed
+        containers.
         """
         ...
 
@@ -204,12 +213,13 @@ class Application(Protocol):
     ) -> tuple[RoundsBackend, MakeJob]:
         """Return the backend, which runs a fit's rounds, and a function that creates the fit's job.
 
-        The job's thread runs all rounds; each round starts its own Spark jobs.
+        In a round, each worker trains some minibatches, and the results are averaged. The job's
+        thread runs all rounds; each round starts its own Spark jobs.
         """
         ...
 
     def executor_monitors(self, job: SparkJob, notify: Notify) -> list[FitListener]:
-        """Return listeners that watch the job's executors and report problems by ``notify``."""
+        """Return listeners that watch the job's executors and report problems with ``notify``."""
         ...
 
     def create_controller_placer(
@@ -223,25 +233,27 @@ class Application(Protocol):
 
         Args:
             training: What the workers' tasks receive.
-            checkpoints: Files with residuals that workers of the last fit left, by executor.
-            control: The address at which the controller connects to this program.
+            checkpoints: Files with residuals (changes not sent yet) that workers of the last fit
+                left on executors.
+            control: The address at which the controller connects to this program, and a key.
             notify: Shows the user a line of text.
         """
         ...
 
     def get_control_addresses(self) -> tuple[str, str]:
-        """Return the address on which to listen for the controller, and that to which it connects.
+        """Return the address to listen on, and the address to which the controller connects.
 
-        Both belong to this program's machine and serve the TCP connection with the controller.
+        Both belong to this program's machine and serve the TCP connection with a controller that
+        runs in a Spark task.
         """
         ...
 
     def broadcast_value(self, value: Any) -> Any:
-        """Send a value to executors; return a handle that has it as ``value``, also in tasks."""
+        """Return a handle whose ``value`` is ``value``, in this program and in executors' tasks."""
         ...
 
     def draw_sample(self, data: Any, columns: ColumnSpec, rows: int, seed: int) -> RowSample:
-        """Return a random sample of rows, which executors draw.
+        """Return a random sample of ``rows`` rows, or all if there are fewer; executors draw it.
 
         Raise UsageError if there are no rows.
         """
@@ -257,13 +269,16 @@ class Application(Protocol):
             metrics: The metrics to compute.
             data: An RDD or DataFrame.
             columns: Which columns of a DataFrame contain features, labels and weights.
+
+        Raises:
+            UsageError: A row is invalid.
         """
         ...
 
     def delete_worker_files(self, network: str) -> None:
         """Delete the files that a network's workers left on executors.
 
-        ``network`` is the prefix of the files' names.
+        ``network`` is the network's id, which the files' names contain.
         """
 
 
@@ -305,9 +320,10 @@ class Predictor:
         return create_inference_udf(self._broadcast_model(), inputs, shapes, output)
 
     def score(self, data: Any, columns: ColumnSpec, output: str, *, penalized: bool) -> Any:
-        """Return each row's loss, as an RDD or a DataFrame column ``output``, like ``data``.
+        """Return each row's loss: an RDD for an RDD, or the DataFrame with a new column ``output``.
 
-        See ``SparkNetwork.score_examples``.
+        If ``penalized`` is True, each loss includes the model's regularization penalty. See
+        ``SparkNetwork.score_examples``.
         """
         check_can_score(self._bind_current()[0], penalized)
         if partitioning.is_dataframe(data):
@@ -317,7 +333,7 @@ class Predictor:
         )
 
     def evaluate(self, data: Any, metrics: MetricSpec, columns: ColumnSpec) -> Evaluation:
-        """Return metrics over ``data``: a tuple of arrays (in this process), RDD or DataFrame."""
+        """Return metrics over an RDD, a DataFrame, or arrays (features, labels) in this process."""
         if isinstance(data, tuple):
             batch, (model, _) = arrays_to_batch(data), self._bind_current()
             if not batch.rows:

@@ -81,8 +81,8 @@ class ClassicApplication:
 
     Args:
         context: An active SparkContext.
-        session: The SparkSession that reads files and whose options ``spark.sparkstrom.*`` apply;
-            None: the active session reads files, and the context's options apply.
+        session: The SparkSession that reads files and whose options ``spark.sparkstrom.*`` apply.
+            If it is None, the active session reads files, and the context's options apply.
     """
 
     def __init__(self, context: Any, session: Any = None) -> None:
@@ -120,7 +120,8 @@ class ClassicApplication:
     def conf(self) -> Mapping[str, str]:
         """Return a copy of the whole Spark configuration, with the session's own options.
 
-        The context does not have what a running session was given, by its builder or ``conf.set``.
+        The context's configuration lacks the ``spark.sparkstrom.*`` options that a running session
+        was given by its builder or ``conf.set``, so they are read from the session.
         """
         conf = dict(self._context.getConf().getAll())
         return conf if self._session is None else conf | read_session_options(self._session)
@@ -129,7 +130,8 @@ class ClassicApplication:
     def has_workers_output(self) -> bool:
         """Whether tasks write to the standard error of this program, as they do in local mode.
 
-        A notebook shows that output only if its kernel reads the file descriptor.
+        In a notebook, this is True only if the kernel shows the output of subprocesses and Spark's
+        JVM is a subprocess of this program.
         """
         if not re.fullmatch(r"local(\[.*\])?", self._context.master):
             return False
@@ -147,10 +149,10 @@ class ClassicApplication:
         """Do nothing: a SparkContext has RDDs."""
 
     def await_slots(self, seconds: float, notify: Notify) -> TaskSlots:
-        """Wait until executors have registered; return their number and that of task slots.
+        """Wait until executors have registered; return the number of executors and of task slots.
 
-        Raise SetupError if none has registered after ``seconds``. During a longer wait, ``notify``
-        shows the user a line of text. See ``executor_slots.await_slots``.
+        Raise SetupError if no executor has registered after ``seconds``. During a longer wait,
+        ``notify`` shows the user a line of text. See ``executor_slots.await_slots``.
         """
         return await_slots(self._context, seconds, notify)
 
@@ -170,7 +172,7 @@ class ClassicApplication:
         return value
 
     def create_thread(self, run: Callable[[], None], name: str) -> threading.Thread:
-        """Return an unstarted thread that inherits this thread's Spark properties."""
+        """Return an unstarted thread that executes ``run`` with this thread's Spark properties."""
         from pyspark import InheritableThread  # closes its connection to the JVM
 
         return InheritableThread(target=run, name=name)
@@ -204,9 +206,10 @@ class ClassicApplication:
     def broadcast_worker_states(
         self, states: Mapping[int, bytes]
     ) -> Iterator[dict[int, StateBroadcast]]:
-        """Broadcast each worker's own optimizer state during the block; yield them by partition.
+        """Broadcast each worker's own optimizer state during the block.
 
-        Every executor stores all states as files; a worker reads only its own.
+        Yield the broadcast variables by partition. Every executor stores all states as files, but a
+        worker reads only its own.
         """
         handles = {index: self._context.broadcast(state) for index, state in states.items()}
         try:
@@ -231,7 +234,7 @@ class ClassicApplication:
         master: ParameterAveragingTrainingMaster,
         data: PartitionedData,
     ) -> tuple[RddRoundsBackend, MakeJob]:
-        """Return the backend that trains rounds with RDDs, and a function that creates its job."""
+        """Return the backend that trains rounds with RDDs, and a function that creates the job."""
         footprint = footprint_of_model(model)
         requirement = rounds_memory(self.live_conf, spec.workers, footprint, master)
         explain = partial(explain_memory_kill, self.live_conf, requirement)
@@ -270,7 +273,7 @@ class ClassicApplication:
         return self._context.broadcast(value)
 
     def draw_sample(self, data: Any, columns: ColumnSpec, rows: int, seed: int) -> RowSample:
-        """Return a random sample of rows, which executors draw.
+        """Return a random sample of ``rows`` rows, or all if there are fewer; executors draw it.
 
         Raise UsageError if there are no rows.
         """

@@ -1,13 +1,16 @@
 """Spark's Python daemon for executors, which imports libraries once for all workers that it forks.
 
+These settings turn it on:
+
     --conf spark.python.daemon.module=sparkstrom.spark.daemon
     --conf spark.executorEnv.SPARKSTROM_PRELOAD=torch
 
 Spark starts one Python daemon per executor, and the daemon forks a Python worker per task slot.
-With Spark's own daemon each worker imports Numba, and torch if the model needs it: seconds of
-processor time, in all workers of an executor at once. This daemon imports NumPy, Numba, sparkstrom
-and the modules named in ``SPARKSTROM_PRELOAD`` before it forks. Modules that start threads when
-they are imported, such as JAX, must not be named: only the thread that forks exists in the worker.
+With Spark's own daemon each worker imports Numba, and torch if the model needs it. This takes
+seconds of processor time, in all workers of an executor at once. This daemon imports NumPy, Numba,
+sparkstrom and the modules named in ``SPARKSTROM_PRELOAD`` before it forks. Modules that start
+threads when they are imported, such as JAX, must not be named there, because only the thread that
+forks exists in the worker.
 """
 
 from __future__ import annotations
@@ -26,13 +29,14 @@ WORKER_MODULES = (
     "sparkstrom.spark.executor.entry_points",
     "sparkstrom.worker.training_task",
 )
-# What workers that use a module import besides; torch's first optimizer imports torch._dynamo.
+# Modules that are imported together with a named module, because workers that use it need them.
+# For example, torch's first optimizer imports torch._dynamo.
 COMPANIONS = {"torch": ("torch._dynamo", "sparkstrom.models.torch")}
 UNSAFE_TO_FORK = ("jax", "keras", "tensorflow")  # they have threads once they are imported
 
 
 def preload(names: Iterable[str]) -> list[str]:
-    """Import modules, such as "torch"; return a line of explanation for each that failed."""
+    """Import modules, such as "torch"; return a line that explains each one not imported."""
     problems = []
     for name in names:
         if name.partition(".")[0] in UNSAFE_TO_FORK:
@@ -65,8 +69,9 @@ def stdout_to_stderr() -> Iterator[None]:
 def reseed_random_numbers(daemon_pid: int) -> None:
     """Reseed NumPy's and torch's global generators in a process that the daemon has forked.
 
-    Otherwise all workers would draw equal numbers. Python's own generator does this itself.
-    Processes that a worker forks are left alone, as with Spark's own daemon.
+    Otherwise all workers would draw equal numbers. Python's own generator reseeds itself after a
+    fork. As with Spark's own daemon, nothing is reseeded in a process that a worker forks; its
+    parent is not ``daemon_pid``.
     """
     if os.getppid() != daemon_pid:
         return

@@ -68,7 +68,7 @@ _NORMALIZED_REPLACEMENTS = {name.replace("_", ""): use for name, use in REPLACEM
 class Dl4jMethodNames:
     """A base class of SparkNetwork with methods named as in DL4J.
 
-    Access to any other method of DL4J's classes raises an AttributeError with its replacement.
+    Access to any other method of DL4J's classes raises an AttributeError that names a replacement.
     """
 
     _application: Application
@@ -93,7 +93,7 @@ class Dl4jMethodNames:
     ) -> TrainingSummary:
         """Train on minibatches that were previously written to files.
 
-        Rows are redistributed over the workers.
+        Whether rows are redistributed over the workers is decided by the option ``repartition``.
 
         Args:
             paths: A file, a folder, a glob pattern, or a list of these. Either all files are
@@ -106,7 +106,8 @@ class Dl4jMethodNames:
             The summary of the fit.
 
         Raises:
-            UsageError: No files match ``paths``.
+            UsageError: No files match ``paths``, or they are npz files and the session is one of
+                Spark Connect.
         """
         kind, files = list_minibatch_files(paths)
         data: Any
@@ -143,7 +144,7 @@ class Dl4jMethodNames:
         label: ColumnNames | None = "label",
         output: str = "score",
     ) -> Any:
-        """Compute the model's loss for each row of ``data``; smaller is a better fit.
+        """Compute the model's loss for each row of ``data``.
 
         Args:
             data: Rows in a form that ``fit`` accepts.

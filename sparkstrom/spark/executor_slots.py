@@ -1,7 +1,8 @@
 """Count task slots, check Spark's configuration, and wait for executors to register.
 
 A task slot is the executor's capacity for one task: ``spark.task.cpus`` cores, by default one, and
-its share of GPUs if tasks need them. A fit has one task per worker, all in one stage.
+its share of GPUs if tasks need them. A gradient-sharing fit trains in one Spark stage with one task
+per worker, and all these tasks must run at the same time.
 
 With dynamic allocation, the number of executors is not known in advance, so a fit guesses it.
 Spark requests executors until every task has a slot, and late workers join the running fit. A
@@ -63,9 +64,9 @@ ROUNDS_FIT_NOTE = (
 
 
 def is_enabled(conf: Any, key: str) -> bool:
-    """Return a boolean setting of Spark, in upper or lower case; False if it is not set.
+    """Return Spark's boolean setting ``key``, in upper or lower case; False if it is not set.
 
-    ``conf`` has a method ``get(key, default)``, such as a dictionary.
+    ``conf`` is a dictionary or another object with a method ``get(key, default)``.
     """
     return str(conf.get(key, "false")).lower() == "true"
 
@@ -73,7 +74,7 @@ def is_enabled(conf: Any, key: str) -> bool:
 def is_dynamic(conf: Any) -> bool:
     """Return whether Spark adds and removes executors (dynamic allocation).
 
-    ``conf`` has a method ``get(key, default)``, such as a dictionary.
+    ``conf`` is a dictionary or another object with a method ``get(key, default)``.
     """
     return is_enabled(conf, DYNAMIC_ALLOCATION_ENABLED)
 
@@ -81,7 +82,7 @@ def is_dynamic(conf: Any) -> bool:
 def count_configured_executors(conf: Any) -> int | None:
     """Return how many executors the configuration asks for, or None if it names no number.
 
-    minExecutors and maxExecutors do not count: they are limits for all kinds of jobs.
+    minExecutors and maxExecutors do not count, because they are limits for all kinds of jobs.
     """
     configured = max(int(conf.get(key, "0")) for key in (INITIAL_EXECUTORS, EXECUTOR_INSTANCES))
     return configured or None
@@ -102,8 +103,8 @@ def choose_executor_count(conf: Any, registered: int) -> int:
 def check_dynamic_allocation(conf: Mapping[str, str], when: str = DURING_FIT) -> list[str]:
     """Return warnings about dynamic allocation; none if it is off.
 
-    ``when``: phrase inserted into the warning about removed executors, for the period in which
-    Spark counts them.
+    ``when`` is a phrase for the warning about removed executors. It names the period in which Spark
+    counts removed executors.
     """
     if not is_dynamic(conf):
         return []
@@ -123,7 +124,8 @@ def check_dynamic_allocation(conf: Mapping[str, str], when: str = DURING_FIT) ->
 def describe_allocation(workers: int, slots: int, note: str) -> str:
     """Return the text that explains to the user what dynamic allocation means for this fit.
 
-    ``slots``: task slots of one executor; ``note``: text that the fit's strategy adds.
+    ``slots`` is the number of task slots of one executor. ``note`` is added to the text and tells
+    how the fit's strategy uses executors that start late.
     """
     executors = -(-workers // slots)
     return (
@@ -213,7 +215,7 @@ AMOUNT = ".amount"  # end of the keys of both
 
 
 def list_resources(keys: Iterable[str]) -> list[str]:
-    """Return the names in those of ``keys`` that are ``spark.task.resource.NAME.amount``."""
+    """Return NAME for each of ``keys`` that has the form ``spark.task.resource.NAME.amount``."""
     return [
         key.removeprefix(TASK_RESOURCE).removesuffix(AMOUNT)
         for key in keys
@@ -251,8 +253,8 @@ def count_requested_executors(conf: Any, master: str) -> int:
 def is_executor_count_configured(context: Any) -> bool:
     """Return whether a fit can count its executors before any of them has registered.
 
-    This is so if the master URL or ``spark.executor.instances`` gives their number, and with
-    dynamic allocation, which starts executors only when there is work for them.
+    This is True if the master URL or ``spark.executor.instances`` gives their number. It is also
+    True with dynamic allocation, which starts executors only when there is work for them.
     """
     conf, master = live_conf(context), context.master
     requested = count_requested_executors(conf, master)
@@ -267,8 +269,8 @@ def count_registered_executors(context: Any) -> int:
 def _count_registered_slots(context: Any) -> int:
     """Return how many tasks the registered executors can run at the same time.
 
-    Spark's default parallelism is another number if ``spark.default.parallelism`` is set, and at
-    least 2.
+    ``SparkContext.defaultParallelism`` is not used, because ``spark.default.parallelism`` changes
+    it and it is at least 2.
     """
     scala = context._jsc.sc()
     profile = scala.resourceProfileManager().defaultResourceProfile()
@@ -284,7 +286,8 @@ def _list_task_resources(context: Any) -> list[str]:
 def count_workers(slots: TaskSlots, strategy: Strategy[CommonOptions]) -> int:
     """Return how many workers a fit has, according to the option ``workers_per_node``.
 
-    A controller that runs in a Spark task takes one of the slots. Raise UsageError if the workers
+    The option is the number of workers per executor. A controller (the process that coordinates the
+    workers) that runs in a Spark task takes one of the slots. Raise UsageError if the workers
     cannot all run at the same time.
     """
     master, free = strategy.master, slots.total - strategy.has_controller_task
@@ -309,10 +312,11 @@ def count_workers(slots: TaskSlots, strategy: Strategy[CommonOptions]) -> int:
 
 
 def choose_resume_workers(slots: TaskSlots, workers: int, checkpoint_workers: int | None) -> int:
-    """Return how many workers a fit has: ``workers``, or the number of a resumed checkpoint.
+    """Return how many workers a fit has: ``workers`` or ``checkpoint_workers``.
 
-    The checkpoint's number (None if the fit is not resumed) is used if the number of executors is
-    only an estimate: then every row is in the same partition as before.
+    ``checkpoint_workers`` is the number of workers of the checkpoint from which the fit is resumed;
+    None if it is not resumed. This number is used if the number of executors is only an estimate,
+    so that every row is in the same partition as before.
     """
     return workers if checkpoint_workers is None or not slots.is_estimate else checkpoint_workers
 
@@ -428,7 +432,7 @@ def await_slots(context: Any, seconds: float, notify: Callable[[str], None]) -> 
     This waits only in an application's first fit, and only if the number of executors is not
     configured. On a standalone cluster, for example, the session is ready before its executors. The
     wait ends when the expected number of executors (``estimate_executor_count``) has registered, or
-    when no executor has registered for some time.
+    when no further executor has registered for some time.
 
     Args:
         context: The SparkContext.
@@ -436,7 +440,7 @@ def await_slots(context: Any, seconds: float, notify: Callable[[str], None]) -> 
         notify: Shows the user a line of text.
 
     Raises:
-        SetupError: No executor has registered in time.
+        SetupError: No executor has registered within ``seconds``.
     """
     application = str(context.applicationId)
     if is_executor_count_configured(context) or (

@@ -1,5 +1,8 @@
 """Training strategies on Spark: gradient sharing, and rounds (parameter averaging and DiLoCo).
 
+In gradient sharing, workers exchange updates while they train. In rounds, workers train some
+minibatches each, and the results are averaged.
+
 A strategy checks the configuration and creates the object that runs a fit. Both strategies work
 with both kinds of application, a SparkContext and a Spark Connect session. ``strategy_for`` selects
 the strategy by the class of the user's options; no other code depends on that class.
@@ -82,7 +85,7 @@ class SparkFitRunner(FitRunner):
         spec: Number of workers, epochs and other facts of this fit.
         theta: The driver's copy of the parameters, which the fit updates.
         data: The rows, in one partition per worker.
-        files: Files with residuals (gradients not sent yet) that workers of the last fit left.
+        files: Files with residuals (changes not sent yet) that workers of the last fit left.
         states: Optimizer states that workers start with.
     """
 
@@ -117,7 +120,10 @@ class SparkFitRunner(FitRunner):
     def run(
         self, reporting: FitReporting, stopping: EarlyStoppingListener, *others: FitListener
     ) -> None:
-        """Run the fit to its end, or raise the error that ended it early."""
+        """Run the fit to its end, or raise the error that ended it early.
+
+        ``others`` are listeners in addition to those of every fit.
+        """
         say = reporting.progress.say
         application, states = self._context.application, self.states
         with (
@@ -146,8 +152,9 @@ class SparkFitRunner(FitRunner):
     ) -> contextlib.AbstractContextManager[None]:
         """Return a context manager that runs the controller in a Spark task during the block.
 
-        If the controller runs in this program, the context manager does nothing. Some of the
-        fit's ``listeners`` need a connection to the controller; ``say`` shows the user a line.
+        If the controller runs in this program, the context manager does nothing. ``initial`` and
+        ``own`` are as in ``_make_training_job``. Some of the fit's ``listeners`` need a connection
+        to the controller; ``say`` shows the user a line of text.
         """
         if self._remote is None:
             return contextlib.nullcontext()

@@ -80,7 +80,7 @@ def _is_spark_handler(handler: Any) -> bool:
 
 
 TASK_RUNNING = "RUNNING"  # status of a task in Spark's status store
-TASKS_INSPECTED_MAX = 1000  # per stage: more would slow down each poll
+TASKS_INSPECTED_MAX = 1000  # per stage; inspecting more tasks would slow down each poll
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +125,7 @@ class SparkJob:
             self.error.__cause__ = error
 
     def join_group(self) -> None:
-        """Have ``cancel`` also cancel the jobs that this thread will start."""
+        """Make ``cancel`` also cancel the jobs that the calling thread starts from now on."""
         self.context.setJobGroup(self.group, self.description, interruptOnCancel=True)
 
     @property
@@ -144,17 +144,19 @@ class SparkJob:
         return not self.thread.is_alive()
 
     def tasks(self) -> tuple[int | None, int]:
-        """Return the number of running tasks (None if unknown) and of failed tasks so far.
+        """Return (number of running tasks, number of failed tasks).
 
-        Failed tasks are those of the job's last stage: earlier stages compute the user's data.
+        Running tasks of all stages are counted; None means that their number is unknown. Failed
+        tasks are counted only in the newest attempt of the job's last stage, because earlier stages
+        compute the user's data.
         """
         failed = sum(stage.numFailedTasks for stage in self._stages(only_last=True))
         return sum(stage.numActiveTasks for stage in self._stages()), failed
 
     def task_errors(self, first_attempt: int = 0) -> list[str]:
-        """Return the distinct errors of the last stage's failed tasks, each in one line.
+        """Return the distinct errors of the last stage's failed tasks, each as one line.
 
-        ``first_attempt``: skips tasks' earlier attempts; the first has number 0.
+        Attempts of a task are numbered from 0; those before ``first_attempt`` are skipped.
         """
         tasks = self._tasks(self._stages(only_last=True))
         errors = [task.errorMessage() for task in tasks if task.attempt() >= first_attempt]
@@ -174,7 +176,7 @@ class SparkJob:
         ]
 
     def _tasks(self, stages: Iterable[Any]) -> Iterator[Any]:
-        """Yield the records of the stages' tasks in Spark's status store."""
+        """Yield what Spark's status store records about the tasks of ``stages``."""
         store = self.context._jsc.sc().statusStore()
         for stage in stages:
             tasks = store.taskList(stage.stageId, stage.currentAttemptId, TASKS_INSPECTED_MAX)
@@ -209,7 +211,8 @@ class SparkJob:
     def _stages(self, *, only_last: bool = False) -> list[Any]:
         """Return the status of all stages of the job, except those that Spark has forgotten.
 
-        ``only_last``: without the stages that others depend on. Spark numbers them first.
+        If ``only_last`` is True, return only the last stage of each Spark job. It has the highest
+        id, because Spark numbers the stages on which it depends first.
         """
         tracker = self.context.statusTracker()
         jobs = map(tracker.getJobInfo, tracker.getJobIdsForGroup(self.group))
@@ -326,8 +329,9 @@ class DecommissionMonitor(FitListener):
     def _move_workers(self, leaving: dict[str, ExecutorState], free_slots: int) -> None:
         """Kill the fit's tasks on decommissioned executors, at most one per free slot elsewhere.
 
-        ``leaving``: the decommissioned executors, by Spark's id; ``free_slots``: number of
-        free task slots on the other executors.
+        ``leaving`` contains the decommissioned executors by Spark's id. ``free_slots`` is the
+        number of free task slots on the other executors; if there are none, show a warning once per
+        executor.
         """
         for task in self._job.running_tasks():
             executor = leaving.get(task.executor)

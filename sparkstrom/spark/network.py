@@ -1,7 +1,8 @@
 """Define SparkNetwork, which trains a model on Spark executors and holds its parameters.
 
-``make_application`` wraps the session or context with which a network is made. ``each_batch``
-returns a function with which a streaming query trains a network on micro-batches.
+``make_application`` returns the ``Application``, sparkstrom's interface to Spark, for the
+SparkSession or SparkContext with which a network is made. ``each_batch`` returns a function that
+trains a network on one micro-batch; Spark calls it for each micro-batch of a streaming query.
 """
 
 from __future__ import annotations
@@ -133,7 +134,7 @@ class SparkNetwork(Dl4jMethodNames, TrainedNetwork):
         keep = require_flag("keep", keep)
         require_model(model, pickle_by_value)
         self._application = application = make_application(spark)
-        self._tried_columns: set[str] = set()  # of fits whose first rows were tried
+        self._tried_columns: set[str] = set()  # column specs for which ``_try_first_rows`` ran
         require_active_session(application)
         given = strategy_for(SharedTrainingMaster() if master is None else master).master
         self._conf = conf = application.conf()
@@ -265,18 +266,19 @@ class SparkNetwork(Dl4jMethodNames, TrainedNetwork):
             workers: Numbers of workers, each on a host of its own.
             epochs: Number of passes over the data.
             link: Rate of each host's link, such as "1gbit", or bits per second. Default: 1gbit.
-            latency: One way, such as "1ms", or seconds. Default: 1ms.
+            latency: Latency in one direction, such as "1ms", or in seconds. Default: 1ms.
             rows: Size of the random sample of the data to train on.
-            seed: Of the sample, the placement of rows, and step times.
+            seed: Random seed of the sample, of the placement of rows, and of step times.
             features: As in ``fit``.
             label: As in ``fit``.
             weight: As in ``fit``.
-            validation: As in ``fit``; losses are of these rows.
+            validation: As in ``fit``; the losses are computed on these rows.
             **conditions: measure, step, jitter, encode, apply, straggler, kill, scaling and
                 to_loss, as docs/rehearse.md explains them.
 
         Returns:
-            Losses, virtual times and bytes for each number of workers, beside one process and DDP.
+            Losses, virtual times and bytes for each number of workers, compared with one process
+            and with DDP (PyTorch's DistributedDataParallel).
 
         Raises:
             UsageError: An argument is invalid or does not suit the data.
@@ -438,7 +440,8 @@ class SparkNetwork(Dl4jMethodNames, TrainedNetwork):
         Each executor computes counts and sums over its rows; these are merged exactly.
 
         Args:
-            data: Rows as in ``fit``, or a tuple of arrays (features, labels).
+            data: Rows as in ``fit``, or a tuple of arrays (features, labels), which are evaluated
+                in this program.
             metrics: One or several of "classification", "regression", "roc" and "loss"; None
                 selects those that suit the model.
             features: Columns, as in ``fit``.
@@ -485,7 +488,7 @@ class SparkNetwork(Dl4jMethodNames, TrainedNetwork):
         """Return a network with the model and parameters that ``save`` wrote.
 
         Args:
-            path: File that ``save`` wrote; a local path or a URL, as there.
+            path: File that ``save`` wrote; a local path or a URL, as in ``save``.
             spark: As in the constructor.
             master: As in the constructor.
             model: A model like the saved one. It is required if the file does not contain the
@@ -512,7 +515,7 @@ class SparkNetwork(Dl4jMethodNames, TrainedNetwork):
             self._delete_worker_files()
 
     def _delete_worker_files(self) -> None:
-        """Delete the files that workers kept for the next fit, if there are any."""
+        """Delete the files that workers may have kept for the next fit."""
         if not self._may_have_files:
             return
         if not self._application.is_stopped:  # executors, and what they keep, end with Spark
@@ -533,11 +536,12 @@ OnSummary = Callable[[int, TrainingSummary], object]  # called with (micro-batch
 def each_batch(
     network: SparkNetwork, on_summary: OnSummary | None = None, **fit: Any
 ) -> Callable[[Any, int], None]:
-    """Return a function for ``foreachBatch`` that trains the network on each micro-batch.
+    """Return a function that trains the network on one micro-batch of a streaming query.
 
-    The function calls ``network.fit(frame, **fit)``, which continues from the parameters that the
-    previous micro-batch reached. Micro-batches without rows are skipped. An error in a fit ends the
-    query.
+    Pass the function to ``DataStreamWriter.foreachBatch``; Spark then calls it with each
+    micro-batch, a DataFrame, and its id. It calls ``network.fit(frame, **fit)``, which continues
+    from the parameters that the previous micro-batch reached. Micro-batches without rows are
+    skipped. An error in a fit ends the query.
 
     Args:
         network: The network to train.
@@ -545,8 +549,8 @@ def each_batch(
         fit: Options of ``SparkNetwork.fit``.
 
     Raises:
-        UsageError: ``fit`` contains a keyword that is not an option of ``SparkNetwork.fit``, or
-            another argument is invalid.
+        UsageError: ``fit`` contains a keyword that is not an option of ``SparkNetwork.fit``,
+            another argument is invalid, or the network uses Spark Connect.
     """
     if not isinstance(network, SparkNetwork):
         raise UsageError(f"network={network!r}: must be a SparkNetwork, made before the query")

@@ -1,8 +1,8 @@
 """Implement ``Application`` with a Spark Connect session: ``ConnectApplication``.
 
 Options, data and features that need RDDs are rejected, with an alternative in the message. A client
-cannot list executors, so a job reports those that run its tasks. If there are no executors, that
-job would wait forever; it is therefore cancelled after ``start_timeout``.
+cannot list executors, so a job reports the executors that run its tasks. If there are no executors,
+that job would wait forever, so it is cancelled after the seconds of the option ``start_timeout``.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ USE_CLASSIC_HINT = "or start the program with spark-submit, without .remote(...)
 
 
 def check_options(strategy: Strategy[CommonOptions]) -> None:
-    """Raise UsageError for options that need RDDs, a chosen host or a partition count."""
+    """Raise UsageError for options that need RDDs, a controller's host, or partition counts."""
     master = strategy.master
     if master.rdd_training_approach == "export":
         raise UsageError(
@@ -151,7 +151,8 @@ def discover_executors(
         notify: Shows the user a line of text while the job waits.
 
     Raises:
-        SetupError: The job has not finished in time.
+        SetupError: The job has not finished in time; it is then cancelled.
+        Exception: The error with which the job failed.
     """
     start_s = time.monotonic()
     notice_s = start_s + FIRST_NOTICE_S
@@ -187,7 +188,10 @@ def evaluate_dataframe(model: Any, metrics: MetricSpec, frame: Any, spec: Column
 
 
 def sample_dataframe(frame: Any, spec: ColumnSpec, rows: int, seed: int) -> RowSample:
-    """Return a random sample of a DataFrame's rows. Raise UsageError if it has none."""
+    """Return a random sample of ``rows`` rows of a DataFrame, or of all if there are fewer.
+
+    Raise UsageError if the DataFrame has no rows.
+    """
     check_column_spec(spec, dataframe=True)
     columns, plan = select_columns(frame, spec)
     task = partial(sample_partition, partial(read_batch_blocks, plan), rows, seed)
@@ -233,7 +237,7 @@ class ConnectApplication:
     def host(self) -> str:
         """Address of this program's machine on its route to the Spark Connect server.
 
-        The environment can set another address.
+        The environment variable SPARKSTROM_LOCAL_IP (or DL4J_VOID_IP) can set another address.
         """
         return local_ip(os.environ) or _find_local_address(self._session.client.host)
 
@@ -261,10 +265,10 @@ class ConnectApplication:
         )
 
     def await_slots(self, seconds: float, notify: Notify) -> TaskSlots:
-        """Return the numbers of executors and task slots.
+        """Return the numbers of executors and task slots. A slot is the capacity for one task.
 
         They follow from the configuration. If the configuration does not set the number of
-        executors, a job counts them.
+        executors, a job counts them. Raise SetupError if the job takes more than ``seconds``.
         """
         conf = self.conf()
         resources = list_resources(conf)
@@ -283,9 +287,11 @@ class ConnectApplication:
     def _list_executors(
         self, conf: Mapping[str, str], seconds: float, notify: Notify
     ) -> dict[str, int]:
-        """Run a job with Spark's default number of tasks; return their executors' cores, by name.
+        """Run a job with Spark's default number of tasks; return the cores of each executor found.
 
-        In local mode there is one task per core, unless the configuration sets their number.
+        The keys are the executors' names. In local mode the number of cores is the number of the
+        job's tasks, unless the configuration ``conf`` sets the latter. ``seconds`` and ``notify``
+        are as in ``await_slots``.
         """
         run = partial(self._run_tasks, identify_executor, None, "counting executors")
         job = ConnectJob(self._session, f"sparkstrom-{secrets.token_hex(8)}", run)
@@ -314,14 +320,17 @@ class ConnectApplication:
         return None
 
     def create_thread(self, run: Callable[[], None], name: str) -> threading.Thread:
-        """Return an unstarted ordinary thread: any thread may call Spark Connect."""
+        """Return an unstarted ordinary thread that executes ``run``.
+
+        Any thread may call Spark Connect; only a SparkContext needs pyspark's InheritableThread.
+        """
         return threading.Thread(target=run, name=name)
 
     @contextlib.contextmanager
     def cancel_jobs_on_interrupt(self) -> Iterator[None]:
-        """During the block, let Ctrl-C cancel the Spark operations that this thread started.
+        """Let Ctrl-C cancel the Spark operations that this thread starts during the block.
 
-        A tag identifies these operations for Spark Connect.
+        KeyboardInterrupt is then raised. A tag identifies these operations for Spark Connect.
         """
         tag = f"sparkstrom-{secrets.token_hex(8)}"
         self._session.addTag(tag)
@@ -408,7 +417,7 @@ class ConnectApplication:
         return self._uploads.upload(value)
 
     def draw_sample(self, data: Any, columns: ColumnSpec, rows: int, seed: int) -> RowSample:
-        """Return a random sample of rows, which executors draw.
+        """Return a random sample of ``rows`` rows, or all if there are fewer; executors draw it.
 
         Raise UsageError if there are no rows.
         """
@@ -428,9 +437,10 @@ class ConnectApplication:
         self._run_tasks(partial(delete_worker_files, network), slots, "deleting workers' files")
 
     def _run_tasks(self, task: Any, tasks: int | None, doing: str) -> list[Any]:
-        """Run ``task``, with no rows, in each task of a job; return what all tasks yielded.
+        """Run the function ``task``, without rows, in each task of a job; return what they yield.
 
-        ``tasks``: their number; None: Spark's default. ``doing``: what the job does, for errors.
+        ``tasks`` is the number of the job's tasks; None means Spark's default. ``doing`` tells what
+        the job does, for error messages.
         """
         rows = self._session.range(0, tasks or 1 << 20, 1, tasks)
         return run_short_job(rows.mapInArrow(partial(run_rowless_task, task), RESULT_SCHEMA), doing)
@@ -451,7 +461,7 @@ def read_session_conf(session: Any) -> dict[str, str]:
 
 
 def _find_local_address(server: str) -> str:
-    """Return the source address of packets from this machine to the server, sending none.
+    """Return the source address of packets from this machine to ``server``, without sending any.
 
     Raise UsageError if there is no route to the server.
     """

@@ -51,7 +51,7 @@ CONTROLLER_UNREACHABLE = (
 def propose_place_of_fit(
     fit: int, void: VoidConfiguration, choice: ControllerChoice, items: Iterable[Any]
 ) -> Iterator[ControllerPlace | PlacementMismatch]:
-    """Run ``propose_place``; the unused ``fit`` makes this fit's DataFrame unique.
+    """Run ``propose_place``; the unused argument ``fit`` makes this fit's DataFrame unique.
 
     Spark shares one cache among identical DataFrames, so another fit that starts at the same time
     would otherwise get the same executor and port.
@@ -91,7 +91,7 @@ class ConnectControllerPlacer(ControllerPlacer):
     def _wait_for_start(self, job: SparkJob, candidate: Candidate) -> None:
         """Wait until a task on an executor gets an answer from the controller, or ``job`` ends.
 
-        Raise NetworkError if the controller does not answer.
+        ``job`` is the controller's job. Raise NetworkError if the controller does not answer.
         """
         void, place = self.training.master.void, candidate.place
         probe = ReachabilityProbe(place.endpoint, candidate.token, void, PROBE_TIMEOUT_S)

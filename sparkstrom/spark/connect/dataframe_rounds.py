@@ -1,5 +1,6 @@
 """Run round-based training over Spark Connect, with DataFrames that hold binary records.
 
+In a round, each worker trains some minibatches, and the results are averaged.
 ``spark.rounds.backend`` has the base class. A record is a byte string: a block of rows, a
 minibatch, part of a round's result, or part of a payload (the parameters and other state with which
 a round's tasks start).
@@ -97,7 +98,8 @@ def split_record(
 def read_records(index: int, batches: ArrowBatches) -> Iterator[bytes]:
     """Yield a worker's records, joined from pieces.
 
-    Raise IncompleteInput if a piece is missing, and SetupError for a row of another worker.
+    ``index`` is the worker's partition. Raise IncompleteInput if a piece is missing, and SetupError
+    for a row of another worker.
     """
     content: list[bytes] = []
     for row in iterate_rows(batches):
@@ -124,7 +126,7 @@ def read_shuffled_records(index: int, batches: ArrowBatches) -> Iterator[bytes]:
 def run_collected_task(
     read: ReadRecords, run: CollectedTask, batches: ArrowBatches
 ) -> Iterator[pa.RecordBatch]:
-    """Run a task function on the records that ``read`` returns; yield its encoded results."""
+    """Run the task function ``run`` on the records that ``read`` returns; yield encoded results."""
     index = get_partition_id()
     return encode_results(run(index, read(index, batches)), index)
 
@@ -132,9 +134,10 @@ def run_collected_task(
 def run_writing_task(
     read: ReadRecords, written: WritingTask, keys: list[int], batches: ArrowBatches
 ) -> Iterator[pa.RecordBatch]:
-    """Run a task function on a partition's records; yield the records that it writes.
+    """Run the task function ``written`` on the records that ``read`` returns; yield what it writes.
 
-    Each record is written with a key from ``keys``, which Spark hashes to its target partition.
+    The function yields (target, record) pairs. Each record is written with the key of its target
+    from ``keys``, which Spark hashes to the partition with the number ``target``.
     """
     index = get_partition_id()
     for target, content in written(index, read(index, batches)):
@@ -151,7 +154,7 @@ def run_minibatch_task(
     """Run a task function that writes minibatches; yield these as rows that name their round.
 
     Args:
-        task: Yields (target, minibatch) pairs.
+        task: Yields (target, minibatch) pairs; a target is a number for a round and a worker.
         workers: Number of workers, which is the number of targets per round.
         first_phase: The round of the first ``workers`` targets.
         blocks: Reads the worker's rows.
@@ -170,8 +173,8 @@ def run_caching_task(
     """Read a worker's rows; yield them in pickled form, as rows that Spark will persist.
 
     An error in the rows is stored with them, and ``read_cached_blocks`` raises it. Spark shares one
-    cache among identical DataFrames, so the argument ``fit`` makes this one unique: another fit
-    that unpersists its own DataFrame then leaves this one alone.
+    cache among identical DataFrames. The unused argument ``fit`` makes this one unique, so that it
+    stays persisted when another fit unpersists its own DataFrame.
     """
     index = get_partition_id()
     for number, value in enumerate(_blocks_or_error(blocks, index, batches)):
@@ -181,7 +184,7 @@ def run_caching_task(
 def _blocks_or_error(
     blocks: BlockReader, index: int, batches: ArrowBatches
 ) -> Iterator[Block | SparkstromError | int]:
-    """Yield a worker's blocks and then their number, or an error that was found in the rows."""
+    """Yield a worker's blocks and then their number, or instead an error found in the rows."""
     count = 0
     try:
         for block in blocks(index, batches):
@@ -261,7 +264,7 @@ class TemporaryViewParts:
 
 
 def group_rows_for_views(parts: Iterator[bytes]) -> Iterator[list[tuple[int, bytes]]]:
-    """Yield lists of (number, part), each small enough for one temporary view."""
+    """Yield lists of (number of the part, part), each list small enough for one temporary view."""
     rows: list[tuple[int, bytes]] = []
     size = 0
     for number, part in enumerate(parts):
@@ -429,8 +432,8 @@ class DataFrameRoundsBackend(SparkRoundsBackend):
     def max_rounds_stored_at_once(self, facts: Sequence[PartitionFacts]) -> int:
         """Return how many rounds' minibatches are stored at once: as many as fit into memory.
 
-        If no rows were spilled to disk, that is all rounds. With more rounds than fit into memory,
-        every round would read the minibatches of all stored rounds from disk.
+        If no rows were spilled to disk, these are all rounds. If more rounds were stored than fit
+        into memory, every round would read the minibatches of all stored rounds from disk.
         """
         master = self._job.master
         most = max(facts, key=lambda one: one.spilled_bytes)
@@ -483,7 +486,8 @@ class DataFrameRoundsBackend(SparkRoundsBackend):
     def view_rows_for(self, name: str, workers: list[int], *, ahead: int) -> Any:
         """Return the rows of a payload's view as records, one copy for each of ``workers``.
 
-        The records' phase is ``-ahead``, so that they precede the minibatches of all rounds.
+        ``name`` is the name of the view. The records' phase is ``-ahead``, so that they precede the
+        minibatches of all rounds, and payloads with a larger ``ahead`` come first.
         """
         to = f"explode(array({', '.join(f'{worker}L' for worker in workers)})) worker"
         constants = {"phase": -ahead, "piece": 0, "pieces": 1}
@@ -493,7 +497,7 @@ class DataFrameRoundsBackend(SparkRoundsBackend):
     def partition_keys(self, targets: int) -> list[int]:
         """Return, for each of ``targets`` partitions, a key that Spark hashes to that partition.
 
-        A job computes the keys once for each number of targets.
+        The keys for a number of targets are computed once, by a Spark job.
         """
         if targets not in self._keys:
             self._keys[targets] = find_partition_keys(self._session, targets)
@@ -552,7 +556,7 @@ def _storage_level(name: str) -> Any:
 def parse_schema(fields: str) -> Any:
     """Return the schema for text like "name type, ..."; a type is "long" or "binary".
 
-    If given as text, Spark Connect would send a request to the server to parse the schema.
+    If a schema is given as text, Spark Connect sends a request to the server to parse it.
     """
     from pyspark.sql.types import BinaryType, LongType, StructField, StructType
 

@@ -1,8 +1,8 @@
 """Run jobs over Spark Connect, decode their results, and upload values for their tasks.
 
-Each task function calls the function that jobs of a SparkContext also run, and encodes its results.
-Results are pickled and split into numbered rows, because Spark Connect sends results in messages of
-a few MiB that contain whole rows. Importing this module compiles no kernels.
+Each task function here calls a function that jobs of a SparkContext also run, and encodes its
+results. Results are pickled and split into numbered rows, because Spark Connect sends results in
+messages of a few MiB that contain whole rows. Importing this module compiles no kernels.
 
 Spark Connect has no broadcast variables. Small values are part of each job that needs them. Large
 values are artifacts of the session: files that are uploaded once and that each executor fetches
@@ -114,7 +114,7 @@ def count_rows(batches: ArrowBatches) -> Iterator[Any]:
 
 
 def identify_executor(items: Iterable[Any]) -> Iterator[tuple[str, int]]:
-    """Yield the executor that runs this task: its host and process, and its number of cores."""
+    """Yield (name, cores) of the executor that runs this task; the name is its host and process."""
     place, executor = get_task_context(), read_executor_name()
     cores = count_cores() if executor.number == "driver" else executor.cores
     yield f"{place.host}/{place.jvm}", cores
@@ -134,7 +134,7 @@ class ConnectJob(SparkJob):
         self.thread.start()
 
     def join_group(self) -> None:
-        """Have ``cancel`` also cancel the jobs that this thread will start."""
+        """Make ``cancel`` also cancel the jobs that the calling thread starts from now on."""
         self.context.addTag(self.group)
 
     def cancel(self) -> None:
@@ -143,7 +143,7 @@ class ConnectJob(SparkJob):
             self.context.interruptTag(self.group)
 
     def tasks(self) -> tuple[int | None, int]:
-        """Return (None, 0): task counts are unknown."""
+        """Return (None, 0), as Spark Connect reports neither running nor failed tasks."""
         return None, 0
 
     def task_errors(self, first_attempt: int = 0) -> list[str]:
@@ -200,7 +200,7 @@ class InlineValue:
     value: Any
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle the value with ``pickle_by_value``: the user's script may define its class."""
+        """Pickle the value by value, because the user's script may define the value's class."""
         return _unpickle_inline, (pickle_by_value(self.value),)
 
 
@@ -232,7 +232,7 @@ class UploadedValue:
 
 @lru_cache(CACHED_VALUES_MAX)
 def _read_uploaded(name: str) -> Any:
-    """Return the value in an uploaded file. Each process caches the most recently read values."""
+    """Return the value in an uploaded file. Each process caches ``CACHED_VALUES_MAX`` values."""
     from pyspark import SparkFiles
 
     return pickle.loads(Path(SparkFiles.get(name)).read_bytes())

@@ -3,9 +3,9 @@
 Rows are assigned to workers by the same function as with a SparkContext (``distribute_rows``). They
 are pickled, split into pieces and shuffled by a key that Spark hashes to the worker's partition.
 
-Each partition is sorted after the shuffle. Spark must fetch all of it to sort it, so if fetching
-fails, it fails before the task reads the first row. An end mark, which is sent with the rows, is
-sorted to the end; if a task does not find the mark, its input was truncated.
+Each partition is sorted after the shuffle. Spark must fetch the whole partition to sort it, so a
+fetch that fails does so before the task reads the first row. An end mark, which is sent with the
+rows, is sorted to the end; if a task does not find the mark, its input was truncated.
 
 The module also overrides settings of the session temporarily, such as the size of Arrow batches.
 """
@@ -174,7 +174,7 @@ def write_shuffle_rows(
 
 
 def check_worker(row: Mapping[str, Any], partition: int) -> None:
-    """Raise SetupError if a shuffled row is of another worker than that of ``partition``."""
+    """Raise SetupError if a shuffled row belongs to another worker than number ``partition``."""
     if row["worker"] != partition:
         raise SetupError(
             f"rows of worker {row['worker']} came to partition {partition}: this cluster's "

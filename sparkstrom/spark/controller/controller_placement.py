@@ -1,8 +1,8 @@
-"""Start the controller's task on an executor that can host it.
+"""Start the controller's task, which coordinates a fit's workers, on an executor that can host it.
 
 A short task first reports the address and a free port of its executor. Then the controller's own
 task is submitted with a preference for that executor. If it starts on another executor, it returns
-at once, and another short task proposes a place. All of this needs only Spark itself.
+at once, and another short task proposes a place. No other service than Spark is needed.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class ControllerPlacer(ABC):
-    """Finds an executor for the controller and starts its task there.
+    """Finds an executor for the controller and starts the controller's task there.
 
     One subclass submits tasks with RDDs and one with DataFrames.
     """
@@ -73,8 +73,9 @@ class ControllerPlacer(ABC):
     def run(self) -> PlacedController:
         """Start the controller's task; return its job and the place where it runs.
 
-        Raise SetupError if no executor can host the controller, and TrainingError if its task
-        fails.
+        If the task starts on another executor than the proposed one, try again, in total
+        ``PLACEMENT_TRIES`` times. Raise SetupError if no executor can host the controller, and
+        TrainingError if its task fails.
         """
         for _ in range(PLACEMENT_TRIES):
             with self._propose() as candidate:
@@ -106,7 +107,11 @@ class ControllerPlacer(ABC):
         routes: tuple[ControlEndpoint, MediaDriverConfig],
         setup: LazyPickle,
     ) -> SparkJob:
-        """Return an unstarted job whose one task runs the controller at the candidate's place."""
+        """Return an unstarted job whose one task runs the controller at the candidate's place.
+
+        ``routes`` is how the task reaches the driver program, and the media driver that it starts.
+        ``setup`` contains the ``ControllerSetup``.
+        """
 
     @abstractmethod
     def _wait_for_start(self, job: SparkJob, candidate: Candidate) -> None:
@@ -183,7 +188,10 @@ class ClassicControllerPlacer(ControllerPlacer):
         return SparkJob(self.context, group, runner, description=f"sparkstrom {name}")
 
     def _find_place(self) -> ControllerPlace:
-        """Return a place on any executor, or on the host that the user named."""
+        """Return a place on any executor, or on the host that the user named.
+
+        Raise SetupError if no executor is on that host.
+        """
         if not self._choice.host:
             (place,) = self._propose_on(self.context.parallelize([0], 1))
             assert isinstance(place, ControllerPlace), "every host suits"
@@ -221,7 +229,7 @@ class ClassicControllerPlacer(ControllerPlacer):
 
 
 def raise_job_error(job: SparkJob) -> None:
-    """Raise the error of a finished job, if it failed.
+    """Raise the error of a finished job; do nothing if the job succeeded.
 
     Raise SetupError if a task cannot run on its machine, and TrainingError for other failures.
     """

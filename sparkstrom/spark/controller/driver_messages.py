@@ -1,8 +1,9 @@
-"""Messages between the controller's task and the driver program.
+"""Messages between the driver program and a controller that runs in a Spark task.
 
-They travel over an encrypted TCP stream and in the result of the task; where no stream can be
-opened, the result is all that is sent. Messages are pickled Python objects: both ends run the same
-program, and all data is authenticated.
+The controller coordinates the workers of a fit. The task sends messages over an encrypted TCP
+stream, and its final state as the task's result. If no stream can be opened, the result is all that
+is sent. Messages are pickled Python objects, because both ends run the same program and all data is
+authenticated.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class ControllerPlace:
 
 @dataclass(frozen=True, slots=True)
 class ControllerSetup:
-    """The pickled input of the controller's task, for one executor."""
+    """The input of the controller's task on one executor; it is sent in pickled form."""
 
     job: TrainingJob  # what workers receive, with the place's endpoint
     checkpoints: CheckpointFiles  # files that workers of the last fit left on executors
@@ -48,7 +49,7 @@ class ControllerSetup:
 
 @dataclass(frozen=True, slots=True)
 class ControlEndpoint:
-    """How the task reaches the driver program. It is sent separately from the pickled setup."""
+    """How the controller's task reaches the driver program; not part of the pickled setup."""
 
     server: Endpoint | None  # where the driver program listens for TCP; None if it does not
     key: bytes = field(repr=False)  # the fit's secret key, which authenticates both ends
@@ -61,7 +62,7 @@ class ControllerState:
 
     progress: Progress  # progress of the fit
     finished: bool  # whether training is over
-    failure: SparkstromError | None  # the error that ended training early
+    failure: SparkstromError | None  # the error that ended training early; None if there is none
     now_s: float  # time of sending, by the controller's monotonic clock
 
 
@@ -116,7 +117,11 @@ class EndController:
 
 @dataclass(frozen=True, slots=True)
 class ControlRequest:
-    """A numbered request. If it is sent repeatedly with the same number, it is executed once."""
+    """A numbered request from the driver program to the controller's task.
+
+    A request that is sent again with the same number is not executed again, except that copies of
+    parameters and optimizer states may be made again.
+    """
 
     number: int  # unique within a fit
     request: Any  # an instance of one of the request classes above
@@ -131,7 +136,7 @@ class ControlResponse:
 
 
 def pack_message(message: Any) -> bytes:
-    """Return a message, serialized as bytes."""
+    """Return a message serialized as bytes."""
     return pickle.dumps(message, protocol=5)
 
 
@@ -155,7 +160,7 @@ def join_message(parts: Iterable[bytes]) -> Any:
 def shift_progress(progress: Progress, seconds: float) -> Progress:
     """Return a copy with ``seconds`` added to all times.
 
-    This converts from the controller's clock to this process's.
+    This converts times from the controller's clock to the clock of this process.
     """
     departures = tuple(replace(each, at_s=each.at_s + seconds) for each in progress.departures)
     return replace(progress, departures=departures)

@@ -1,10 +1,11 @@
 """Run the TCP server in the driver program to which the controller's task connects.
 
-The controller coordinates the workers of a fit; here it runs on an executor. The server listens on
-the address of Spark's driver, on a port of ``unicast_port`` or ``port_range`` if one is given. A
-client must prove that it has the fit's key; other clients are disconnected. If too many clients
-have not yet proved this, the oldest of them are disconnected first. A task that lost its connection
-opens a new one, and the server repeats the requests that have no response yet.
+The controller coordinates the workers of a fit; here it runs in a Spark task on an executor. The
+server listens on the address of Spark's driver, on a port of ``unicast_port`` or ``port_range`` if
+one of these options is set. A client must prove that it has the fit's key; other clients are
+disconnected. If too many clients have not yet proved this, some are disconnected, beginning with
+the oldest of the host that has the most. A task that lost its connection opens a new one, and the
+server repeats the requests that have no response yet.
 """
 
 from __future__ import annotations
@@ -65,9 +66,10 @@ class RejectionLog:
     next_s: dict[str, float] = field(default_factory=dict)  # time of the next line, by host
 
     def record(self, host: str, now_s: float) -> str | None:
-        """Count a rejection; return None if it should not be logged.
+        """Count a rejection of ``host``; return None if it should not be logged.
 
-        Otherwise return text to append to the log line: the number of unlogged rejections, if any.
+        Otherwise return text to append to the log line, which tells how many rejections were not
+        logged before; "" if there were none. ``now_s`` is a monotonic time.
         """
         if host not in self.next_s and len(self.next_s) >= LOGGED_HOSTS_MAX:
             host = "others"
@@ -93,14 +95,18 @@ class ControlServer:
         ports: range | None,
         on_state: Callable[[ControllerState], None],
     ) -> None:
-        """Bind a port and start. Raise SetupError if no port is free."""
+        """Listen on a free port of ``address`` and start the server's thread.
+
+        ``key`` is the fit's key. ``ports`` are the permitted ports; None permits all. Raise
+        SetupError if none of them is free.
+        """
         self._key, self._on_state = key, on_state
         self._listener = _open_listener(address, ports)
         self.port: int = self._listener.getsockname()[1]
         self._stream: EncryptedStream | None = None
         self._lock = threading.Lock()  # guards the stream, sending and the fields below
-        self._unanswered: dict[int, tuple[ControlRequest, Future[Any]]] = {}
-        self._number = 0
+        self._unanswered: dict[int, tuple[ControlRequest, Future[Any]]] = {}  # by request number
+        self._number = 0  # number of the newest request
         self._closing = threading.Event()
         self.was_connected = threading.Event()  # set once the task has connected
         self.heard_s = math.inf  # when the last record arrived; inf before the first
@@ -117,7 +123,7 @@ class ControlServer:
         return self._stream is not None
 
     def ask(self, request: Any) -> Future[Any]:
-        """Send a request; return a future with its result, or with the error that it caused."""
+        """Send a request, now or when the task connects; return a future of its result or error."""
         response: Future[Any] = Future()
         with self._lock:
             self._number += 1
@@ -193,7 +199,7 @@ class ControlServer:
             self._report_accept_error(error)
 
     def _report_accept_error(self, error: Exception) -> None:
-        """Log a failed accept and disconnect one client to free its resources."""
+        """Log a failed accept, at most once per minute; disconnect one unauthenticated client."""
         with self._connections_lock:
             waiting = sum(not connection.is_authenticated for connection in self._connections)
         self._make_room(max(0, waiting - 1))  # to free one descriptor and thread
@@ -230,12 +236,16 @@ class ControlServer:
         connection.socket.close()
 
     def _count_rejection(self, host: str, now_s: float) -> str | None:
-        """Count a rejection; return the end of its log line, or None if it is not logged."""
+        """Count a rejection under a lock; see ``RejectionLog.record``."""
         with self._connections_lock:
             return self._rejections.record(host, now_s)
 
     def _serve_stream(self, stream: EncryptedStream) -> None:
-        """Serve a connection until it ends or the task opens another one."""
+        """Send unanswered requests again; then handle messages until the connection ends.
+
+        The connection also ends if the task opens another one, or if nothing arrives for
+        ``SILENCE_MAX_S``.
+        """
         with self._lock:
             self._stream = stream
             for message, _ in self._unanswered.values():
@@ -284,7 +294,7 @@ class ControlServer:
             self._stream.send(pack_message(message))
         except (
             WireError
-        ) as error:  # the reading thread notices it, too, and the next connection resends
+        ) as error:  # the reading thread also notices it, and the next connection resends
             log.warning("the connection to the controller: %s", error)
 
 

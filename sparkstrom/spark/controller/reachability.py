@@ -1,6 +1,7 @@
 """Probe by UDP whether executors reach the driver program; choose where the controller runs.
 
-This resolves the training option ``controller="auto"`` to "driver" or "executor".
+The controller coordinates the workers of a fit. This module resolves the training option
+``controller="auto"`` to "driver" (in the driver program) or "executor" (in a Spark task).
 
 The driver program echoes datagrams at an address and port that its media driver would use. (A media
 driver is the Aeron process that sends and receives a host's datagrams.) A task on each executor
@@ -8,9 +9,10 @@ sends datagrams with a token that identifies the probe, and waits for the echo. 
 milliseconds if UDP works, and at most ``PROBE_TIMEOUT_S``. Over Spark Connect, the controller's
 task echoes in the same way before it starts its media driver, to show that it has started.
 
-The controller runs in the driver program if at least one executor reaches the driver program. A
-host that does not reach it then has a firewall of its own, which its task will report. No probe is
-needed in local mode or if the driver runs inside the cluster.
+The controller runs in the driver program if at least one executor reaches the driver program. If
+other hosts do not reach the driver program, their own firewalls are the likely cause, and the tasks
+on these hosts will report it. No probe is needed in local mode or if the driver program runs inside
+the cluster.
 """
 
 from __future__ import annotations
@@ -73,7 +75,11 @@ class UdpEchoServer:
     """Returns each datagram that contains the token to its sender, until closed."""
 
     def __init__(self, address: str, ports: range | None, token: bytes = b"") -> None:
-        """Bind a port and start. Raise SetupError if no port or address is available."""
+        """Bind a free port of ``address`` and start the thread that echoes datagrams.
+
+        ``ports`` are the permitted ports; None permits all. Without ``token``, choose a random one.
+        Raise SetupError if no port or address is available.
+        """
         port = next((port for port in candidate_ports(address, ports, None) if port), None)
         if port is None:
             raise SetupError(no_free_port_message(address, ports))
@@ -138,7 +144,7 @@ def _bind_socket(address: str, port: int) -> socket.socket:
     return sock
 
 
-PROBE_JOB_TIMEOUT_S = 8.0  # if some tasks have not got a slot by then, the result is unknown
+PROBE_JOB_TIMEOUT_S = 8.0  # if some tasks are still waiting for a slot, the result is unknown
 CANCEL_TIMEOUT_S = 1.0
 HOSTS_LISTED_MAX = 4  # in a message
 MOVED_NOTICE = (
@@ -173,7 +179,7 @@ class ReachabilityResult:
     """Where the controller should run, and why."""
 
     place: str  # ``DRIVER`` or ``EXECUTOR``
-    why: str = ""  # DRIVER: text about hosts that do not reach it; EXECUTOR: why it must move
+    why: str = ""  # EXECUTOR: the reason; DRIVER: which hosts do not reach it, "" if all do
 
 
 _results: dict[ReachabilityKey, ReachabilityResult] = {}
@@ -184,8 +190,11 @@ def resolve_controller(
 ) -> SharedTrainingMaster:
     """Return ``master`` with ``controller="auto"`` replaced by "driver" or "executor".
 
-    The result is cached by application and addresses. Raise NetworkError if the controller cannot
-    run in the driver program and executors have no task slot left for it.
+    If the user has chosen anything else than "auto", return ``master`` unchanged. The result is
+    cached by application, addresses and ports. ``notify`` shows the user the reason if the
+    controller moves to an executor, or which hosts do not reach the driver program. Raise
+    NetworkError if the controller cannot run in the driver program and executors have no task slot
+    left for it.
     """
     if master.void.controller != AUTO:
         return master
@@ -222,7 +231,7 @@ def _require_slot(slots: TaskSlots, master: SharedTrainingMaster, why: str) -> N
 
 
 def _is_driver_in_cluster(context: Any) -> bool:
-    """Return whether the driver program runs inside the cluster, or Spark in local mode."""
+    """Return whether the driver program runs inside the cluster, or Spark runs in local mode."""
     mode = str(live_conf(context).get("spark.submit.deployMode", "client"))
     return str(context.master).startswith("local") or mode == "cluster"
 
@@ -230,7 +239,11 @@ def _is_driver_in_cluster(context: Any) -> bool:
 def _test_reachability(
     master: SharedTrainingMaster, context: Any, slots: TaskSlots
 ) -> ReachabilityResult | None:
-    """Probe from all executors; return None if the probing job failed or was too slow."""
+    """Probe from all executors; return where the controller should run.
+
+    An executor is also chosen if the driver program's machine has no suitable address or port.
+    Return None if the probing job failed or was too slow.
+    """
     try:
         check_driver_machine(master.void, slots.total, driver_host(context))
         address = choose_driver_address(master.void, driver_host(context))
@@ -249,7 +262,8 @@ def choose_controller_place(
 ) -> ReachabilityResult:
     """Choose where the controller runs: on an executor only if no host reaches the driver.
 
-    The returned reason names the hosts that do not reach the driver.
+    ``answers`` are the results of all probes, and ``endpoint`` is the address that was probed. The
+    returned reason names the hosts that do not reach the driver program.
     """
     hearing = {each.host for each in answers if each.heard}
     unreachable = sorted({each.host for each in answers} - hearing)

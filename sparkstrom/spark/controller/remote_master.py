@@ -1,5 +1,6 @@
 """Control, from the driver program, a fit's master thread that runs in a Spark task.
 
+The master, also called the controller, coordinates the workers and numbers their updates.
 ``RemoteController`` has the same interface as a master in this program. During the fit, the task
 sends the master's state over a TCP connection; the final state is part of the task's result.
 Without a connection, the state arrives only at the end. The fit fails if the task is lost.
@@ -84,7 +85,11 @@ class RemoteController:
     def __init__(
         self, application: Application, theta: Theta, checkpoints: CheckpointFiles, partitions: int
     ) -> None:
-        """Store what the task will need; ``run_in_task`` starts it."""
+        """Store what the task will need; ``run_in_task`` starts the task.
+
+        ``checkpoints`` are files that workers of the last fit left. ``partitions`` is the number of
+        workers, for the progress that is shown before the task has sent any.
+        """
         self._application, self._theta, self._checkpoints = application, theta, checkpoints
         self.endpoint, self.join_stream = Endpoint("", 0), random_join_stream()
         self.finished = threading.Event()
@@ -93,10 +98,10 @@ class RemoteController:
         self.has_final_parameters = False
         self._server: ControlServer | None = None
         self._placed: PlacedController | None = None
-        self._result: ControllerResult | None = None
-        self._last: Snapshot | None = None
+        self._result: ControllerResult | None = None  # of the task, once it has arrived
+        self._last: Snapshot | None = None  # the final parameters, once they have arrived
         self._clock_offset_s: float | None = None  # the controller's clock minus ours
-        self._news_count = 0
+        self._news_count = 0  # number of the task's lines of news received so far
         self._ending = threading.Event()  # tells the monitor thread to stop
         self._is_ended = False  # whether ``end`` has asked a connected task to end
         self._monitor_thread: threading.Thread | None = None
@@ -128,7 +133,7 @@ class RemoteController:
             elif self._server is not None:
                 self._server.was_connected.wait(
                     MEDIA_DRIVER_WAIT_S
-                )  # so that workers need not be patient
+                )  # so that workers need not wait for the media driver
             yield
         finally:
             self._close()
@@ -154,7 +159,10 @@ class RemoteController:
         return Endpoint(host, self._server.port)
 
     def _require_connection(self, needs_live: Sequence[str], server: Endpoint | None) -> None:
-        """Wait for the task to connect. Raise SetupError if it does not in time."""
+        """Wait for the task to connect; raise SetupError if this takes ``CONNECTION_TIMEOUT_S``.
+
+        Raise the fit's failure if the fit fails first.
+        """
         assert self._server is not None, "_open_server raises without one"
         until_s = time.monotonic() + CONNECTION_TIMEOUT_S
         while not self._server.was_connected.wait(TASK_POLL_S):
@@ -188,7 +196,11 @@ class RemoteController:
         self.progress = replace(self.progress, news=(*self.progress.news, text))
 
     def _monitor_task(self, job: SparkJob, server: Endpoint | None) -> None:
-        """Watch the task until the fit ends, and fail if the task is lost."""
+        """Watch the task until it returns its result; fail the fit if the task is lost.
+
+        Also add a line to the progress display that tells whether the task has connected to this
+        program at ``server``, which is None if no port was free.
+        """
         is_notified, start_s = False, time.monotonic()
         was_silent = False  # after a suspension of this process, messages are read by the next poll
         while not self._ending.is_set():
@@ -229,7 +241,7 @@ class RemoteController:
         return str(self._placed.place) if self._placed is not None else "no place"
 
     def _fail_as_lost(self, cause: str) -> None:
-        """Fail the fit because the task is lost, or cannot run on its machine."""
+        """Fail the fit because the task is lost or cannot run on its machine, due to ``cause``."""
         self._fail(setup_error_in(cause) or self._create_lost_error(cause))
 
     def _create_lost_error(self, cause: str) -> TrainingError:
@@ -244,7 +256,7 @@ class RemoteController:
         return ControllerLost(text, f"{place}: {cause}")
 
     def _fail(self, error: SparkstromError) -> None:
-        """Finish the fit with an error, unless it has finished already."""
+        """Finish the fit with an error, unless the fit has already finished."""
         if not self.finished.is_set():
             self.failure = error
             self.finished.set()
@@ -275,7 +287,7 @@ class RemoteController:
 
     @property
     def drains_after_tasks(self) -> bool:
-        """Whether the task is still running, or its result is still being read."""
+        """Whether the task runs or its result is being read, so that the fit may yet finish."""
         return self._monitor_thread is not None and self._monitor_thread.is_alive()
 
     @property
@@ -304,7 +316,8 @@ class RemoteController:
     def snapshot(self, *, updaters: bool = False) -> Snapshot:
         """Fetch a snapshot over the connection; after the fit, return the last one.
 
-        Raise TrainingError if no snapshot arrives in time, or the error with which the fit failed.
+        ``updaters`` is ignored. Raise TrainingError if no snapshot arrives in time, or the error
+        with which the fit failed.
         """
         answer = None if self._last is not None else self._send_request(GetSnapshot())
         deadline_s = time.monotonic() + SNAPSHOT_TIMEOUT_S
@@ -344,7 +357,10 @@ class RemoteController:
         return () if self._result is None else self._result.optimizer_copies
 
     def end(self) -> None:
-        """End the task and take its result; cancel the task if that takes too long. Idempotent."""
+        """End the task and take its result; cancel the task if that takes too long. Idempotent.
+
+        If the fit did not succeed, fetch the parameters first.
+        """
         if self._placed is None or self._monitor_thread is None:
             return
         if self._is_ended or self._ending.is_set():
@@ -392,7 +408,7 @@ class RemoteController:
         return shift_outcome(result.outcome, -(self._clock_offset_s or 0.0))
 
     def _close(self) -> None:
-        """Cancel the task and stop all threads."""
+        """Cancel the task if it is still running, and stop all threads."""
         self._ending.set()
         if self._placed is not None and self._placed.job.running:
             self._placed.job.cancel()

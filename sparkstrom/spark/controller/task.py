@@ -2,8 +2,9 @@
 
 The task runs the same master thread as the driver program would, with a replica of the parameters
 and a media driver (the Aeron process that handles its network traffic). If the task can open a TCP
-connection to the driver program, the driver program controls the task over this connection.
-Otherwise the fit runs without control, and everything is returned in the task's result.
+connection to the driver program, the driver program receives progress and sends requests over this
+connection. Otherwise the fit runs to its end without them. In both cases the final state and the
+parameters are the task's result.
 """
 
 from __future__ import annotations
@@ -74,12 +75,14 @@ class DriverConnection:
         """Prepare a connection to ``endpoint``; nothing is opened yet."""
         self._server, self._key, self._clock = endpoint.server, endpoint.key, clock
         self._stream: EncryptedStream | None = None
+        # Earliest times to connect, to send a changed state, and to send an unchanged one.
         self._next_connect_s = self._next_state_s = self._beat_s = -1.0
         self._sent: object = None  # the progress that was last sent
         self._answered: dict[int, Any] = {}  # responses by number: repeated requests run only once
         self._copies: dict[int, Future[Any]] = {}  # snapshots and optimizer states to send
+        # Whether a connection was ever open, and whether the driver program ended the controller.
         self.was_open = self.ended = False
-        self.finished_s = float("inf")
+        self.finished_s = float("inf")  # when the master finished; inf before
 
     @property
     def is_open(self) -> bool:
@@ -151,8 +154,9 @@ class DriverConnection:
         """Execute a request and send the response; a repeated request gets the same response.
 
         A request for a snapshot or optimizer states only starts the copy, and ``_exchange`` sends
-        the response: the driver program must not miss heartbeats meanwhile. These copies are large,
-        so they are not kept: a repeated request for one that was sent is executed again.
+        the response later, so that the driver program still receives heartbeats. These copies are
+        large and are not kept after they are sent, so a repeated request for one that was sent is
+        executed again.
         """
         assert self._stream is not None, "the request arrived on it"
         if message.number in self._answered:
@@ -186,7 +190,7 @@ class DriverConnection:
 
 
 WORKERS_LEAVE_S = 15.0  # how long workers may take to leave a completed fit
-FAILURE_NOTICE_S = 8.0  # how long to notify the workers of a failed fit, who do not leave in order
+FAILURE_NOTICE_S = 8.0  # how long to notify a failed fit's workers, which do not leave in order
 RECONNECT_MAX_S = 60.0  # how long to wait for a reconnection before the result is returned
 
 
@@ -196,7 +200,7 @@ class ControllerTaskRun:
     def __init__(
         self, setup: ControllerSetup, connection: DriverConnection, media: MediaDriverConfig
     ) -> None:
-        """Create the master with its replica of the parameters, and open its transport."""
+        """Create the master and its replica; open a transport over the media driver ``media``."""
         warm_up()
         warm_up_transport()
         job = setup.job
@@ -235,7 +239,11 @@ class ControllerTaskRun:
         )
 
     def _is_over(self) -> bool:
-        """Return whether the task may end: the driver program asked, or nobody needs the task."""
+        """Return whether the task may end.
+
+        It may end if the driver program has ended the controller. Otherwise it may end some time
+        after the fit is over, so that workers can leave and a lost connection can be reopened.
+        """
         connection, master = self._connection, self.master
         if connection.ended:
             return True
@@ -319,8 +327,9 @@ def run_controller_task(
 def await_probe(token: bytes, endpoint: Endpoint) -> None:
     """Wait for the UDP probe that asks whether this task has started, and answer it.
 
-    Without a token there is no probe, and this returns at once. Afterwards the port is free again
-    for the media driver.
+    ``endpoint`` is the address that the probe will use; afterwards its port is free again for the
+    media driver. If ``token`` is empty there is no probe, and this returns at once. After
+    ``PROBE_WAIT_S`` without a probe, this returns as well.
     """
     if not token:
         return

@@ -1,9 +1,11 @@
 """Send a round's arrays to executors as payloads, and sum the workers' results piece by piece.
 
-A payload is split into parts that fit into a JVM array. Workers copy each part into place and then
-release it. With a SparkContext, parts are broadcast variables, which executors also fetch from each
-other. Spark Connect has no broadcast variables: there, the parts of a large payload are sent to a
-task as records, before its minibatches.
+In a round, workers start with the same parameters, train some minibatches and average the results.
+A payload contains arrays, such as these parameters. It is split into parts that fit into a JVM
+array. Workers copy each part into place and then release it. With a SparkContext, parts are
+broadcast variables, which executors also fetch from each other. Spark Connect has no broadcast
+variables: there, the parts of a large payload are sent to a task as records, before its
+minibatches.
 
 The workers' results are split into pieces of a few MiB. A source (a worker, or a group of workers)
 sends each piece to a target: the task that sums the corresponding pieces of all sources. Pieces may
@@ -159,12 +161,12 @@ def _iterate_parts(
 
 
 class ArrayPiece(NamedTuple):
-    """Consecutive values of one array, from one worker or summed over several workers."""
+    """Consecutive values of one array, from one worker, or summed or averaged over several."""
 
     source: int  # index of the worker or group of workers
     name: str  # name of the array
     begin: int  # index of the first value in the flattened array
-    values: NDArray[Any]  # values of the array, or their weighted sum in float64
+    values: NDArray[Any]  # values of the array or their means, or a weighted sum in float64
     weight: float  # the worker's weight, or the sum of the workers' weights
     dtype: str  # dtype of the array, in the form of ``numpy.dtype.str``
     is_sum: bool = False  # whether ``values`` are a weighted sum
@@ -190,9 +192,9 @@ Record = ArrayPiece | ReportRecord | EndOfStream
 def split_arrays(
     source: int, arrays: Iterable[tuple[str, NDArray[Any]]], weight: float, piece_bytes: int
 ) -> Iterator[ArrayPiece]:
-    """Split named arrays; yield pieces of at most ``piece_bytes`` each.
+    """Split named arrays of ``source``; yield pieces of at most ``piece_bytes`` each.
 
-    An empty array becomes one empty piece.
+    ``weight`` is the worker's weight in averages. An empty array becomes one empty piece.
     """
     for name, array in arrays:
         flat, step = array.reshape(-1), max(1, piece_bytes // array.itemsize)
@@ -202,7 +204,7 @@ def split_arrays(
 
 
 def choose_target(piece: ArrayPiece, targets: int, piece_bytes: int) -> int:
-    """Return the target that sums this piece. It does not depend on the piece's source."""
+    """Return which of ``targets`` targets sums this piece, regardless of the piece's source."""
     step = max(1, piece_bytes // np.dtype(piece.dtype).itemsize)
     return (piece.begin // step + _first_target(piece.name)) % targets
 
@@ -210,15 +212,15 @@ def choose_target(piece: ArrayPiece, targets: int, piece_bytes: int) -> int:
 def _first_target(name: str) -> int:
     """Return a number that, modulo the number of targets, is the target of an array's first piece.
 
-    The number is a checksum of the name, so that arrays of one piece are spread over all targets.
+    The number is a checksum of the name, so that arrays with one piece are spread over all targets.
     """
     return zlib.crc32(name.encode())
 
 
 class SplitArray(NamedTuple):
-    """The size of an array that is sent in pieces."""
+    """The name and size of an array that is sent in pieces."""
 
-    name: str
+    name: str  # name of the array
     size: int  # number of values
     itemsize: int  # bytes of one value
 
@@ -293,7 +295,7 @@ def sum_pieces(records: Iterable[ArrayPiece | ReportRecord], source: int) -> Ite
 def mean_pieces(records: Iterable[ArrayPiece | ReportRecord]) -> Iterator[ArrayPiece]:
     """Compute weighted means of the pieces that cover the same range of an array.
 
-    Yield the means as pieces with the dtype of the array.
+    Yield the means as pieces with the dtype of the array and the source -1.
     """
     for (name, begin), parts in _group_pieces(records):
         total, dtype = _sum_parts(parts), parts[0].dtype
@@ -305,7 +307,7 @@ def _group_pieces(
 ) -> Iterator[tuple[tuple[str, int], list[ArrayPiece]]]:
     """Yield ((name, begin), pieces sorted by source) for each range of each array.
 
-    The generator drops each group when it yields it, so that memory is released along the way.
+    The generator drops each group when it yields the group, so that the memory can be released.
     """
     groups: dict[tuple[str, int], list[ArrayPiece]] = defaultdict(list)
     for record in records:
@@ -329,8 +331,8 @@ def _sum_parts(parts: list[ArrayPiece]) -> WeightedSum:
 def tree_levels(workers: int, depth: int) -> list[int]:
     """Return the number of groups on each level of a tree that sums the workers' results.
 
-    The last level, a single group, is left out, so the list is empty for a depth of at most 2. The
-    sizes of groups are as in ``RDD.treeAggregate``.
+    ``depth`` is the option ``aggregation_depth``. The last level, a single group, is left out, so
+    the list is empty for a depth of at most 2. The sizes of groups are as in ``RDD.treeAggregate``.
     """
     if depth < 3:
         return []
@@ -345,12 +347,12 @@ def tree_levels(workers: int, depth: int) -> list[int]:
 
 
 def group_of_source(source: int, sources: int, groups: int) -> int:
-    """Return the group of a source. Groups consist of consecutive sources."""
+    """Return the group of source number ``source``. Groups consist of consecutive sources."""
     return source // -(-sources // groups)
 
 
 def sources_of_group(group: int, sources: int, groups: int) -> range:
-    """Return the sources of a group; the inverse of ``group_of_source``."""
+    """Return the numbers of the sources of a group; the inverse of ``group_of_source``."""
     size = -(-sources // groups)
     return range(group * size, min(sources, (group + 1) * size))
 
@@ -362,13 +364,18 @@ def address_records(
     targets: int,
     piece_bytes: int,
 ) -> Iterator[tuple[int, bytes]]:
-    """Yield (target, serialized record) for each record, then EndOfStream for every target.
+    """Yield (target, serialized record) for each record, then one EndOfStream for every target.
+
+    EndOfStream contains the number of records that the source has sent to the target, so that the
+    target can tell whether all have arrived.
 
     Args:
         records: The records that the source sends.
         source: The worker or group that sends them.
-        base: Number of the first target of the source's group, counted over all groups.
-        targets: Number of targets for pieces. One more target, after these, receives the reports.
+        base: Number of the first target of the source's group. The targets of all groups are
+            numbered consecutively, group by group.
+        targets: Number of targets per group that receive pieces. One more target per group, after
+            these, receives the reports.
         piece_bytes: Maximum size of a piece.
     """
     counts = [0] * (targets + 1)

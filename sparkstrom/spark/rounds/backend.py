@@ -3,8 +3,9 @@
 ``SparkRoundsBackend`` is the base class of ``rounds.rdd.RddRoundsBackend``, for a SparkContext, and
 of ``connect.dataframe_rounds.DataFrameRoundsBackend``, for a Spark Connect session.
 
-One job sorts the minibatches of several rounds by round. Each round's job then reads only its own
-minibatches, trains, and sums the results. If an executor dies, Spark recomputes what was lost, with
+In a round, each worker trains some minibatches, and the results are averaged. One job sorts the
+minibatches of several rounds by round. Each round's job then reads only its own minibatches,
+trains, and sums the results. If an executor dies, Spark recomputes what was lost, with
 bit-identical results.
 
 Small results are averaged in the driver program. Large results are split into pieces: each executor
@@ -111,15 +112,15 @@ class Minibatches(Protocol):
     ) -> RoundRecords:
         """Return the records that one round reads, in one partition per worker.
 
-        A partition begins with those payloads of ``start`` that are sent as records, if any. The
-        minibatches follow.
+        A partition begins with those payloads of ``start`` that are sent as records; with a
+        SparkContext there are none. The minibatches follow.
 
         Args:
-            number: The round, counted from 0 in each epoch. The number after the last round means
+            number: The round, counted from 0 in each epoch. The number after the last round selects
                 the held-out rows.
             start: The state from which the workers start.
-            measures: Whether to evaluate on held-out rows, which needs only the parameters, instead
-                of training.
+            measures: Whether the tasks evaluate on held-out rows instead of training. Of the
+                payloads, they then need only the parameters.
         """
         ...
 
@@ -136,8 +137,8 @@ class SparkRoundsBackend(RoundsBackend):
         self._job, self._packed_job = job, PackedJob.pack(job.without_accumulator())
         self._facts: Sequence[PartitionFacts] = ()  # by partition; empty before ``open``
         self._fresh: Payload | None = None  # optimizer state before the first step
-        self._cut: StoredRounds | None = None
-        self._minibatches: Minibatches | None = None  # of ``_cut``
+        self._cut: StoredRounds | None = None  # the rounds whose minibatches are stored now
+        self._minibatches: Minibatches | None = None  # of the rounds in ``_cut``
         self._open_cut = ExitStack()  # closing it deletes the stored minibatches
 
     @abstractmethod
@@ -238,10 +239,10 @@ class SparkRoundsBackend(RoundsBackend):
     def _send_start(
         self, order: RoundOrder, state: RoundState, sent: ExitStack, traffic: Counter[str]
     ) -> RoundInput:
-        """Send the state from which workers start a round; add the bytes to ``traffic``.
+        """Send the state from which workers start a round; return handles of its payloads.
 
-        Closing ``sent`` destroys the payloads, except for the initial optimizer state, which later
-        rounds may use as well.
+        Add the bytes sent to ``traffic``. Closing ``sent`` destroys the payloads, except for the
+        optimizer state before the first step, which later rounds may use as well.
         """
 
         def send(payload: Payload) -> Payload:
@@ -299,8 +300,10 @@ def train_and_collect(
 ) -> RoundOutput:
     """Train one round; return all workers' reports and, unless a model failed, the result arrays.
 
-    Small results are sent to the driver program, which computes the means. Large results are
-    handled by further tasks on executors; see ``_train_and_sum_on_executors``.
+    ``records`` are the round's minibatches, ``packed`` is the pickled ``job``, and ``start`` is the
+    state from which workers start. Small results are sent to the driver program, which computes the
+    means. Large results are handled by further tasks on executors; see
+    ``_train_and_sum_on_executors``.
     """
     workers, sizes, footprint = job.spec.workers, job.sizes, footprint_of_model(job.model)
     size = round_sent_bytes(footprint, job.master)
@@ -322,7 +325,7 @@ def _train_and_sum_on_executors(
 
     If the option ``aggregation_depth`` is at least 2, executors sum the pieces in a tree of this
     depth and compute the means. Otherwise executors only collect the pieces, and the driver program
-    computes the means.
+    computes the means. If a model failed, no arrays are returned.
 
     Args:
         records: The round's minibatches.
@@ -358,7 +361,7 @@ def _list_arrays_to_fetch(
 ) -> Iterable[SplitArray]:
     """Return the names and sizes of the arrays that the driver program will fetch.
 
-    If ``are_means`` is True, each array occurs once; otherwise once for each worker that sends it.
+    Each array is listed once if ``are_means`` is True, otherwise once per worker that sends it.
     """
     arrays = [
         SplitArray(name, math.prod(shape), np.dtype(dtype).itemsize)

@@ -1,7 +1,8 @@
 """Run round-based training with a SparkContext: RDDs, broadcast variables and shuffled bytes.
 
-``RDD.partitionBy`` would pickle thousands of records at once, whatever their size. Here tasks pass
-each record to Spark as soon as it is created.
+In a round, each worker trains some minibatches, and the results are averaged. Records (byte
+strings) are shuffled between tasks. ``RDD.partitionBy`` would pickle thousands of records at once,
+whatever their size. Here tasks pass each record to Spark as soon as it is created.
 
 Spark keeps a shuffle's files as long as its RDD exists, so that a job that reads some partitions
 recomputes nothing. The files would remain until the driver's JVM collects garbage, so they are
@@ -55,7 +56,7 @@ class RddRoundsBackend(SparkRoundsBackend):
 
     @contextmanager
     def keep_rows(self) -> Iterator[None]:
-        """Persist the rows during the block under the conditions of ``persist_rows``."""
+        """Persist the rows during the block; ``persist_rows`` tells in which cases not."""
         with persist_rows(self._data, self._job.master, self._job.spec.epochs) as data:
             self._rdd = data.rdd
             yield
@@ -83,7 +84,7 @@ class RddRoundsBackend(SparkRoundsBackend):
             shuffle.remove()
 
     def send_parts(self, nbytes: int, parts: Iterator[bytes]) -> BroadcastParts:
-        """Send each part as a broadcast variable; return their handle. Destroy all if one fails."""
+        """Send each part as a broadcast variable; return a handle. If one fails, destroy all."""
         with ExitStack() as undo:
             broadcasts = []
             for part in parts:
@@ -170,8 +171,9 @@ def persist_rows(
 ) -> Iterator[PartitionedData]:
     """Persist the rows during the block if Spark would recompute them for each epoch.
 
-    Persist nothing if the option ``storage_level`` is None. Yield the data to read. The user's own
-    RDD may already be persisted; it is left alone, and one derived from it is persisted instead.
+    Persist nothing if the option ``storage_level`` is None, if the rows were exported to files, or
+    if there is only one epoch. Yield the data to read. The user's own RDD may already be persisted;
+    it is left alone, and an RDD derived from it is persisted instead.
     """
     from pyspark import StorageLevel
 
@@ -190,7 +192,7 @@ def persist_rows(
 
 
 def _identity(items: Any) -> Any:
-    """Return the argument; as a task function, this passes rows on unchanged."""
+    """Return ``items``; as a task function, this passes rows on unchanged."""
     return items
 
 
@@ -229,7 +231,8 @@ class ByteShuffle(NamedTuple):
 def shuffle_bytes(rdd: RDD[Any], task: WritingTask, targets: int) -> ByteShuffle:
     """Return the records that ``task`` yields, shuffled to ``targets`` partitions.
 
-    The records of a partition have no defined order.
+    ``task`` reads a partition of ``rdd`` and yields (target, record) pairs. The records of a target
+    have no defined order.
     """
     from pyspark import RDD
     from pyspark.serializers import NoOpSerializer
@@ -246,7 +249,7 @@ def shuffle_bytes(rdd: RDD[Any], task: WritingTask, targets: int) -> ByteShuffle
 
 
 def select_partitions(rdd: RDD[bytes], first: int, count: int) -> RDD[bytes]:
-    """Return an RDD of the ``count`` partitions from index ``first`` on, renumbered from 0.
+    """Return an RDD of ``count`` partitions beginning with index ``first``, renumbered from 0.
 
     Spark computes no other partitions of the original RDD.
     """

@@ -1,7 +1,8 @@
 """Task functions of a round-based fit: they inspect rows, train, sum results and evaluate.
 
-The RDD and DataFrame backends run the same functions. An error in the user's model is returned in
-the worker's report instead of raised, because Spark would only repeat a failed task.
+In a round, each worker trains some minibatches, and the results are averaged. The RDD and DataFrame
+backends run the same functions. An error in the user's model is returned in the worker's report
+instead of raised, because Spark would only repeat a failed task.
 
 Spark may reuse a Python process for the tasks of later jobs. Each process therefore caches the
 unpickled models of a few fits.
@@ -81,7 +82,7 @@ PARAMETERS, OPTIMIZER, BUFFERS = "parameters", "updater/", "buffers"
 class SparkRoundsJob:
     """What tasks need to know about a round-based fit. It is the same in all rounds."""
 
-    spec: FitSpec  # size, seed and epochs
+    spec: FitSpec  # the model's size, the seed, the number of epochs and other facts of the fit
     model: FlatModel  # the model, without memory for its parameters
     master: ParameterAveragingTrainingMaster  # the user's options
     rows: tuple[int, ...]  # number of rows by partition; empty if rows were shuffled
@@ -151,7 +152,7 @@ def record_ended_fit(fit: int) -> None:
 
 
 def _remove_cached(fits: Iterable[int]) -> None:
-    """Drop fits from the cache and free the memory of their models."""
+    """Drop fits from this process's cache and free the memory of their models."""
     removed = [_cached_jobs.pop(fit) for fit in fits if fit in _cached_jobs]
     models = [refer_weakly(job.model) for job in removed]
     removed.clear()
@@ -162,7 +163,7 @@ def _remove_cached(fits: Iterable[int]) -> None:
 class RoundInput:
     """The state from which all workers start a round."""
 
-    steps_before: int  # number of steps that each worker has trained; part of the seed
+    steps_before: int  # steps that each worker has trained before; part of the random seed
     parameters: Payload  # the parameters, and buffers if the model has any
     updater: Payload  # the optimizer state of workers that have none in ``own``
     own: Mapping[int, Payload] = field(default_factory=dict)  # own optimizer states, by worker
@@ -183,14 +184,15 @@ class RoundInput:
 class MinibatchRecord(NamedTuple):
     """One minibatch, as it is sent to the round that trains on it.
 
-    The last record of a round contains no rows, but the number of minibatches.
+    A record without rows, which contains the number of minibatches, follows the last minibatch.
     """
 
     number: int  # index of the minibatch in the round
     total: int = -1  # number of minibatches; set only in the last record
     form: RowFormat | None = None  # format of the rows; set only in the first record
     arrays: list[NDArray[Any]] | None = None  # the rows; None in the last record
-    place: tuple[int, int, int] = (0, 0, 0)  # the value of ``Batches.place``
+    # (epoch counted over all fits, index in the epoch, minibatches per epoch); see Batches.place
+    place: tuple[int, int, int] = (0, 0, 0)
 
 
 @dataclass(slots=True)
@@ -378,8 +380,8 @@ def split_results(
 ) -> Iterator[ArrayPiece]:
     """Return an iterator over the pieces of a worker's results; add array shapes to the report.
 
-    If an array must not be averaged with those of other workers, its name contains the worker's
-    number.
+    If an array must not be averaged with those of other workers, its name begins with the worker's
+    number. Values of the optimizer state that are not averaged are put into the report.
     """
     number, master = f"{report.partition}/", job.master
     state = result.updater if master.save_updater else {}
