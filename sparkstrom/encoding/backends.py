@@ -76,10 +76,7 @@ class Kernels(Protocol):
         """
 
     def sample(self, one: F32, other: F32, sign: int, seed: int, where: I32, sizes: F32, /) -> None:
-        """Write random indices to ``where``, and |one + sign * other| at these to ``sizes``.
-
-        ``seed`` determines the indices.
-        """
+        """Write random indices to ``where``, and |one + sign * other| at these to ``sizes``."""
 
     def find_levels_local(
         self, local: F32, theta: F32, codes: I32, tau: float, top: int, levels: U8, /

@@ -144,10 +144,7 @@ class LevelsWriter:
         self._levels_of: U8 = space.memory.empty(space.codes.size, np.uint8)
 
     def write(self, hits: int, arrays: PublicationArrays, step_sizes: StepSizes) -> WrittenMessage:
-        """Encode and apply the hits, which ``hits`` counts; use ``GAPS`` if no hit reaches 2 tau.
-
-        See ``FormWriter.write``.
-        """
+        """Encode and apply the hits (``FormWriter.write``), as ``GAPS`` if none reaches 2 tau."""
         space = self._space
         codes, found = space.codes[:hits], self._levels_of[:hits]
         top = self._residual.find_levels(arrays, codes, step_sizes.tau, self._top, found)

@@ -36,7 +36,7 @@ def half_side(form: Form) -> int:
 
 
 def prefers_bitmap(hits: int, n_params: int) -> bool:
-    """Return whether a bitmap is shorter than gaps: if half of the parameters or more are hits.
+    """Return whether a bitmap is shorter than gaps, as it is if half of the parameters are hits.
 
     A bitmap takes 2 bits per parameter and includes half steps. Gaps for the same entries would
     take one bit per parameter, and two bits per entry (half step or not, and the sign).

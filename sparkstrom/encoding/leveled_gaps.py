@@ -31,7 +31,7 @@ TOP_MAX = LEVELS_MAX - 1
 
 def bytes_max(count: int, n_params: int, top: int) -> int:
     """Return the largest message size in bytes for ``count`` hits with levels up to ``top``."""
-    section = 1 + (2 * (count + 1) + 7) // 8  # at most 1.7 bits per candidate
+    section = 1 + (2 * (count + 1) + 7) // 8  # at most 1.7 bits per candidate (``gaps.rice_guess``)
     return 1 + top * section + gaps.bytes_max(count, n_params)
 
 

@@ -37,8 +37,8 @@ class PublicationArrays(NamedTuple):
 class StepSizes(NamedTuple):
     """A hit's step sizes at level 0, in parameter units.
 
-    A hit is an entry of the residual that is at least ``least``. A hit of level l, which is at
-    least 2^l * ``least``, has steps that are 2^l times as large.
+    A hit is an entry of the residual whose absolute value is at least ``least``. A hit of level l
+    is at least 2^l * ``least``, and its steps are 2^l times as large.
     """
 
     least: float  # smallest residual that is a hit

@@ -78,7 +78,7 @@ BLOCK = 256  # parameters per block; a constant, so that the loop is fully vecto
 WORD = 64  # parameters per word of hit bits
 LIKELY = 2  # hits per word written without a branch; garbage if there are fewer, overwritten later
 AHEAD = 16  # memory is prefetched for the hit that is this number of hits ahead
-MAGNITUDE = np.int32(0x7FFFFFFF)
+MAGNITUDE = np.int32(0x7FFFFFFF)  # mask that removes a float's sign bit
 ONE = U64(1)
 
 

@@ -100,10 +100,7 @@ def choose_replica(residual: F32, tau: float, limit: int, seed: int, codes: I32)
 
 @kernel("void(f4[::1], f4[::1], i8, i8, i4[::1], f4[::1])")
 def sample(one: F32, other: F32, sign: int, seed: int, where: I32, sizes: F32) -> None:
-    """Write random indices to ``where``, and |one + sign * other| at these to ``sizes``.
-
-    ``seed`` determines the indices.
-    """
+    """Write random indices to ``where``, and |one + sign * other| at these to ``sizes``."""
     n, taken, factor = U64(one.shape[0]), where.shape[0], np.float32(sign)
     for j in range(taken):
         where[j] = (_hash_index(U64(j), U64(seed)) * n) >> U64(32)

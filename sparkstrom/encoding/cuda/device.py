@@ -198,7 +198,10 @@ def kernel(signature: str) -> Callable[[Callable[..., None]], Any]:
 
 
 def helper(function: Function) -> Function:
-    """Decorate a function for kernels of its file to call; in ``device_functions``, of any file."""
+    """Decorate a function that kernels call on the device.
+
+    It is for kernels of the same file, except in ``device_functions``, which serves all files.
+    """
     return cast(Function, cuda.jit(function, device=True))
 
 

@@ -156,10 +156,7 @@ def _sample(one: Any, other: Any, sign: Any, seed: Any, where: Any, sizes: Any) 
 
 
 def sample(one: Any, other: Any, sign: int, seed: int, where: Any, sizes: Any) -> None:
-    """Write random indices to ``where``, and |one + sign * other| at these to ``sizes``.
-
-    ``seed`` determines the indices.
-    """
+    """Write random indices to ``where``, and |one + sign * other| at these to ``sizes``."""
     of = (
         checked_array(one, F32, "one"),
         checked_array(other, F32, "other"),
