@@ -58,7 +58,10 @@ OPENCV_DEPTHS = {0: "u1", 5: "<f4"}  # low bits of the mode in Spark's image sch
 def decode_image_bytes(
     values: list[bytes], reject: RejectRow, expected: ExpectedShape
 ) -> NDArray[np.uint8]:
-    """Return PNGs and JPEGs, or raw bytes, as one array; call ``reject`` for an unsuitable row."""
+    """Return PNGs and JPEGs, or raw bytes, as one array; call ``reject`` for an unsuitable row.
+
+    The array is [rows, height, width, channels], or [rows, length] for raw bytes.
+    """
     encoded = [value.startswith(ENCODED_IMAGE_MAGIC) for value in values]
     arrays = []
     for row, value in enumerate(values):
@@ -73,13 +76,19 @@ def decode_image_bytes(
 def decode_image_structs(
     values: list[dict[str, Any]], reject: RejectRow, expected: ExpectedShape
 ) -> NDArray[Any]:
-    """Return equally sized images in Spark's image schema as one uint8 or float32 array."""
+    """Return equally sized images in Spark's image schema as one uint8 or float32 array.
+
+    Call ``reject`` for an unsuitable row.
+    """
     arrays = [_read_image_struct(row, value, reject) for row, value in enumerate(values)]
     return _stack_images(arrays, reject, expected)
 
 
 def _decode_image(row: int, value: bytes, reject: RejectRow) -> NDArray[np.uint8]:
-    """Decode one PNG or JPEG to uint8[height, width, channels]."""
+    """Decode one PNG or JPEG to uint8[height, width, channels]; call ``reject`` if impossible.
+
+    Raise SetupError if Pillow is not installed.
+    """
     try:
         from PIL import Image
     except ImportError:
@@ -100,7 +109,7 @@ def _decode_image(row: int, value: bytes, reject: RejectRow) -> NDArray[np.uint8
 
 
 def _read_image_struct(row: int, image: dict[str, Any], reject: RejectRow) -> NDArray[Any]:
-    """Convert one image in Spark's image schema to an array [height, width, channels]."""
+    """Convert one image in Spark's schema to [height, width, channels], or call ``reject``."""
     shape = (image["height"], image["width"], image["nChannels"])
     depth = OPENCV_DEPTHS.get(image["mode"] & 7) if image["mode"] is not None else None
     if depth is None or None in shape:
@@ -233,7 +242,7 @@ def _to_entries(column: pa.Array) -> NDArray[Any]:
     return out
 
 
-DENSE_MAX = 1024  # longer vectors are stored as entries of 8 bytes, not as elements of 4 bytes
+DENSE_MAX = 1024  # longer vectors are stored as sparse entries of 8 bytes, not as dense floats
 
 
 def read_arrow_blocks(
@@ -255,7 +264,7 @@ def read_batch_blocks(
 
 
 def count_arrow_rows(plan: ArrowReadPlan, messages: Iterable[bytes]) -> Iterator[int]:
-    """Yield one number: the number of rows in a partition's serialized Arrow batches."""
+    """Yield the number of rows in a partition's serialized Arrow batches, as the only item."""
     yield sum(batch.num_rows for batch in _decode_batches(plan, messages))
 
 
@@ -322,7 +331,11 @@ def _read_part(
 
 
 class _ArrayReader:
-    """Reads one array of the records from an Arrow batch, and checks every row."""
+    """Reads one array of the records from an Arrow batch, and checks every row.
+
+    ``first_row`` is the number of the batch's first row and ``where`` names the rows' origin, both
+    for errors. ``expected`` is the shape of a row's value in earlier rows; None: there are none.
+    """
 
     def __init__(
         self, source: ArraySource, first_row: int, where: str, expected: tuple[int, ...] | None
@@ -456,7 +469,7 @@ class _ArrayReader:
             self._reject(row_of(at), why, name)
 
     def _reject_nulls(self, column: pa.Array, name: str) -> None:
-        """Raise UsageError naming the first null of a column, if there is one."""
+        """Raise UsageError, which names the first null, if a column has nulls."""
         if column.null_count:
             bad = int(np.argmax(column.is_null().to_numpy(zero_copy_only=False)))
             advice = search_advice(self._where, name, "{} is null")
@@ -467,7 +480,10 @@ class _ArrayReader:
         return search_advice(self._where, self._source.names[0], condition, depth)
 
     def _reject(self, row: int, why: str, name: str | None = None) -> NoReturn:
-        """Raise UsageError about a row, given by its index in the batch."""
+        """Raise UsageError that says ``why`` a row, given by its index in the batch, is unsuitable.
+
+        ``name`` is the column's name; None: name all columns of the array.
+        """
         column = name or ", ".join(self._source.names)
         kind = "" if self._source.role == FEATURES else f" ({self._source.role})"
         raise UsageError(

@@ -134,7 +134,7 @@ def check_validation_value(value: object) -> None:
 
 
 def _check_names(role: str, names: Any) -> None:
-    """Raise UsageError for invalid column names. Their existence is checked elsewhere."""
+    """Raise UsageError for invalid column names; whether the columns exist is checked elsewhere."""
     if isinstance(names, str | list | tuple | dict):
         check_not_empty(role, names)
     for one in split_into_arrays(names):
@@ -145,7 +145,7 @@ def _check_names(role: str, names: Any) -> None:
 
 
 def check_not_empty(role: str, names: ColumnNames) -> None:
-    """Raise UsageError if no column is named."""
+    """Raise UsageError, which names the array's ``role``, if ``names`` is empty."""
     if not names:
         raise UsageError(f"{role}={shown(names)}: give a column's name, or several")
 
@@ -222,7 +222,7 @@ def arrays_to_batch(data: tuple[Any, ...]) -> Batch:
 def check_same_rows(arrays: Sequence[NDArray[Any]], where: str = "") -> None:
     """Raise UsageError unless all arrays have the same number of rows.
 
-    ``where``: added to messages, such as " of the data".
+    ``where`` is added to messages, such as " of the data".
     """
     if scalars := [array for array in arrays if not array.ndim]:
         raise UsageError(f"one of the arrays{where} is the number {scalars[0]}: give one per row")
@@ -246,7 +246,7 @@ def _to_weights(values: Any) -> NDArray[np.float32]:
 def check_weights(weights: NDArray[Any], where: str = "") -> None:
     """Raise UsageError unless the weights are one-dimensional, finite and at least 0.
 
-    ``where``: added to messages, such as " of the data".
+    ``where`` is added to messages, such as " of the data".
     """
     if weights.ndim != 1:
         raise UsageError(f"weights{where} have shape {list(weights.shape)}: give one for each row")

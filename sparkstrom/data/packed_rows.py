@@ -1,8 +1,8 @@
 """Pack rows into records of equal length in bytes, and unpack records into minibatches.
 
 One array ``u8[rows, row_bytes]`` thus holds rows with any columns, so that code which distributes,
-sorts, shuffles, spills or counts rows need not know the columns. Of a long sparse vector, a record
-stores only the nonzero entries; the vector becomes dense in the minibatch.
+sorts, shuffles, spills or counts rows need not know the columns. A record stores only the nonzero
+entries of a long sparse vector; in the minibatch, the vector is dense.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Leaf(NamedTuple):
     shape: tuple[int, ...]  # shape of one row's value
     stored_dtype: str  # dtype in a record
     batch_dtype: str  # dtype in a minibatch
-    entries: int = 0  # most entries of a sparse vector that fit into a record; 0: dense
+    entries: int = 0  # number of entries of a sparse vector for which a record has room; 0: dense
     column: str = ""  # kind of DataFrame column: "number", "array" or "vector"; "": other
 
     @property
@@ -177,7 +177,7 @@ def format_from_batch(batch: Batch) -> RowFormat:
 
 
 def flatten_batch(batch: Batch) -> list[NDArray[Any]]:
-    """Return a batch's arrays in the order of records: features, labels, then weights if any."""
+    """Return a batch's arrays in the order of records: features, labels, weights unless None."""
     weights = [] if batch.weights is None else [batch.weights]
     return [*arrays_of(batch.features), *arrays_of(batch.labels), *weights]
 
@@ -185,7 +185,7 @@ def flatten_batch(batch: Batch) -> list[NDArray[Any]]:
 def structure_of(columns: Any) -> ColumnStructure:
     """Return how arrays or column names are arranged: a tuple's length, a dict's keys, or None.
 
-    None stands for a single array or column.
+    None means a single array or column.
     """
     if isinstance(columns, dict):
         return tuple(columns)
@@ -225,7 +225,7 @@ def pack_sparse_entries(
 
 
 def entries_to_dense(entries: NDArray[Any], size: int) -> NDArray[np.float32]:
-    """Convert sparse entries [rows, entries] to f32[rows, size]."""
+    """Convert sparse entries, ENTRY_DTYPE [rows, entries], to dense vectors f32[rows, size]."""
     out = np.zeros((len(entries), size), np.float32)
     row, column = np.nonzero(entries["place"])
     out[row, entries["place"][row, column] - 1] = entries["value"][row, column]

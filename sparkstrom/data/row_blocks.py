@@ -86,10 +86,10 @@ def _describe_bad_value(block: Block, bad: BadValue) -> str:
 def search_advice(where: str, column: str, condition: str, depth: int = 0) -> str:
     """Return advice on finding the rows of a DataFrame that meet an SQL condition.
 
-    In ``condition``, {} stands for the column, or for a value nested ``depth`` arrays deep. For a
-    DataFrame (``where`` is a partition), the row number is not enough: after a repartition, Spark
-    orders rows differently if other columns are read. For local data the number is enough, so the
-    advice is empty.
+    In ``condition``, {} is replaced by the column, or by a value nested ``depth`` arrays deep. For
+    a DataFrame (``where`` is a partition), the row number is not enough, because after a
+    repartition Spark orders rows differently if other columns are read. For local data the number
+    is enough, so the advice is "".
     """
     variables = ["v"] if depth == 1 else [f"v{i + 1}" for i in range(depth)]
     arrays = [quote_column(column), *variables]
@@ -100,7 +100,10 @@ def search_advice(where: str, column: str, condition: str, depth: int = 0) -> st
 
 
 def _vector_search_advice(where: str, column: str, value: str) -> str:
-    """Return advice like ``search_advice``, for vectors, which SQL cannot search directly."""
+    """Return advice like ``search_advice`` for a vector column, which SQL cannot search directly.
+
+    ``value`` is the element that a vector of the row contains.
+    """
     if not where.startswith("partition"):
         return ""
     return (
@@ -167,7 +170,7 @@ def _make_block(form: RowFormat, held: list[Records], begin: int, where: str) ->
 
 
 def join_small_blocks(blocks: Iterable[Block], rows: int) -> Iterator[Block]:
-    """Join blocks with few (large) rows to blocks of ``rows`` or more; the last may have fewer."""
+    """Join blocks of few rows to blocks of ``rows`` rows or more; the last may have fewer."""
     held: list[Block] = []
     for block in blocks:
         held.append(block)
@@ -391,7 +394,7 @@ def describe_array(array: NDArray[Any]) -> str:
 
 
 def count_rows(rows: Iterable[Any]) -> Iterator[int]:
-    """Yield one number: the number of rows in a partition."""
+    """Yield the number of rows in a partition, as the only item."""
     yield sum(1 for _ in rows)
 
 
@@ -407,17 +410,18 @@ BlockReader = Callable[[int, Iterable[object]], Iterator[Block]]  # (partition, 
 class ShuffleBlock(NamedTuple):
     """Some rows that a source partition sends to one worker, or the error that ended the source.
 
-    The input of a Python worker ends in the same way if all rows have arrived and if Spark has lost
-    shuffle files. So that no task silently trains on a truncated partition, every source sends each
-    worker at least one block, and the last block states their number. Errors in the data are sent
-    as a block because a worker reports them to the master; Spark would only retry a failed task.
+    The input of a Python worker ends in the same way whether all rows have arrived or Spark has
+    lost shuffle files. So that no task silently trains on a truncated partition, every source sends
+    each worker at least one block, and the last block states the number of blocks. Errors in the
+    data are sent as a block because a worker reports them to the master; if a task failed, Spark
+    would only retry it.
     """
 
     source: int  # index of the source partition
     number: int  # number of this block, from 0
     total: int  # in the last block: number of blocks from this source to this worker; else 0
-    block: Block | None = None  # the rows, if any
-    refusal: SparkstromError | None = None  # the error that ended the source's rows, if any
+    block: Block | None = None  # the rows; None in the last block
+    refusal: SparkstromError | None = None  # error that ended the source's rows; None: no error
 
 
 def distribute_rows(
@@ -453,7 +457,7 @@ def distribute_rows(
 def read_shuffle_blocks(
     sources: int, partition: int, shuffled: Iterable[ShuffleBlock]
 ) -> Iterator[Block]:
-    """Yield each of a worker's blocks of rows once, as the source partitions sent them.
+    """Yield each block of rows that source partitions sent to a worker, once.
 
     Args:
         sources: Number of source partitions.

@@ -27,9 +27,9 @@ class RowSample(NamedTuple):
     total: int  # number of rows in the data
 
     def head(self, rows: int) -> RowSample:
-        """Return a sample of the first blocks: as many as needed for ``rows`` rows, or all.
+        """Return a sample of as many first blocks as are needed for ``rows`` rows, or of all.
 
-        Rows that the user's validation column holds out are not counted.
+        Rows that the user's validation column holds out are in the sample, but are not counted.
         """
         blocks, count = [], 0
         for block in self.blocks:
@@ -52,14 +52,14 @@ class RowSampler:
     def __init__(self, rows: int, seed: int, source: int = 0) -> None:
         self._rows, self._rng = rows, np.random.default_rng((seed, source))
         self._kept: list[SampledBlock] = []
-        self.total = 0
+        self.total = 0  # number of rows in the data so far
 
     def add(self, block: Block) -> None:
-        """Add a block, from whose rows the sample draws."""
+        """Add a block of the data, whose rows may be drawn."""
         self.merge([SampledBlock(block, self._rng.random(len(block.records)))], len(block.records))
 
     def merge(self, sampled: Iterable[SampledBlock], total: int) -> None:
-        """Add the sample of a part of the data, which has ``total`` rows."""
+        """Add ``sampled``, the sample of a part of the data that has ``total`` rows."""
         self._kept += sampled
         self.total += total
         if self._count_kept() > 2 * self._rows:
@@ -95,7 +95,10 @@ class RowSampler:
 
 
 def sample_blocks(blocks: Iterable[Block], rows: int, seed: int) -> RowSample:
-    """Return a random sample of ``rows`` rows. Raise UsageError if there are none."""
+    """Return a random sample of ``rows`` of the rows in ``blocks``, or of all if there are fewer.
+
+    Raise UsageError if there are no rows.
+    """
     sampler = RowSampler(rows, seed)
     for block in blocks:
         sampler.add(block)

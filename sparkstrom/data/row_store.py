@@ -64,7 +64,8 @@ class OrderedRows:
     def __init__(
         self, form: RowFormat, rows: int, held_out: int, checksum: int, source: Records | IO[bytes]
     ) -> None:
-        # ``rows`` and ``held_out`` are the numbers of training rows and of held-out rows.
+        # ``rows`` and ``held_out`` are the numbers of training rows and of held-out rows,
+        # ``checksum`` is that of all rows, and ``source`` contains their records.
         self.form, self.rows, self.held_out, self.checksum = form, rows, held_out, checksum
         self._source = source
 
@@ -87,7 +88,7 @@ class OrderedRows:
         return out
 
     def close(self) -> None:
-        """Free memory and scratch space."""
+        """Free memory and scratch space; no row can be read afterwards."""
         if not isinstance(self._source, np.ndarray):
             self._source.close()
         self._source = np.zeros((0, self.form.row_bytes), np.uint8)
@@ -96,11 +97,13 @@ class OrderedRows:
 class RowStore:
     """Accepts rows in any order, selects held-out rows, and sorts all by hashes of their content.
 
+    Rows that exceed the memory limit are written to a scratch file.
+
     Args:
         memory_bytes: approximate memory limit, half of it for rows and half for sorting them.
         scratch: directory for rows that exceed the limit.
         seed: seed for selecting held-out rows.
-        fraction: fraction of the rows to hold out; selected by ``seed`` and their content.
+        fraction: fraction of the rows to hold out, which ``seed`` and the rows' content select.
     """
 
     def __init__(
@@ -332,7 +335,7 @@ def _fetch(
 def _put_unless_cancelled(
     result: tuple[str, Any], fetched: queue.Queue[tuple[str, Any]], cancelled: threading.Event
 ) -> bool:
-    """Queue a value; return False if ``cancelled`` is set before the queue has room."""
+    """Queue ``result``; return True, or False if ``cancelled`` is set before the queue has room."""
     while not cancelled.is_set():
         try:
             fetched.put(result, timeout=POLL_S)
@@ -376,6 +379,16 @@ class Batches:
     shuffled as a whole. Neighbouring rows are unrelated, because they are sorted by hashes. The
     last minibatch of an epoch may be smaller. The constructor takes arrays [rows, ...];
     ``from_store`` takes rows that need not fit into memory.
+
+    Args:
+        features: arrays of the features.
+        labels: arrays of the labels.
+        weights: weights of the rows; None: all are 1.
+        batch_rows: number of rows in a minibatch.
+        seed: seed for shuffling and for selecting held-out rows.
+        partition: index of the partition.
+        first_epoch: number of epochs of earlier fits.
+        fraction: fraction of the rows to hold out.
     """
 
     def __init__(
@@ -453,7 +466,10 @@ class Batches:
         return -(-self.rows // self._batch_rows)
 
     def place(self, epoch: int, index: int) -> tuple[int, int, int]:
-        """Return (epoch counted over all fits, ``index``, minibatches per epoch), for models."""
+        """Return (epoch counted over all fits, ``index``, minibatches per epoch) for the model.
+
+        ``epoch`` counts the epochs of this fit, and ``index`` is that of a minibatch in the epoch.
+        """
         return self._first_epoch + epoch, index, self.batches_per_epoch
 
     def get(self, epoch: int, index: int) -> Batch:

@@ -1,6 +1,7 @@
 """Compress a worker's parameter changes into updates, with kernels for CPU and GPU.
 
-Importing it makes Numba use a private cache directory if the default one is unwritable or unsafe.
+Importing this package makes Numba use a private cache directory unless the default one is writable
+and no other user can write to it.
 """
 
 import os

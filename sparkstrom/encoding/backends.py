@@ -171,10 +171,13 @@ class Kernels(Protocol):
         """Add to theta as ``apply_hits`` does, and to local, to keep local - theta."""
 
     def sum_hits(self, total: I32, indices: I32, quanta: I32, /) -> tuple[int, int]:
-        """Add quanta to integer sums at ``indices``; return (number wrapped around, first)."""
+        """Add quanta to the integer sums ``total`` at ``indices``.
+
+        Returns (number of sums that wrapped around, index of the first or -1).
+        """
 
     def add_quanta(self, theta: F32, total: I32, q: float, /) -> tuple[int, int]:
-        """Add total * q to theta; return (overflows, index of the first or -1)."""
+        """Add ``total`` * q, a sum of updates, to theta; return (overflows, first or -1)."""
 
     def add_quanta_both(self, theta: F32, local: F32, total: I32, q: float, /) -> tuple[int, int]:
         """Add to theta as ``add_quanta`` does, and to local, to keep local - theta."""
@@ -208,19 +211,19 @@ class Memory(Protocol):
         """Allocate an array of ``size`` zeros."""
 
     def mirror(self, host: NDArray[Any], /) -> NDArray[Any]:
-        """Return an array that kernels can write: ``host``, or one of its size and dtype."""
+        """Return an array that kernels can write: ``host`` itself, or one of its size and dtype."""
 
     def to_host(self, array: NDArray[Any], /) -> NDArray[Any]:
         """Return the array's content as a host array, which may be the array itself."""
 
     def add(self, target: F32, source: F32, /) -> None:
-        """Add ``source`` to ``target``, f32[n] both."""
+        """Add ``source``, which may be on the host, to ``target``, f32[n] both."""
 
     def copy(self, array: NDArray[Any], /) -> NDArray[Any]:
         """Return a copy of the array in the same memory."""
 
     def assign(self, target: NDArray[Any], source: NDArray[Any], /) -> None:
-        """Copy ``source`` to ``target``, of equal size and type."""
+        """Copy ``source`` to ``target``, of equal size and type; either may be on the host."""
 
     def subtract(self, target: F32, one: F32, other: F32, /) -> None:
         """Set ``target`` to one - other, all f32[n]; ``target`` may be one of the others."""

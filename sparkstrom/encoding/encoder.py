@@ -7,7 +7,7 @@ one message. It has five stages, each done by the module or class named beside i
     residual       ``residual``     add newly learned changes to the residual
     tau            ``tau``          choose the threshold tau
     scan           ``HitScan``      find the parameters whose residual reaches tau (hits)
-    form           ``FormWriters``  write the message in the form that suits the number of hits
+    form           ``FormWriters``  write the message in a form (encoding) for the number of hits
     post-process   ``residual``     modify the remaining residual, for example clip it
 
 Their order matters. The scan detects NaN before anything is sent or added to theta. Writing a
@@ -16,9 +16,9 @@ reflect exactly the messages that exist:
 
     learned  =  sent + residual + clipped + scaled away
 
-``aggregation`` scales a hit: tau is subtracted from the residual and s * tau added to theta, with
-s = 1 (sum), 1/workers (mean) or 1/sqrt(workers) (sqrt). ``Encoder.set_workers`` may reduce s
-further. The rest, (1 - s) * tau, is scaled away.
+The argument ``aggregation`` scales a hit: tau is subtracted from the residual and s * tau is added
+to theta, with s = 1 (sum), 1/workers (mean) or 1/sqrt(workers) (sqrt). ``Encoder.set_workers`` may
+reduce s further. The rest, (1 - s) * tau, is scaled away.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ class WrittenMessage(NamedTuple):
     """A message, and statistics on how applying the message changed theta."""
 
     encoded: Encoded  # the message
-    steps: float  # sum of absolute steps, in multiples of tau
-    overflows: int  # number of parameters that left the exact range of the grid
+    steps: float  # sum of absolute changes of theta, in multiples of ``StepSizes.step``
+    overflows: int  # number of parameters that left the range of exact float32 sums
     first_overflow: int  # index of the first such parameter, or -1
 
 
@@ -88,7 +88,7 @@ class Workspace:
 
 
 def has_bitmaps(layers: Layers | None, levels_max: int) -> bool:
-    """Return whether bitmaps are possible; they support only one tau and no multiples of tau."""
+    """Return whether bitmaps are possible, which need one tau for all layers and one step size."""
     return layers is None and levels_max == 1
 
 
@@ -133,15 +133,18 @@ class GapsWriter:
 
 
 class LevelsWriter:
-    """Writes sparse messages in which each hit changes by the largest tau * 2^level it reaches."""
+    """Writes sparse messages in which hits, the parameters whose residual reaches tau, have levels.
+
+    A hit of level l changes by tau * 2^l, the largest such value that its residual reaches.
+    """
 
     def __init__(self, residual: Residual, space: Workspace, levels_max: int) -> None:
-        """Write hits of ``residual`` with levels 0 to ``levels_max`` - 1."""
+        """Write hits of ``residual`` with levels 0 to ``levels_max`` - 1, using ``space``."""
         self._residual, self._space, self._top = residual, space, levels_max - 1
         self._levels_of: U8 = space.memory.empty(space.codes.size, np.uint8)
 
     def write(self, hits: int, arrays: PublicationArrays, step_sizes: StepSizes) -> WrittenMessage:
-        """Encode and apply the hits; the form is ``GAPS`` if no hit reaches 2 tau."""
+        """Encode and apply the hits (``FormWriter.write``), as ``GAPS`` if none reaches 2 tau."""
         space = self._space
         codes, found = space.codes[:hits], self._levels_of[:hits]
         top = self._residual.find_levels(arrays, codes, step_sizes.tau, self._top, found)
@@ -160,9 +163,10 @@ class LevelsWriter:
 
 
 class BitmapWriter:
-    """Writes bitmaps, for many hits: per parameter +tau, -tau, a half step of one sign, or nothing.
+    """Writes bitmaps, which suit many hits.
 
-    The sign of half steps alternates between bitmaps.
+    A bitmap contains +tau, -tau, a half step (tau / 2) or nothing for each parameter. All half
+    steps of a bitmap have the same sign, which alternates from bitmap to bitmap.
     """
 
     def __init__(self, residual: Residual, space: Workspace) -> None:
@@ -173,7 +177,7 @@ class BitmapWriter:
         self._half_side = 1
 
     def write(self, hits: int, arrays: PublicationArrays, step_sizes: StepSizes) -> WrittenMessage:
-        """Encode and apply the hits; see ``FormWriter.write``. The kernel recounts them."""
+        """Encode and apply the hits, which the kernel counts again; see ``FormWriter.write``."""
         form = Form.BITMAP_UP if self._half_side > 0 else Form.BITMAP_DOWN
         self._half_side = -self._half_side  # the next bitmap sends half steps of the other sign
         hits, halves, *overflow = self._residual.bitmap(
@@ -194,10 +198,13 @@ class BitmapWriter:
 
 
 class FormWriters:
-    """Holds a writer for each possible form, and chooses one by the number of hits."""
+    """Holds a writer for each possible form (encoding) of a message, and chooses one of them."""
 
     def __init__(self, residual: Residual, space: Workspace, levels_max: int) -> None:
-        """Create the writers. ``levels_max`` is the number of step sizes; 1: steps of tau only."""
+        """Create writers for ``residual`` that use ``space``.
+
+        ``levels_max`` is the number of step sizes tau, 2 tau, 4 tau ... that a hit may send.
+        """
         self._n_params = space.n_params
         self._has_bitmaps = has_bitmaps(space.layers, levels_max)
         self.bitmap = BitmapWriter(residual, space)  # its state is kept for the next fit
@@ -209,8 +216,8 @@ class FormWriters:
     def for_hits(self, hits: int, *, has_equal_steps: bool = False) -> FormWriter:
         """Return the writer of the form that suits this number of hits.
 
-        ``has_equal_steps``: whether all hits send the same multiple of tau, whatever their residual
-        is; if so, the form has no levels.
+        ``has_equal_steps``: whether all hits send the same multiple of tau, independently of their
+        residual; if so, the form is ``GAPS``, without levels.
         """
         if has_equal_steps:
             return self._equal_steps
@@ -220,12 +227,15 @@ class FormWriters:
 
 
 INFINITY_BITS = 0x7F800000  # |x| whose float32 bits are at or above this is NaN or infinite
-CROWDED = 1.5  # times the wanted hits; with more, residuals are tied and must be subsampled
-SEED_CODES = 4096  # hits that seed the choice, so that it differs between workers
+CROWDED = 1.5  # times the wanted number of hits; if there are more, only some of them are sent
+SEED_CODES = 4096  # number of hits that seed this choice, so that it differs between workers
 
 
 class HitScan:
-    """Finds hits and non-finite values in one pass over the residual, before theta changes."""
+    """Finds the hits of a publication, and NaN and infinity, in one pass over the residual.
+
+    The encoder runs it before it changes theta, so an error leaves theta unchanged.
+    """
 
     def __init__(
         self,
@@ -251,18 +261,16 @@ class HitScan:
     def subsample_ties(
         self, hits: int, fraction: float, arrays: PublicationArrays, tau: float, number: int
     ) -> int:
-        """Select some of the hits below 2 tau at random, if there are too many hits.
+        """Select hits at random if there are too many; return the number of hits to send.
 
-        The other hits stay in the residual.
-
-            hits      number of hits that ``find`` found with this tau in these arrays
-            fraction  wanted fraction of all parameters to send
-            number    number of the publication, which seeds the choice
-            returns   the number of selected hits
+        The codes of the selected hits replace those of all hits in the workspace, and the other
+        hits stay in the residual. ``hits`` is what ``find`` returned for the same ``arrays`` and
+        ``tau``, ``fraction`` is the wanted fraction of all parameters, and ``number`` is the number
+        of the publication, which seeds the choice.
 
         After Adam's first step all residuals have about the same size (are tied), and no tau
-        separates them. Residuals of 2 tau and more are always sent; tau is chosen so that there are
-        no more of these than wanted.
+        separates them. Hits of 2 tau and more are always selected, because tau is chosen so that
+        there are no more of these than wanted.
         """
         codes = self._space.codes
         wanted = math.ceil(fraction * self._space.n_params)
@@ -284,6 +292,7 @@ class HitScan:
         )
 
 
+# Names of aggregations, and their factors by which steps are scaled for a number of workers.
 AGGREGATIONS: dict[str, Callable[[int], float]] = {
     "sum": lambda workers: 1.0,
     "mean": lambda workers: 1.0 / workers,
@@ -323,7 +332,8 @@ class Encoder:
             backend: kernels and memory of all arrays given to this encoder; None: the host's.
             layer_of: returns the layer name of a parameter index, for error messages.
             warm_up: sends more in the first publications; None: no warm-up.
-            shake_frequency: every so many publications, use a third of tau; 0: never.
+            shake_frequency: after the warm-up, each publication whose number is a multiple of this
+                uses a third of tau; 0: none does.
             layers: multipliers of tau per layer; None: one tau for all layers.
 
         Raises:
@@ -349,7 +359,10 @@ class Encoder:
 
     @property
     def tau(self) -> float:
-        """The threshold of the last publication, unrounded; NaN before the first publication."""
+        """The threshold of the last publication, unrounded; NaN before the first publication.
+
+        Shake-ups and large updates use a fraction of this value.
+        """
         return self._policy.tau
 
     def set_workers(self, workers: int, summed: int | None = None) -> None:
@@ -357,8 +370,8 @@ class Encoder:
 
         Args:
             workers: number of workers that train.
-            summed: most workers whose steps are added in full; with more, a step is scaled by
-                ``summed / workers``, too. None: no limit.
+            summed: largest number of workers whose steps are added in full; if more train, steps
+                are also scaled by ``summed / workers``. None: no limit.
 
         Raises:
             UsageError: ``workers`` is below 1.
@@ -371,33 +384,35 @@ class Encoder:
             self.scale *= min(1.0, summed / workers)
 
     def follow_link(self, round_s: float, step_s: float) -> None:
-        """Adapt how much the next publications send to the time that the last one took.
+        """Adapt the size of the next messages to the time that the last publication took.
 
         This has an effect only if the threshold algorithm chooses the fraction to send, like
         ``AutoThreshold``.
 
-            round_s  seconds from the last publication until its update was committed
-            step_s   duration of one training step in seconds
+        Args:
+            round_s: seconds from the last publication until the master numbered its update.
+            step_s: duration of one training step in seconds.
         """
         self._policy.follow_link(round_s, step_s)
 
     def accumulate(self, delta: Flat) -> None:
         """Add a step's change, ``delta`` f32[n_params], to the residual; publish nothing.
 
-        Call this only with ``train_on="replica"``; ``local`` would already contain the change.
+        Raises AssertionError with ``train_on="local"``, because ``local`` contains the change.
         """
         self._residual.accumulate(delta)
 
     def publish(self, learnt: Flat, theta: Flat, *, is_last: bool = False) -> Encoded | None:
         """Encode an update with all residuals that reach tau; return None if no residual does.
 
-            learnt   f32[n_params]  with ``train_on="local"``: ``local``, in/out (mean, sqrt and
-                                    clipping change it); with "replica": the last step's change, in
-            theta    f32[n_params]  in/out: the quantised update is added
-            is_last                 whether the worker has trained all its minibatches
+        Args:
+            learnt: f32[n_params]. With ``train_on="local"`` it is ``local``, which "mean", "sqrt"
+                and clipping change. With "replica" it is the last step's change, and is only read.
+            theta: f32[n_params]; the quantised update is added to it.
+            is_last: whether the worker has trained all its minibatches.
 
-        Raises TrainingError naming index and layer if any value is NaN or infinite; theta is then
-        unchanged.
+        Raises:
+            TrainingError: a value is NaN or infinite; names index and layer. Theta is unchanged.
         """
         arrays, number = PublicationArrays(learnt, theta), self._policy.publications + 1
         target = self._policy.next_tau(
@@ -448,9 +463,9 @@ class Encoder:
         return self._policy.state() | self._forms.bitmap.state() | self._residual.state()
 
     def load_state(self, state: EncoderState) -> None:
-        """Restore a state that ``state()`` returned, for a model of the same layout.
+        """Restore what ``state`` returned, possibly in an earlier fit of a model of this layout.
 
-        The saved residual, if any, is added to this encoder's residual.
+        A residual in ``state`` is added to this encoder's residual.
         """
         for stage in (self._policy, self._forms.bitmap, self._residual):
             stage.load_state(state)
@@ -458,7 +473,10 @@ class Encoder:
     def _tau_reached_by(
         self, fraction: float, number: int, arrays: PublicationArrays
     ) -> float | None:
-        """Return the tau (rounded down) that ``fraction`` of residuals reach; None if all are 0."""
+        """Return the tau (rounded down) that ``fraction`` of residuals reach; None if all are 0.
+
+        ``number``, that of the publication, seeds the sample from which tau is estimated.
+        """
         terms = self._residual.terms(arrays)
         tau = tau_reached_by(fraction, number, *terms, self.layers, self._backend)
         return None if tau is None else grid.round_tau_down(tau, self.k)
@@ -466,8 +484,8 @@ class Encoder:
     def _step_sizes(self, target: PublicationTarget) -> StepSizes:
         """Compute the step sizes of a publication from its target threshold.
 
-        With a sampled threshold, the scaled step has few significant bits, so that workers use few
-        different ones.
+        If ``target.is_coarse``, the step is rounded to few significant bits, so that all workers
+        use few different steps.
         """
         least = grid.tau_quanta(target.tau, self.k)
         sent = grid.tau_quanta(target.tau * (target.step_taus or 1.0), self.k)
@@ -479,7 +497,7 @@ class Encoder:
         return StepSizes(least * q, tau * q, step * q, step_quanta=step, q=q)
 
     def _process_residual(self, arrays: PublicationArrays, number: int) -> None:
-        """Post-process the residual with the full tau; a shake-up's tau would destroy more."""
+        """Post-process the residual; use the full tau, because a shake-up's tau would clip more."""
         if self._clipping is not None:
             tau = grid.tau_quanta(self.tau, self.k) * self.q
             destroyed = self._clipping.process(self._residual, arrays, number, tau)

@@ -20,7 +20,7 @@ class Form(enum.IntEnum):
     GAPS = 1  # for few hits: Rice-coded gaps between indices, and signs
     BITMAP_UP = 2  # 2 bits per parameter; the half step is +tau/2
     BITMAP_DOWN = 3  # 2 bits per parameter; the half step is -tau/2
-    QUANTA = 4  # the sum of several updates (a merged range), sparse or dense
+    QUANTA = 4  # the sum of several consecutively numbered updates, sparse or dense
     THETA = 5  # f32 per parameter: part of a snapshot
     BUFFERS = 6  # the model's buffers (state other than parameters), in the model's own layout
     LEVELS = 7  # like GAPS, but each hit adds tau times its own power of two
@@ -36,7 +36,7 @@ def half_side(form: Form) -> int:
 
 
 def prefers_bitmap(hits: int, n_params: int) -> bool:
-    """Return whether a bitmap is the shorter form, which is so if half of the parameters are hits.
+    """Return whether a bitmap is shorter than gaps, as it is if half of the parameters are hits.
 
     A bitmap takes 2 bits per parameter and includes half steps. Gaps for the same entries would
     take one bit per parameter, and two bits per entry (half step or not, and the sign).
@@ -64,7 +64,7 @@ class EncoderTotals:
 
     publications: int = 0  # calls of ``Encoder.publish``, including those with nothing to send
     hits: int = 0  # entries sent, including half steps
-    payload_bytes: int = 0  # of all messages; used by benchmarks, which have no network to count
+    payload_bytes: int = 0  # of all messages; for benchmarks, which have no network that counts
     mass_sent: float = 0.0  # added to theta (parameter units)
     mass_clipped: float = 0.0  # destroyed by clipping the residual
     mass_scaled_away: float = 0.0  # removed from the residual but not sent (mean and sqrt)

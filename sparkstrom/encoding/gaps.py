@@ -32,7 +32,7 @@ U8 = NDArray[np.uint8]
 U64 = np.uint64  # unsigned, so that Numba does not ask whether an index counts from the end
 
 RICE_MAX = 30  # indices are i32
-NEAR = U64(57 - RICE_MAX - 2)  # after so many zeros, the rest of a hit is in the same word
+NEAR = U64(57 - RICE_MAX - 2)  # after up to 25 zeros, the rest of a hit is in the same word
 FLUSH_BYTES = 8  # room after the message, because the encoder writes whole 8-byte words
 
 # ``read_gaps`` returns an index into this tuple; 0 is success.
@@ -94,7 +94,7 @@ def best_rice(codes: I32, guess: int) -> int:
 def write_gaps(codes: I32, rice: int, out: U8) -> int:
     """Write a message with the hits in ``codes`` for a Rice parameter; return its length in bytes.
 
-    Bits are collected in a 64-bit word; after each hit, all but fewer than 8 bits are written.
+    Bits are collected in a 64-bit word. After each hit, the word's complete bytes are written.
     """
     out[0] = rice
     at, word, bits = U64(1), U64(0), U64(0)  # fewer than 8 bits wait in the word

@@ -21,8 +21,10 @@ Flat = NDArray[np.float32]  # f32[n_params], contiguous
 EXACT_QUANTA = 2**24  # float32 has a 24-bit significand: integers up to this are exact
 KEPT_QUANTA = 2**22  # a later fit keeps the quantum as long as parameters can still grow fourfold
 RANGE_MIN = 16.0  # the exact range is at least this, for small initial parameters; gives k = 20
-RANGE_HEADROOM = 8.0  # and at least so many times the largest initial parameter
-COARSE_BITS = 3  # with 2, sums take 15 % fewer bytes, but a step may be 2/3 of its threshold
+RANGE_HEADROOM = 8.0  # and at least this many times the largest initial parameter
+# Significant bits of a coarsely rounded step. With 2 bits, sums would take 15 % fewer bytes, but a
+# step could be only 2/3 of its threshold.
+COARSE_BITS = 3
 RANGE_MAX = 2.0**127  # above this, the grid's exact range would not be a float32
 
 
@@ -100,7 +102,7 @@ def round_coarsely(quanta: int) -> int:
 
 
 def scaled_quanta(quanta: int, scale: float) -> int:
-    """Return a hit's ``quanta`` times ``scale`` (0 to 1), rounded to an even number from 2 on."""
+    """Return ``quanta`` * ``scale`` (0 to 1), rounded to an even number from 2 to ``quanta``."""
     return _find_nearest_even_number(quanta * scale, quanta)
 
 

@@ -4,7 +4,7 @@ A parameter's residual (the change that is learned but not sent) is sent when it
 reaches the threshold tau. Layers learn at different scales: with one tau for all layers, the layer
 with the largest changes would fill the messages. A layer with multiplier m has the threshold
 m * tau. Messages contain only tau. Decoders know the multipliers from the fit, and multiply each
-entry by the multiplier of its layer. So messages do not grow, and all changes remain multiples of
+entry by the multiplier of its layer. Messages thus do not grow, and all changes remain multiples of
 the quantum, the power of two of which all parameters are multiples (``encoding.grid``).
 
 With multipliers, messages contain the gaps between the indices of their entries, and are never
@@ -112,8 +112,11 @@ def _find_layer_end(name: str, start: int, n_params: int, layer_of: Callable[[in
 class LayeredKernels:
     """Runs a backend's kernels layer by layer, with each layer's multiple of tau.
 
-    ``encoding.reference_kernels`` documents the arguments and results. ``codes`` (index and sign of
-    each hit) must have room for all hits. Which hits belong to which layer is computed on the host.
+    A hit is a parameter whose residual reaches its layer's threshold. Its code is its index, or
+    ``~index`` if the residual is negative; ``codes`` must have room for all hits. Results
+    (overflows, first) are the number of parameters that left the range of exact float32 sums, and
+    the index of the first of them or -1. ``encoding.reference_kernels`` documents the arguments.
+    Which hits belong to which layer is computed on the host.
     """
 
     def __init__(self, backend: Backend, layers: Layers) -> None:
@@ -153,11 +156,14 @@ class LayeredKernels:
     def choose_local(
         self, local: F32, theta: F32, tau: float, limit: int, seed: int, codes: I32
     ) -> int:
-        """Write codes of selected hits in local - theta, layer by layer; return their number."""
+        """Write codes of hits in local - theta, those below 2 tau at random; return their number.
+
+        Here and in ``choose_replica``, tau is the threshold of the parameter's layer.
+        """
         return self._choose(self._kernels.choose_local, (local, theta), tau, limit, seed, codes)
 
     def choose_replica(self, residual: F32, tau: float, limit: int, seed: int, codes: I32) -> int:
-        """Write codes of selected hits in the residual, layer by layer; return their number."""
+        """Write codes of hits in the residual, those below 2 tau at random; return their number."""
         return self._choose(self._kernels.choose_replica, (residual,), tau, limit, seed, codes)
 
     def _choose(
@@ -169,7 +175,7 @@ class LayeredKernels:
         seed: int,
         codes: I32,
     ) -> int:
-        """Run a choosing kernel layer by layer; write codes with model-wide indices.
+        """Run ``kernel``, which selects hits, layer by layer; write codes with model-wide indices.
 
         ``arrays`` are the kernel's first arguments, f32[n_params]. Return the number of hits.
         """
@@ -263,10 +269,10 @@ def indices_of(codes: I32) -> I32:
 
 
 SAMPLE_HITS = 128  # hits in a sample, which estimate the number of hits with an error of a tenth
-SAMPLE_LEAST = 8192  # smallest sample
-SAMPLE_PARAMS = 65_536  # largest sample; smaller models are read completely
-FEW_STRIDE = 16  # ``nth_largest`` looks at each sixteenth value first
-FEW_SPARE = 4
+SAMPLE_LEAST = 8192  # parameters in the smallest sample
+SAMPLE_PARAMS = 65_536  # parameters in the largest sample; smaller models are read completely
+FEW_STRIDE = 16  # ``nth_largest`` first examines every sixteenth value
+FEW_SPARE = 4  # ranks by which it lowers its bound, so that enough values reach the bound
 
 
 def tau_reached_by(
@@ -300,8 +306,8 @@ def nth_largest(values: Flat, n: int) -> float:
     """Return the ``n``-th largest of ``values``, f32[at least n], counted from 1.
 
     For small n this takes about a quarter of the time of ``np.partition``. A sixteenth of the
-    values gives a probable lower bound; only values that reach it are partitioned. If n is large or
-    too few reach it, all are.
+    values gives a probable lower bound; only values that reach this bound are partitioned. If n is
+    large or too few values reach the bound, all values are partitioned.
     """
     few = values[::FEW_STRIDE]
     rank = 2 * n // FEW_STRIDE + FEW_SPARE  # of the bound among the few; about 2 n values reach it
@@ -322,7 +328,11 @@ class Residuals(NamedTuple):
     backend: Backend  # whose memory holds the arrays
 
     def sample_sizes(self, size: int, seed: int) -> tuple[Flat, int]:
-        """Return (nonzero finite |residual| / multiplier of a sample, size of the whole sample)."""
+        """Return (each |residual| / multiplier of a sample, size of the sample).
+
+        The first result omits 0, NaN and infinity. A large model is sampled at random: ``size``
+        residuals, seeded by ``seed``. A model of up to ``SAMPLE_PARAMS`` is read completely.
+        """
         where, sizes = (
             self._read_all() if self.learnt.size <= SAMPLE_PARAMS else self._read_sample(size, seed)
         )

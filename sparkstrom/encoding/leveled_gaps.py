@@ -7,10 +7,11 @@ Layout:
 
     u8 top | per level from 1 to top: u8 rice, gaps, 0s up to a whole byte | the hits
 
-At each level, the candidates are the hits that reached the level below. Each gap is the number of
-candidates before the next hit of this level; one more gap follows the last hit. A gap is written in
-the Rice code with the parameter ``rice``: gap >> rice zeros, a 1, and the low ``rice`` bits of the
-gap, lowest first. The decoder does not trust its input, as in ``gaps``.
+The part for one level is called a section. Its candidates are the hits that reached the level
+below. Each gap is the number of candidates before the next hit of this level; one more gap follows
+the last hit. A gap is written in the Rice code with the parameter ``rice``: gap >> rice zeros, a 1,
+and the low ``rice`` bits of the gap, lowest first. The decoder does not trust its input, as in
+``gaps``.
 """
 
 # Compiled code mixes NumPy's and Python's scalars, which Numba treats alike, unlike mypy.
@@ -30,7 +31,7 @@ TOP_MAX = LEVELS_MAX - 1
 
 def bytes_max(count: int, n_params: int, top: int) -> int:
     """Return the largest message size in bytes for ``count`` hits with levels up to ``top``."""
-    section = 1 + (2 * (count + 1) + 7) // 8  # at most 1.7 bits per candidate, see ``rice_guess``
+    section = 1 + (2 * (count + 1) + 7) // 8  # at most 1.7 bits per candidate (``gaps.rice_guess``)
     return 1 + top * section + gaps.bytes_max(count, n_params)
 
 
@@ -77,7 +78,10 @@ def read(payload: U8, n_params: int, quanta: int, indices: I32, amounts: I32) ->
 
 @kernel("i8(u1[::1], i8, i8)")
 def best_rice(levels: U8, level: int, guess: int) -> int:
-    """Return the Rice parameter, ``guess`` or a neighbour, with the fewest bits for a level."""
+    """Return the Rice parameter, ``guess`` or a neighbour, for the shortest section of ``level``.
+
+    ``levels`` has the level of each hit.
+    """
     down, up = max(0, guess - 1), min(RICE_MAX, guess + 1)
     lower, same, higher, gap = down + 1, guess + 1, up + 1, 0
     for j in range(levels.shape[0]):
@@ -94,7 +98,7 @@ def best_rice(levels: U8, level: int, guess: int) -> int:
 
 @helper
 def _write_rice_code(out: U8, position: int, gap: int, rice: int) -> int:
-    """Write one Rice code to zeroed bits; return the bit position after the code."""
+    """Write the Rice code of ``gap`` to zeroed bits; return the position in bits after the code."""
     position += gap >> rice
     out[position >> 3] |= np.uint8(1 << (position & 7))
     for bit in range(rice):
@@ -105,9 +109,10 @@ def _write_rice_code(out: U8, position: int, gap: int, rice: int) -> int:
 
 @kernel("i8(u1[::1], i8, u1[::1], i8)")
 def write_level(levels: U8, level: int, out: U8, at: int) -> int:
-    """Write which candidates (hits of ``level`` - 1 or more) reach ``level``; return the end.
+    """Write the section of ``level`` to ``out``; return the position in bytes after the section.
 
-    The caller has written the Rice parameter to out[at], and gaps follow it; the end is in bytes.
+    The section lists which candidates (hits of ``level`` - 1 or more) reach ``level``. The caller
+    has written its Rice parameter to out[at]; the gaps follow. ``levels`` has each hit's level.
     """
     rice, position, gap = np.int64(out[at]), 8 * (at + 1), 0
     room = min(out.shape[0], at + 3 + (2 * (levels.shape[0] + 1) + 7) // 8)
@@ -141,11 +146,12 @@ def _read_rice_code(payload: U8, position: int, rice: int, most: int) -> tuple[i
 
 @kernel(f"i8({BYTES}, i8, i8, u1[::1])")
 def read_level(payload: U8, at: int, level: int, levels: U8) -> int:
-    """Set ``level`` for the hits that a section lists; return its end in bytes, or -1 if invalid.
+    """Set ``level`` for the hits that a section of the message lists.
 
     payload u8[bytes]  in
-    at      i64        in      position of the Rice parameter, in bytes
+    at      i64        in      start of the section (its Rice parameter), in bytes
     levels  u8[hits]   in/out  candidates, from which the section selects, have level - 1
+    returns i64                end of the section in bytes, or -1 if the section is invalid
     """
     if at >= payload.shape[0] or payload[at] > RICE_MAX:
         return -1

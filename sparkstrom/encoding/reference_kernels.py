@@ -139,7 +139,7 @@ def find_levels_local(local: F32, theta: F32, codes: I32, tau: float, top: int, 
 
 
 def find_levels_replica(residual: F32, codes: I32, tau: float, top: int, levels: U8) -> int:
-    """Write each hit's level like ``find_levels_local``, with the residual f32[n] itself."""
+    """Write each hit's level like ``find_levels_local``, in the array ``residual`` f32[n]."""
     sizes = np.abs(residual[np.where(codes >= 0, codes, ~codes)])
     levels[:] = 0
     for level in range(1, top + 1):
@@ -182,7 +182,7 @@ def bitmap_local(
     local   f32[n]        in/out  += sign * (step - tau)       (parameter units)
     theta   f32[n]        in/out  += sign * step               (parameter units)
     tau     f32           in      > 0, an even multiple of q   (parameter units)
-    step    f32           in      > 0, <= tau, likewise        (parameter units)
+    step    f32           in      > 0, <= tau, even multiple   (parameter units)
     side    i64           in      +1 or -1: the sign of half steps (tau/2, step/2) to send
     scratch u8[512]       -       working memory
     out     u8[(n+3)//4]  out     parameter i in bits 2(i%4), 2(i%4)+1 of byte i//4; padding 0
@@ -203,7 +203,7 @@ def bitmap_replica(
 ) -> tuple[int, int, int, int]:
     """Write the residual as a bitmap, and apply the bitmap to theta and the residual.
 
-    Like ``bitmap_local``, but with the residual f32[n], in/out, -= sign * tau.
+    Like ``bitmap_local``, but sign * tau is subtracted from the residual, f32[n] in/out.
     """
     states = _bitmap_states(residual, tau, side)
     signs = _step_multiples(states, side)
@@ -390,7 +390,10 @@ def _step_multiples(states: U8, side: int) -> NDArray[np.float64]:
 def _pack_bitmap(
     states: U8, out: U8, exact: NDArray[np.float64], q: float
 ) -> tuple[int, int, int, int]:
-    """Pack states into a bitmap; return (hits, half steps, overflows, first overflow)."""
+    """Pack states into the bitmap ``out``; return (hits, half steps, overflows, first overflow).
+
+    ``exact`` f64[n] are the new values of theta, among which overflows are counted.
+    """
     quads = np.zeros((out.size, 4), np.uint8)
     quads.reshape(-1)[: states.size] = states
     out[:] = quads[:, 0] | quads[:, 1] << 2 | quads[:, 2] << 4 | quads[:, 3] << 6

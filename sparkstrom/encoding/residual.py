@@ -1,4 +1,4 @@
-"""Keep the residual: what a worker has learned but not yet sent (error feedback). Also clip it.
+"""Keep and clip the residual: what a worker has learned but not yet sent (error feedback).
 
 An entry of the residual that reaches the threshold tau is sent. There are two kinds of residual:
 
@@ -35,10 +35,14 @@ class PublicationArrays(NamedTuple):
 
 
 class StepSizes(NamedTuple):
-    """A hit's step sizes at level 0, in parameter units; at level l they are 2^l times as large."""
+    """A hit's step sizes at level 0, in parameter units.
+
+    A hit is an entry of the residual whose absolute value is at least ``least``. A hit of level l
+    is at least 2^l * ``least``, and its steps are 2^l times as large.
+    """
 
     least: float  # smallest residual that is a hit
-    tau: float  # what a hit subtracts: at most ``least``, or 2.25 times it in a large update
+    tau: float  # what a hit subtracts: at most ``least``; in large updates, 2.25 times ``least``
     step: float  # what a hit adds to theta: less than tau under mean and sqrt
     step_quanta: int  # ``step`` in quanta
     q: float  # the quantum, of which all sizes are even multiples
@@ -55,7 +59,7 @@ class Residual(Protocol):
         """Return (one, other, sign): before ``scan`` the residual is one + sign * other."""
 
     def values(self, learnt: Flat, /) -> Flat:
-        """Return the array, ``learnt`` or another, that contains NaN or infinity after ``scan``."""
+        """Return the array, ``learnt`` or another, in which ``scan`` finds NaN and infinity."""
 
     def scan(self, arrays: PublicationArrays, tau: float, codes: I32, /) -> tuple[int, int]:
         """Add new changes, and write the codes (index and sign) of all hits to ``codes``.
@@ -97,7 +101,8 @@ class Residual(Protocol):
     ) -> tuple[int, int, int, int]:
         """Write hits and half steps (of sign ``side``) to ``out`` as a bitmap, and apply them.
 
-        Returns (hits, half steps, overflows, index of the first overflow or -1).
+        Returns (hits, half steps, overflows, index of the first overflow or -1). Overflows are
+        parameters that left the exact range. ``scratch`` is working memory.
         """
 
     def clip(self, arrays: PublicationArrays, limit: float, /) -> float:
@@ -119,9 +124,9 @@ class Residual(Protocol):
         """Return the state to keep for the next fit."""
 
     def load_state(self, state: EncoderState, /) -> None:
-        """Add the residual in ``state``, if there is one, to the present residual.
+        """Add to this residual the one in ``state``, which the method ``state`` returned.
 
-        ``state`` is a result of the method ``state``.
+        A state without a residual has no effect.
         """
 
 
@@ -151,7 +156,7 @@ class LocalResidual:
         return arrays.learnt, arrays.theta, -1
 
     def values(self, learnt: Flat) -> Flat:
-        """Return ``local``, in which NaN and infinity appear, if training caused any."""
+        """Return ``local``, in which NaN and infinity appear."""
         return learnt
 
     def scan(self, arrays: PublicationArrays, tau: float, codes: I32) -> tuple[int, int]:
@@ -185,7 +190,7 @@ class LocalResidual:
     def bitmap(
         self, arrays: PublicationArrays, step_sizes: StepSizes, side: int, scratch: U8, out: U8
     ) -> tuple[int, int, int, int]:
-        """Write local - theta as a bitmap, and apply that to both; see ``Residual.bitmap``."""
+        """Write local - theta as a bitmap, and apply it to both arrays; see ``Residual.bitmap``."""
         steps = (step_sizes.tau, step_sizes.step, side, step_sizes.q)
         return self._kernels.bitmap_local(arrays.learnt, arrays.theta, *steps, scratch, out)
 
@@ -203,7 +208,7 @@ class LocalResidual:
         return residual
 
     def accumulate(self, delta: Flat) -> None:
-        """Raise AssertionError: ``local`` already contains every step."""
+        """Raise AssertionError, because ``local`` already contains every step."""
         raise AssertionError("what is learnt on local is there already")
 
     def add_saved(self, saved: Flat, local: Flat) -> None:
@@ -300,9 +305,9 @@ class ReplicaResidual:
         return {"residual": self._memory.to_host(self._array).copy()}
 
     def load_state(self, state: EncoderState) -> None:
-        """Add the residual in ``state``, if there is one, to the present residual.
+        """Add to this residual the one in ``state``, which the method ``state`` returned.
 
-        ``state`` is a result of the method ``state``.
+        A state without a residual has no effect.
         """
         if "residual" in state:
             self.add_saved(np.asarray(state["residual"], np.float32), self._array)

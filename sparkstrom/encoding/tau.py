@@ -1,9 +1,10 @@
 """Choose the threshold of each publication: an algorithm's tau, with warm-up, shake-ups and limits.
 
-A publication is one call of ``Encoder.publish``; publications are counted from 1 and across fits.
-During a warm-up, the first publications send much. A shake-up is every n-th publication, which
-sends all that reaches a third of tau. Both only replace tau: what is sent is still subtracted from
-the residual, so nothing is lost.
+A publication is one call of ``Encoder.publish``, which sends hits: the entries of the residual
+(changes that are learned but not sent) that reach tau. Publications are counted from 1 and across
+fits. During a warm-up, the first publications send much. A shake-up is every n-th publication,
+which sends all entries that reach a third of tau. Both only replace tau: what is sent is still
+subtracted from the residual, so nothing is lost.
 """
 
 from __future__ import annotations
@@ -26,12 +27,12 @@ from sparkstrom.encoding.thresholds import (
 
 SHAKE_DIVISOR = 3.0  # DL4J 1.0.0-beta, EncodingHandler: a third of the threshold
 # Large updates, see ``AveragingThreshold``:
-LARGE_FACTOR = 20  # times the entries of other updates
-LARGE_FRACTION_MAX = 0.25  # largest fraction of all parameters
+LARGE_FACTOR = 20  # a large update has this many times the entries of another
+LARGE_FRACTION_MAX = 0.25  # largest fraction of all parameters in a large update
 LARGE_STEP_TAUS = 2.25  # change that an entry sends, in multiples of tau
 LARGE_WORKERS_MIN = 4  # with fewer, no update is large
-LARGE_DIVISOR_MAX = 4.0  # ordinary tau / a large update's; above, no update is large (normal: 1.8)
-WITHOUT_LARGE_FACTOR = 8 / 3  # times the entries if no update is large: the same bytes
+LARGE_DIVISOR_MAX = 4.0  # of ordinary tau / large update's tau (usually 1.8); above: none is large
+WITHOUT_LARGE_FACTOR = 8 / 3  # if no update is large, each has this many times the entries
 
 
 _FRACTION = number(
@@ -48,12 +49,13 @@ class WarmUp:
     (Lin et al. 2018, section 3.3), where sparsity rises from epoch to epoch as 75 %, 93.75 %,
     98.4 %, 99.6 %, 99.9 %; the defaults give the same with ``publications=4``. As in that paper,
     tau is derived from a sample of the residual. After the warm-up, the threshold algorithm
-    continues from the last tau, and ``FixedThreshold`` with its own tau.
+    continues from the last tau, except ``FixedThreshold``, which uses its own tau.
 
     Args:
         publications: number of publications of each worker in the warm-up, such as one epoch's.
         sent_fraction_first: fraction of all parameters in the first message.
-        sent_fraction_last: fraction that the first publication after the warm-up would send.
+        sent_fraction_last: fraction that the first publication after the warm-up would send if the
+            warm-up continued.
 
     Raises:
         UsageError: a value is out of range.
@@ -70,7 +72,7 @@ class WarmUp:
     )
     # fraction of all parameters in the first message
     sent_fraction_first: float = field(default=0.25, metadata=_FRACTION)
-    # fraction for the first publication after the warm-up, if it continued
+    # fraction that the first publication after the warm-up would send if the warm-up continued
     sent_fraction_last: float = field(default=1e-3, metadata=_FRACTION)
 
     def __post_init__(self) -> None:
@@ -88,7 +90,7 @@ class WarmUp:
         return publication <= self.publications
 
     def sent_fraction(self, publication: int) -> float:
-        """Return the fraction of all parameters to send in this publication."""
+        """Return the fraction of all parameters to send in publication ``publication`` (from 1)."""
         ratio = self.sent_fraction_last / self.sent_fraction_first
         return float(self.sent_fraction_first * ratio ** ((publication - 1) / self.publications))
 
@@ -102,7 +104,7 @@ class WarmUp:
 # small plain dict, is passed in and returned; ``TauChooser`` holds the state between publications.
 
 
-TauReachedBy = Callable[[float], float | None]
+TauReachedBy = Callable[[float], float | None]  # fraction of residuals -> tau that it reaches
 PREFIX = "threshold_"  # prefix of the algorithm's keys in an encoder's state
 
 
@@ -113,20 +115,23 @@ class NextPublication(NamedTuple):
     sent_fraction: float | None  # sent by the last publication; None before the first
     # Returns the tau that a given fraction of residuals reach; None if all residuals are 0.
     tau_reached_by: TauReachedBy
-    fraction: float | None = None  # fraction to send that a warm-up prescribes, if any
+    fraction: float | None = None  # fraction that a warm-up prescribes to send; None: no warm-up
     use_as_feedback: bool = True  # whether ``sent_fraction`` may affect tau; False after shake-ups
     is_last: bool = False  # whether the worker has trained all its minibatches
     workers: int = 1  # number of workers that train
 
 
 class PublicationTarget(NamedTuple):
-    """The threshold of one publication, and the next state of the threshold algorithm."""
+    """The threshold of one publication, and the next state of the threshold algorithm.
+
+    A hit is a parameter whose residual reaches the threshold.
+    """
 
     state: ThresholdState  # the algorithm's next state, with "tau" (parameter units, unrounded)
     divisor: float = 1.0  # this publication uses tau / divisor
-    wanted: float | None = None  # fraction to send: if more are hits, a random part; None: all
+    wanted: float | None = None  # fraction to send; of more hits, a random part. None: all hits
     is_coarse: bool = False  # whether to round steps, so that workers use few different ones
-    step_taus: float | None = None  # multiple of tau that each hit sends; None: by its level
+    step_taus: float | None = None  # multiple of tau that each hit sends; None: depends on its size
 
     @property
     def tau(self) -> float:
@@ -138,7 +143,7 @@ class TauStage(Protocol):
     """Interface of a stage that chooses tau, or modifies the choice of an inner stage."""
 
     def next_tau(self, state: ThresholdState, upcoming: NextPublication, /) -> PublicationTarget:
-        """Choose the threshold of the upcoming publication.
+        """Return the threshold of the upcoming publication, with the algorithm's next state.
 
         ``state`` is the threshold algorithm's state after the last publication: named numbers, of
         which "tau" is one; {} before the first publication.
@@ -149,13 +154,14 @@ class TauSource(TauStage, Protocol):
     """Interface of the innermost stage, which gets tau from a threshold algorithm."""
 
     def follow_link(self, round_s: float, step_s: float, /) -> None:
-        """Adapt to the link's speed: ``round_s`` is the time from a publication to its commit.
+        """Adapt to the speed of the network link.
 
-        ``step_s`` is the duration of a training step; both are in seconds.
+        ``round_s`` is the time from a publication until the master numbers it (its commit), and
+        ``step_s`` the duration of a training step, both in seconds.
         """
 
     def state(self) -> EncoderState:
-        """Return this stage's own state for the next fit, without that of the algorithm (tau)."""
+        """Return this stage's own state for the next fit, without the algorithm's state (tau)."""
 
     def load_state(self, state: EncoderState, /) -> None:
         """Restore the state that ``state`` returned."""
@@ -169,7 +175,10 @@ class FeedbackTau:
         self._algorithm = algorithm
 
     def next_tau(self, state: ThresholdState, upcoming: NextPublication) -> PublicationTarget:
-        """Return the algorithm's tau, or a sampled one while a warm-up prescribes the fraction."""
+        """Return the algorithm's tau; in a warm-up, a sampled one; after a shake-up, the last one.
+
+        The sampled tau is the one that the prescribed fraction of the residuals reach.
+        """
         if upcoming.fraction is not None:
             return PublicationTarget(
                 sample_tau(upcoming, upcoming.fraction, state, self._algorithm)
@@ -193,24 +202,25 @@ class SampledTau:
     """Chooses tau from a sample of the residuals, so that a target fraction of them reach tau.
 
     The target fraction follows the speed of the network link. With an ``AveragingThreshold``, some
-    updates are large.
+    updates are large: they send many more entries.
     """
 
     def __init__(self, algorithm: FractionAlgorithm, n_params: int) -> None:
-        """Start with the algorithm's largest fraction; ``n_params`` sets the smallest one."""
+        """Start with the algorithm's largest fraction; ``n_params`` determines the smallest one."""
         self._algorithm = algorithm
         self._wanted = algorithm.sent_fraction_max
         self._least = small_model_fraction(algorithm, n_params)
-        self._large_every = 0  # every so many updates are large; 0: none is
+        self._large_every = 0  # updates whose number is a multiple are large; 0: none is
         if isinstance(algorithm, AveragingThreshold):
             self._large_every = algorithm.large_every
         self._is_large = False  # whether the last update was large
         self._has_outliers = False  # whether few residuals are much larger than the others
 
     def next_tau(self, state: ThresholdState, upcoming: NextPublication) -> PublicationTarget:
-        """Choose, from a sample, the tau that the target fraction of the residuals reach.
+        """Return the tau that the target fraction of the residuals reach, estimated from a sample.
 
-        During a warm-up, the fraction that the warm-up prescribes takes the target's place.
+        A warm-up prescribes another fraction. Otherwise, return the target of a large update if one
+        is due and the residuals are suitable.
         """
         prescribed, every, asked = upcoming.fraction, self._large_every, self._wanted
         averages_many = upcoming.workers >= LARGE_WORKERS_MIN
@@ -228,9 +238,9 @@ class SampledTau:
     def _enlarge(
         self, target: PublicationTarget, upcoming: NextPublication
     ) -> PublicationTarget | None:
-        """Return the target of a large update; None if few residuals dominate the others.
+        """Return the target of a large update; None if few residuals dominate, or if all are 0.
 
-        ``target`` is that of an ordinary update, whose tau stays in the state.
+        ``target`` is the target of an ordinary update; its tau stays in the algorithm's state.
         """
         fraction = max(min(LARGE_FACTOR * self._wanted, LARGE_FRACTION_MAX), self._least)
         tau = upcoming.tau_reached_by(fraction)
@@ -243,9 +253,9 @@ class SampledTau:
         return target._replace(divisor=divisor, wanted=fraction, step_taus=LARGE_STEP_TAUS)
 
     def follow_link(self, round_s: float, step_s: float) -> None:
-        """Adapt the target fraction to ``round_s``, from the last publication to its commit.
+        """Adapt the target fraction to ``round_s`` and ``step_s``; see ``TauSource.follow_link``.
 
-        The time of a large update is not typical, so it is ignored.
+        Do nothing after a large update, because its time is not typical.
         """
         if self._is_large:
             return
@@ -264,9 +274,9 @@ class SampledTau:
 def sample_tau(
     upcoming: NextPublication, fraction: float, state: ThresholdState, algorithm: ThresholdAlgorithm
 ) -> ThresholdState:
-    """Return a state whose tau is reached by ``fraction`` of the residuals.
+    """Return a state of ``algorithm`` with the tau that ``fraction`` of the residuals reach.
 
-    If all residuals are 0, return ``state``, the last one, or the algorithm's first state.
+    If all residuals are 0, return the last state, ``state``, or the algorithm's first state.
     """
     tau = upcoming.tau_reached_by(fraction)
     if tau is not None:
@@ -317,7 +327,7 @@ class ShakeUpTau:
 
     inner: TauStage  # the stage whose tau is reduced
     frequency: int  # publications from one shake-up to the next, at least 1
-    after: int = 0  # number of first publications without shake-ups
+    after: int = 0  # number of publications at the start without shake-ups
 
     def next_tau(self, state: ThresholdState, upcoming: NextPublication) -> PublicationTarget:
         """Return the inner stage's choice; in a shake-up, with a third of its tau."""
@@ -351,11 +361,11 @@ class TauChooser:
     def next_tau(
         self, tau_reached_by: TauReachedBy, *, is_last: bool = False, workers: int = 1
     ) -> PublicationTarget:
-        """Choose the threshold of publication number ``publications + 1``.
+        """Return the threshold of publication number ``publications + 1``; store the next state.
 
-        ``tau_reached_by(fraction)`` returns the tau that this fraction of residuals reach, or None.
-        ``is_last``: whether the worker has trained all its minibatches. ``workers``: number of
-        workers that train.
+        ``tau_reached_by(fraction)`` returns the tau that this fraction of residuals reach, or None
+        if all are 0. ``is_last``: whether the worker has trained all its minibatches. ``workers``:
+        number of workers that train.
         """
         number, sent = self.publications + 1, self._sent_fraction
         upcoming = NextPublication(number, sent, tau_reached_by, is_last=is_last, workers=workers)
@@ -402,7 +412,8 @@ def create_tau_chooser(
     """Build a TauChooser from its stages: algorithm, limits, warm-up and shake-ups.
 
     ``limits`` are the smallest and largest tau (parameter units), and ``n_params`` is the model's
-    number of parameters. With ``shake_frequency`` 0 there are no shake-ups.
+    number of parameters. After the warm-up, each publication whose number is a multiple of
+    ``shake_frequency`` is a shake-up; with 0, none is.
     """
     source: TauSource
     if isinstance(threshold, FractionAlgorithm):

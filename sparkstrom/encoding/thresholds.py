@@ -8,12 +8,12 @@ algorithms keep tau fixed, or adjust it according to the fraction of all paramet
 message contained.
 
 To add an algorithm, define a frozen dataclass here and list it in ``ALGORITHMS``. An algorithm's
-state is a small plain dict that the caller keeps between fits and in checkpoints: ``{}`` before the
-first message, then ``tau`` (not rounded, on the scale of the parameters) and ``sent_fraction``
-(entries per parameter of the last message that the algorithm used). The formulas are those of
-DL4J's package ``org.deeplearning4j.optimize.solvers.accumulation.encoding.threshold``. What DL4J
-calls "sparsity ratio" is called sent fraction here: the larger it is, the more entries a message
-has.
+state is a small plain dict that the caller keeps between fits and in checkpoints. It is ``{}``
+before the first message, and then has the keys ``tau`` (not rounded, on the scale of the
+parameters) and, if the algorithm uses it, ``sent_fraction`` (number of entries in the last message,
+divided by the number of parameters). The formulas are those of DL4J's package
+``org.deeplearning4j.optimize.solvers.accumulation.encoding.threshold``. What DL4J calls "sparsity
+ratio" is called sent fraction here: the larger it is, the more entries a message has.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ ThresholdState = dict[str, float]
 
 AUTO = "auto"  # option value; see ``SharedTrainingMaster.choose_threshold``
 LEVELS_MAX = 4  # tau, 2 tau, 4 tau and 8 tau; the wire format has room for more
-ROUND_S = 0.1  # a commit this soon after the publication delays nothing
+ROUND_S = 0.1  # a commit this many seconds after the publication delays nothing
 RISE = 1.25  # growth of the wanted fraction per publication: minimum to maximum in 11 publications
-FALL_MAX = 0.2  # smallest factor per publication, because one late commit proves little
+FALL_MAX = 0.2  # the fraction's smallest factor per publication; one late commit proves little
 
 
 @runtime_checkable
@@ -66,10 +66,10 @@ class FractionAlgorithm(ThresholdAlgorithm, Protocol):
         """The largest fraction of all parameters to send; training starts with this fraction."""
 
     def next_fraction(self, fraction: float, round_s: float, step_s: float) -> float:
-        """Return the fraction to send next, given the last one and how long its commit took.
+        """Return the fraction to send next; ``fraction`` is the last one.
 
-        ``round_s``: seconds from the last publication to its commit; ``step_s``: seconds per
-        training step.
+        ``round_s``: seconds from the last publication to its commit, when the master numbers it;
+        ``step_s``: seconds per training step.
         """
 
 
@@ -134,10 +134,10 @@ class AutoThreshold:
 
     tau is the value that this fraction of the residuals reach. The fraction starts at its maximum
     and follows the link's speed between both bounds. The defaults come from measurements: if
-    updates were summed, accuracy did not improve above 1e-2 and declined below 1e-3. A message
-    contains at least 32 entries, or half of a smaller model. ``threshold="auto"`` selects this
-    algorithm; with ``scaling="ddp"``, it selects ``AveragingThreshold`` if updates are averaged, or
-    else a maximum of 1.6e-2.
+    updates were summed, accuracy did not improve with fractions above 1e-2, and declined with
+    fractions below 1e-3. A message contains at least 32 entries, or half of the parameters if that
+    is less. ``threshold="auto"`` selects this algorithm; with ``scaling="ddp"``, it selects
+    ``AveragingThreshold`` if updates are averaged, or else a maximum of 1.6e-2.
 
     Args:
         sent_fraction_min: smallest fraction of all parameters to send per message.
@@ -169,19 +169,21 @@ class AutoThreshold:
         return self.sent_fraction_min, self.sent_fraction_max
 
     def next_fraction(self, fraction: float, round_s: float, step_s: float) -> float:
-        """Return the fraction to send next, given the last one and how long its commit took.
+        """Return the fraction to send next; see ``FractionAlgorithm.next_fraction``.
 
-        ``round_s`` is the time in seconds from the last publication to its commit; ``step_s`` is
-        the duration of a training step. The fraction grows by a quarter if the commit took no
-        longer than a step (or ``ROUND_S``, if steps are shorter). Otherwise the fraction shrinks in
-        proportion, to no less than a fifth.
+        The fraction grows by a quarter if the last commit took (``round_s``) no longer than a step
+        (``step_s``), or than ``ROUND_S`` if steps are shorter. Otherwise it shrinks in proportion,
+        to no less than a fifth.
         """
         room_s = max(step_s, ROUND_S)
         change = RISE if round_s <= room_s else max(FALL_MAX, room_s / round_s)
         return min(max(fraction * change, self.sent_fraction_min), self.sent_fraction_max)
 
     def next_tau(self, state: ThresholdState, sent_fraction: float | None) -> ThresholdState:
-        """Return the last state, or a tau of 0. Only called if all residuals are 0."""
+        """Return the last state; if it has no tau, a tau of 0. Called only if all residuals are 0.
+
+        ``sent_fraction`` is not used.
+        """
         return state if "tau" in state else {"tau": 0.0}
 
 
@@ -189,11 +191,12 @@ class AutoThreshold:
 class AveragingThreshold(AutoThreshold):
     """Sends fewer entries than ``AutoThreshold``, except that every eighth update is large.
 
-    For updates that are averaged (``aggregation="mean"``). What the workers have in common is small
-    beside each worker's noise, so it rarely reaches tau, whereas errors that differ between workers
-    nearly vanish in the mean. A large update sends what they have in common at once: it contains 20
-    times as many entries, and each sends 2.25 tau, which may be more than its residual. The update
-    after a worker's last minibatch is large, too, because what the residual then holds is lost.
+    It suits updates that are averaged (``aggregation="mean"``). What the workers' changes have in
+    common is much smaller than each worker's noise, so it rarely reaches tau. A large update sends
+    it at once: it contains 20 times as many entries, and each sends 2.25 tau, which may be more
+    than its residual. These errors differ between workers, so that they nearly vanish in the mean.
+    The update after a worker's last minibatch is also large, because what remains in the residual
+    is lost.
 
     Source of the step: for normally distributed residuals, of which the largest 12 % each send
     2.7 tau, the update equals the residual plus noise that does not correlate with it (Bussgang's
@@ -202,10 +205,13 @@ class AveragingThreshold(AutoThreshold):
 
     No update is large with fewer than four workers, or if few residuals are much larger than the
     others, as in models with embeddings, because equal steps do not suit these. Then all updates
-    have 8/3 times as many entries, for the same bytes.
+    have 8/3 times as many entries, which takes the same bytes.
 
     Args:
-        large_every: every so many updates of a worker are large.
+        sent_fraction_min: smallest fraction of all parameters to send per ordinary message.
+        sent_fraction_max: largest fraction of all parameters to send per ordinary message.
+        levels: number of step sizes of ordinary messages, as in ``AutoThreshold``; at least 2.
+        large_every: a worker's updates whose number is a multiple of this are large.
 
     Raises:
         UsageError: a value is out of range, or ``levels`` is 1.
@@ -213,11 +219,11 @@ class AveragingThreshold(AutoThreshold):
 
     sent_fraction_min: float = field(default=3e-4, metadata=_FRACTION)
     sent_fraction_max: float = field(default=6e-3, metadata=_FRACTION)
-    # every so many updates of a worker are large
+    # a worker's updates whose number is a multiple of this are large
     large_every: int = field(default=8, metadata=whole(1, COUNT_MAX, unit="updates"))
 
     def __post_init__(self) -> None:
-        """Raise UsageError if an option is out of range.
+        """Raise UsageError if an option is out of range, or if there is only one level.
 
         With one level, an encoder has no room for the entries of large updates of small models.
         """
@@ -264,7 +270,8 @@ class AdaptiveThreshold:
         tau_initial: first threshold, in parameter units.
         sent_fraction_min: lower bound of the band, as a fraction of all parameters per message.
         sent_fraction_max: upper bound of the band.
-        decay: tau is multiplied by this per message below the band, and divided by it above.
+        decay: tau is multiplied by this after a message below the band, and divided by it after one
+            above the band.
         levels: number of step sizes; an entry sends tau, 2 tau, ... or 2^(levels - 1) tau.
 
     Raises:
@@ -296,14 +303,16 @@ class AdaptiveThreshold:
 
 @dataclass(frozen=True, slots=True)
 class TargetSparsityThreshold:
-    """Adjusts tau towards one sent fraction (DL4J: ``TargetSparsityThresholdAlgorithm``).
+    """Adjusts tau so that messages contain about a target fraction of all parameters.
 
-    The sent fraction does not converge: tau oscillates by one step of ``decay``.
+    The fraction does not converge, because each message that is not exactly on target changes tau
+    by a factor of ``decay``. DL4J: ``TargetSparsityThresholdAlgorithm``.
 
     Args:
         tau_initial: first threshold, in parameter units.
         sent_fraction_target: fraction of all parameters to send per message.
-        decay: tau is multiplied by this per message below the target, and divided by it above.
+        decay: tau is multiplied by this after a message below the target, and divided by it after
+            one above the target.
         levels: number of step sizes; an entry sends tau, 2 tau, ... or 2^(levels - 1) tau.
 
     Raises:
@@ -353,7 +362,11 @@ def _adjust_tau(
     high: float,
     decay: float,
 ) -> ThresholdState:
-    """Return the next state: tau falls for a sent fraction below ``low``, rises above ``high``."""
+    """Return the next state: tau falls for a sent fraction below ``low``, rises above ``high``.
+
+    The first tau is ``tau_initial``. ``decay`` is the factor by which tau falls. If
+    ``sent_fraction`` is None, the fraction in ``state`` is used; without either, tau stays.
+    """
     if "tau" not in state:
         return {"tau": tau_initial}
     tau = state["tau"]

@@ -1,8 +1,10 @@
 """Add up updates as a sorted sparse list, or as a dense array if there are many entries.
 
-Also encodes and decodes such sums. A sum of a hundred updates of a large model contains only a few
-percent of the parameters, so that a dense array would be larger than the updates. Both
-representations contain the same integers.
+An entry is the index of a parameter, and the number of quanta (units of all changes) to add to it.
+A sum of a hundred updates of a large model contains only a few percent of the parameters, so that
+it takes less memory as a list. This module also encodes such sums for the network, as Rice-coded
+gaps between indices and Exp-Golomb-coded sizes, or, if that is shorter, as an integer of 1, 2 or 4
+bytes per parameter. The comment above ``encode`` describes the format.
 """
 
 from __future__ import annotations
@@ -92,7 +94,10 @@ class UpdateSum:
         return array
 
     def add(self, hits: Hits) -> None:
-        """Add an update's entries, (indices, quanta). Sums beyond int32 wrap around."""
+        """Add an update's entries, (indices, quanta). Many entries make this sum dense.
+
+        Sums beyond int32 wrap around, and ``overflows`` counts them.
+        """
         if self.array is None and (self._hits[0].size + hits[0].size) * SPARSE_MAX > self.n_params:
             self.array = self.dense()
         if self.array is not None:
@@ -144,7 +149,7 @@ ENTRY_BITS_MIN = 3  # the gap's 1, the sign, the size's 1
 UNIT_END = 2**31  # valid units are below this; the unit is 2^31 if all entries are -2^31
 SAMPLE = 4096  # entries from which the order is estimated
 FLUSH_BYTES = 8  # room after the entries, because the encoder writes whole 8-byte words
-NEAR = U64(57 - 32)  # after so many 0s, the rest of a code is in the same word
+NEAR = U64(57 - 32)  # after fewer 0s than this, the rest of a code is in the same 64-bit word
 
 
 def encode(total: UpdateSum) -> bytes:
@@ -247,11 +252,10 @@ REASONS = (
 
 @kernel("UniTuple(i8, 3)(i4[::1])")
 def unit_and_bounds(quanta: I32) -> tuple[int, int, int]:
-    """Return (unit, smallest, largest): the entries' greatest common divisor, and their range.
+    """Return (unit, smallest, largest) of a sum's entries ``quanta``, which are all nonzero.
 
-    The range is of absolute values, in units. Without entries all three are 1.
-
-        quanta i32[count] in  all nonzero
+    The unit is their greatest common divisor, and the others are the smallest and largest absolute
+    value in units. Without entries all three are 1.
     """
     unit, smallest, largest = np.int64(0), np.int64(2**31), np.int64(0)
     for j in range(quanta.shape[0]):

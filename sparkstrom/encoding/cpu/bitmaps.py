@@ -1,10 +1,14 @@
 """CPU kernels for bitmaps; ``sparkstrom.encoding.reference_kernels`` documents the arguments.
 
 A bitmap stores an update with two bits per parameter. They are the parameter's state: unchanged,
-+step, -step or half a step, with one sign in the whole bitmap. Each block of parameters is
-processed by several small loops, each over numbers of one type, because the compiler can vectorise
-these but not one large loop. States are packed and unpacked four at a time, as the bytes of one
-32-bit word.
++step, -step or half a step; all half steps of a bitmap have the same sign. Each block of parameters
+is processed by several small loops, each over numbers of one type, because the compiler can
+vectorise these but not one large loop. States are packed and unpacked four at a time, as the bytes
+of one 32-bit word. An overflow is a parameter that has left the range in which float32 sums are
+exact.
+
+Arguments of helpers: ``half`` is tau / 2, ``toward`` is the sign of half steps as a float, ``part``
+is a half step with its sign, and ``states`` has one byte for each state of a block.
 """
 
 # Compiled code mixes NumPy's and Python's scalars, which Numba treats alike, unlike mypy.
@@ -25,9 +29,9 @@ U32, U64 = np.uint32, np.uint64
 
 PACKED = 256  # bytes of a bitmap that are counted in one inner loop
 BLOCK = 512  # parameters per block, whose memory fits into the L1 cache
-MAGNITUDE = np.int32(0x7FFFFFFF)
-STATES = U32(0x03030303)
-LOWEST = U32(0x01010101)
+MAGNITUDE = np.int32(0x7FFFFFFF)  # mask that removes a float's sign bit
+STATES = U32(0x03030303)  # mask of the state in each byte of a word
+LOWEST = U32(0x01010101)  # mask of the lowest bit in each byte of a word
 
 
 @helper
@@ -83,7 +87,7 @@ def _count_overflow(
 
 @helper
 def _sum_bytes(lanes: np.uint32) -> int:
-    """Return the sum of the four bytes in a word."""
+    """Return the sum of the four bytes of the word ``lanes``."""
     pairs = (lanes & U32(0xFF00FF)) + ((lanes >> U32(8)) & U32(0xFF00FF))
     return np.int64((pairs & U32(0xFFFF)) + (pairs >> U32(16)))
 
@@ -195,7 +199,7 @@ def bitmap_count(packed: U8, n: int) -> int:
 
 @helper
 def _signed_quanta(state: int, side: int, quanta: int) -> np.int32:
-    """Return what a bitmap state adds: +-quanta, half of it with the sign ``side``, or 0."""
+    """Return what a state adds: 0 for 0, +quanta for 1, -quanta for 2, side * quanta / 2 for 3."""
     full = np.int32(quanta) * np.int32((state & 1) - (state >> 1))
     return full + np.int32(state == 3) * np.int32(side * (quanta // 2))
 
@@ -219,7 +223,7 @@ def bitmap_decode(packed: U8, n: int, side: int, quanta: int, indices: I32, amou
 
 @helper
 def _state_amount(state: np.uint8, step: float, part: float) -> float:
-    """Return the amount that a state adds: +-step, ``part`` (a half step), or 0."""
+    """Return what a state adds: 0 for 0, +step for 1, -step for 2, ``part`` (a half step) for 3."""
     amount = np.float32(0)
     if state == 1:
         amount = step

@@ -23,7 +23,7 @@ def zeros(size: int, dtype: DTypeLike) -> NDArray[Any]:
 
 
 def mirror(host: NDArray[Any]) -> NDArray[Any]:
-    """Return an array that kernels can write, with the size and dtype of ``host``: itself."""
+    """Return ``host`` itself, because kernels can write it."""
     return host
 
 

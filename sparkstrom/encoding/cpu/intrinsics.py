@@ -1,9 +1,10 @@
 """Give kernels four machine instructions that LLVM has for every processor but Numba lacks.
 
-Kernels call these functions by name: ``lowest_bit(word)``. To Numba, each function here is the
-definition of an intrinsic: for the types of the arguments, it returns a signature and a generator
-of LLVM code. The instructions do not check bounds; callers must. Only the process that compiles
-kernels executes the functions of this module, so they import Numba inside their bodies.
+Kernels call these functions by name, such as ``lowest_bit(word)``, but the functions themselves run
+only when Numba compiles such a call: given Numba's typing context and the types of the arguments, a
+function returns the signature of the call and a generator of LLVM code for it. The docstrings say
+what this code does. It does not check bounds; callers must. The functions import Numba inside their
+bodies, because only the process that compiles kernels executes them.
 """
 
 from __future__ import annotations
@@ -39,7 +40,10 @@ def lowest_bit(typing: Any, word: Any) -> Any:
 
 @native
 def prefetch(typing: Any, array: Any, index: Any) -> Any:
-    """Define an intrinsic: start to fetch array[index], any index, into the cache for writing."""
+    """Define an intrinsic: start to load array[index] into the processor's cache, for writing.
+
+    The index may be out of bounds.
+    """
     from numba import types
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:

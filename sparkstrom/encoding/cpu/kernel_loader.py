@@ -77,7 +77,10 @@ class Native(NamedTuple):
 
 
 def python_entry(name: str, native: Native) -> Callable[..., Any]:
-    """Return a Python function that calls a compiled one. Raises TypeError for wrong arrays."""
+    """Return a Python function that calls the compiled function ``native``.
+
+    It raises TypeError for arrays that the kernel cannot use; ``name`` is for error messages.
+    """
     pointer = ctypes.c_void_p
     types = [kind for argument in native.arguments for kind in _ctypes_of(argument)]
     function = ctypes.CFUNCTYPE(ctypes.c_int32, pointer, pointer, *types)(native.address)
@@ -86,7 +89,10 @@ def python_entry(name: str, native: Native) -> Callable[..., Any]:
     room = number * max(1, native.results)
 
     def call(*values: Any) -> Any:
-        """Convert the arguments, run the kernel and return its result."""
+        """Convert the arguments, run the kernel and return its result.
+
+        Raise ArithmeticError if the kernel fails.
+        """
         flat = [part for take, value in zip(given, values, strict=True) for part in take(value)]
         result, error = room(), pointer()
         status = function(ctypes.addressof(result), ctypes.addressof(error), *flat)
@@ -100,7 +106,7 @@ def python_entry(name: str, native: Native) -> Callable[..., Any]:
 
 
 def _ctypes_of(argument: Argument) -> Sequence[Any]:
-    """Return the C types as which one argument is passed; an array has several."""
+    """Return the C types of one argument; an array is passed as several C arguments."""
     if not argument.dimensions:
         return [NUMBERS[argument.kind]]
     pointer, size = ctypes.c_void_p, ctypes.c_int64
@@ -232,7 +238,7 @@ def _read_checked(path: Path) -> bytes:
 
 
 def _write_checked(path: Path, content: bytes) -> None:
-    """Write a file that only this user may write, with a hash that shows readers damage."""
+    """Write a file that only this user may write, with a hash by which readers detect damage."""
     path.write_bytes(_hash(content) + b"\n" + content)
     os.chmod(path, path.stat().st_mode & ~0o022)
 
@@ -305,9 +311,9 @@ def _find_version(package: str) -> str:
 
 @contextmanager
 def _lock(path: Path) -> Iterator[None]:
-    """Hold an exclusive lock on a file, which the kernel releases if this process dies.
+    """Hold an exclusive lock on a file, which the operating system releases if this process dies.
 
-    Raises SetupError after waiting for ``COMPILE_S`` seconds.
+    Waits for other processes; raises SetupError after ``COMPILE_S`` seconds.
     """
     descriptor = os.open(path, _LOCK, 0o600)
     until_s = time.monotonic() + COMPILE_S
@@ -325,7 +331,7 @@ def _lock(path: Path) -> Iterator[None]:
 
 
 def _try_lock(descriptor: int) -> bool:
-    """Lock the file unless another process holds the lock; return whether this succeeded."""
+    """Lock the file without waiting; return False if another process holds the lock."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -334,8 +340,9 @@ def _try_lock(descriptor: int) -> bool:
 
 
 def _compile(missing: dict[str, Path], directory: Path) -> None:
-    """Compile modules to files in subprocesses, so that this process need not import Numba.
+    """Compile modules in subprocesses, so that this process need not import Numba.
 
+    ``missing`` has the file to write for each module name; temporary files are in ``directory``.
     Raises SetupError if a subprocess fails or takes too long.
     """
     log.warning("compiling kernels into %s, once per host and version", directory)
@@ -363,8 +370,8 @@ def _count_compilers() -> int:
 def _run_compilers(parts: dict[str, list[Path]], shares: int, drafts: str) -> None:
     """Compile each module (a key of ``parts``) in ``shares`` processes, each to its own file.
 
-    ``drafts`` is a directory for temporary files. Raises SetupError if a process fails or takes too
-    long. All processes have ended afterwards.
+    The values of ``parts`` are these files; ``drafts`` is a directory for temporary files. Raises
+    SetupError if a process fails or takes too long. All processes have ended afterwards.
     """
     files = {name: getattr(sys.modules[name], "__file__", None) for name in parts}
     until_s = time.monotonic() + COMPILE_S
@@ -427,7 +434,8 @@ def write_refusal(path: Path, reason: str) -> None:
 def read_functions(path: Path) -> Loaded:
     """Load a file of ``write_functions``; the functions stay in memory until the process ends.
 
-    Raises UnknownNumba if ``write_refusal`` wrote the file, PermissionError if others may write it.
+    Raises UnknownNumba if ``write_refusal`` wrote the file, PermissionError if others may write it,
+    and OSError if it is damaged.
     """
     facts, _, objects = _read_checked(path).partition(b"\n")
     known = json.loads(facts)
@@ -506,7 +514,7 @@ class Unit:
         """Store the name of the module; its kernels are loaded later."""
         self.module = module
         self.loaded: Loaded | None = None  # functions from an object file
-        self.jitted: Any = None  # a copy of the module whose functions Numba compiled here
+        self.jitted: Any = None  # a copy of the module, compiled by Numba in this process
 
     @property
     def is_loaded(self) -> bool:
@@ -617,7 +625,10 @@ def _unit(function: Callable[..., Any]) -> Unit:
 
 
 def _load_units(units: list[Unit]) -> None:
-    """Load units from files, or have Numba compile them in this process if there are none."""
+    """Load units from files; compile these first if necessary.
+
+    If this version of Numba cannot compile to files, have it compile the units in this process.
+    """
     with _loading:
         wanted = {unit.module: unit for unit in units if not unit.is_loaded}
         try:

@@ -1,9 +1,10 @@
 """All CPU kernels, compiled with Numba; ``encoding.reference_kernels`` documents the arguments.
 
-A scan looks for hits: parameters whose residual has reached the threshold tau. It examines each
-block of parameters in one vectorised loop. Only in a block with hits does it compare again: it
-stores the results for 64 parameters as the bits of one word, and extracts the hits from the lowest
-bit up.
+A scan finds hits: parameters whose residual (what is learned but not sent) has reached the
+threshold tau. It examines each block of parameters in one vectorised loop. If the block has hits,
+it compares again, stores the results for 64 parameters as the bits of one word, and extracts the
+hits from the lowest bit up. An overflow is a parameter that has left the range in which float32
+sums are exact.
 
 The maximum of ``bits & 0x7fffffff`` over all values reveals NaN and infinity at no cost: as
 integers, the bits of absolute values sort like the values, with infinity and NaN above all others.
@@ -76,8 +77,8 @@ U64 = np.uint64
 BLOCK = 256  # parameters per block; a constant, so that the loop is fully vectorised
 WORD = 64  # parameters per word of hit bits
 LIKELY = 2  # hits per word written without a branch; garbage if there are fewer, overwritten later
-AHEAD = 16  # number of hits by which memory is prefetched
-MAGNITUDE = np.int32(0x7FFFFFFF)
+AHEAD = 16  # memory is prefetched for the hit that is this number of hits ahead
+MAGNITUDE = np.int32(0x7FFFFFFF)  # mask that removes a float's sign bit
 ONE = U64(1)
 
 

@@ -1,8 +1,10 @@
 """CPU kernels: find and apply the levels of hits, choose hits at random, and sample residuals.
 
-A hit is a parameter whose residual reaches tau, and a hit of level l reaches tau * 2^l; its steps
-have the factor 2^l. ``encoding.reference_kernels`` documents the arguments. Loops over hits
-prefetch, like ``kernels.move``.
+A hit is a parameter whose residual (what is learned but not sent) reaches the threshold tau. A hit
+of level l reaches tau * 2^l, and its step (the change that is sent) is multiplied by 2^l. An
+overflow is a parameter that has left the range in which float32 sums are exact. Functions with
+loops over hits prefetch memory for later hits, because hits are far apart in memory.
+``encoding.reference_kernels`` documents the arguments.
 """
 
 # Compiled code mixes NumPy's and Python's scalars, which Numba treats alike, unlike mypy.
@@ -22,7 +24,7 @@ I32 = NDArray[np.int32]
 U8 = NDArray[np.uint8]
 U64 = np.uint64
 
-AHEAD = 16  # number of hits by which memory is prefetched
+AHEAD = 16  # memory is prefetched for the hit that is this number of hits ahead
 LOW32 = U64(0xFFFFFFFF)
 WORD = 64  # parameters per word of hit bits
 ONE = U64(1)
@@ -47,7 +49,11 @@ def _hash_index(i: np.uint64, seed: np.uint64) -> np.uint64:
 def _append_if_chosen(
     value: float, tau: float, i: int, limit: int, seed: int, codes: I32, hits: np.uint64
 ) -> np.uint64:
-    """Append the code of a hit that is at least 2 tau or selected; return the number of hits."""
+    """Append the code of parameter ``i`` if |value| >= 2 tau, or if it is a selected smaller hit.
+
+    ``limit`` and ``seed`` select hits at random. Return the new number of hits; ``hits`` is the old
+    one. Without room in ``codes``, the hit is only counted.
+    """
     size = abs(value)
     if not size >= tau:
         return hits

@@ -5,8 +5,8 @@ sparkstrom.encoding.cpu.numba_compiler ORDER``, where ORDER is JSON: the number 
 number of processes, and the modules with their files. Each process imports all of the modules,
 compiles its share of the decorated functions, and writes their machine code. This needs internals
 of Numba. If the installed version has different internals, the process writes the reason to the
-files instead, and ``CachingCompiler`` compiles the kernels within each process, with public
-functions of Numba only.
+files instead. Then every process that needs kernels compiles them itself with ``CachingCompiler``,
+which uses only public functions of Numba.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class NumbaCompiler:
     """Compiles functions as soon as they are decorated, and collects the results.
 
     Several processes can share the work: of every ``shares`` functions, in the order in which they
-    are decorated, this one compiles the one with number ``share`` (counted from 0).
+    are decorated, this process compiles the one with number ``share`` (counted from 0).
     """
 
     def __init__(self, share: int = 0, shares: int = 1) -> None:
@@ -59,9 +59,10 @@ class NumbaCompiler:
         self._share, self._shares, self._decorated = share, shares, 0
 
     def kernel(self, signature: str, function: Callable[..., Any], /) -> Any:
-        """Compile a kernel for its signature, record it; return it for other kernels to call.
+        """Compile a kernel for its signature and record it; return it for other kernels to call.
 
-        If another process compiles it, compile it only if a kernel of this process calls it.
+        If the kernel is another process's share, it is not recorded, and is compiled only if a
+        kernel of this process calls it.
         """
         if not self._is_in_share():
             return _compile_when_called(signature, function)
@@ -71,9 +72,9 @@ class NumbaCompiler:
         return dispatcher
 
     def callback(self, signature: str, function: Callable[..., Any], /) -> Any:
-        """Compile a function for C to call, in which an error ends the process; record it.
+        """Compile a function for C to call, in which an error ends the process, and record it.
 
-        If another process compiles it, return it unchanged.
+        If the function is another process's share, return it unchanged.
         """
         if not self._is_in_share():
             return function
@@ -99,7 +100,10 @@ class NumbaCompiler:
     def _record(
         self, function: Callable[..., Any], symbol: str, signature: Any, library: Any
     ) -> None:
-        """Store a function's symbol, types and object code in ``made``."""
+        """Store a function's symbol, types and object code in ``made``.
+
+        Raise AssertionError if the code needs Python or Numba's runtime.
+        """
         library._ensure_finalized()
         needed = [f.name for f in library._final_module.functions if f.is_declaration]
         needed = [name for name in needed if name.startswith(PYTHONS) and name != LAST_OWNER]
@@ -177,7 +181,10 @@ class CachingCompiler:
         return self._copy_if_kernels(found)
 
     def _copy_if_kernels(self, found: Any) -> Any:
-        """Return the copy of a module that declares kernels; return any other object itself."""
+        """Return the copy of a module that declares kernels; return any other object itself.
+
+        For ``kernel_loader``, return the substitute with this compiler's decorators.
+        """
         if found is compiled:
             return self._substitute_decorators()
         is_ours = isinstance(found, ModuleType) and declares_kernels(found)
@@ -229,7 +236,7 @@ def declares_kernels(module: Any) -> bool:
 def _compile_cached(
     decorator: Any, signature: str, function: Callable[..., Any], **options: Any
 ) -> Any:
-    """Compile, with Numba's cache if possible: a module in an archive cannot be cached."""
+    """Compile with Numba's cache, or without a cache if the function's module is in an archive."""
     try:
         return decorator(signature, cache=True, **options)(function)
     except RuntimeError as error:
@@ -295,7 +302,7 @@ def keep_object_files() -> None:
 
 
 def import_kernel_module(name: str, file: str | None) -> ModuleType:
-    """Import a module: by name if it belongs to sparkstrom, else by its file."""
+    """Import a module by name if it belongs to sparkstrom or has no file, otherwise by its file."""
     if name.startswith("sparkstrom.") or file is None:
         return importlib.import_module(name)
     spec = importlib.util.spec_from_file_location(COMPILED_NOW, file)
@@ -308,9 +315,10 @@ def import_kernel_module(name: str, file: str | None) -> ModuleType:
 
 
 def main(share: int, shares: int, order: list[tuple[str, str | None, str]]) -> int:
-    """Compile a share of each module of ``order``, (name, file, target), to ``target``; return 0.
+    """Compile share number ``share`` of ``shares`` of the modules' functions to files; return 0.
 
-    Writes the reason to the files instead if this version of Numba has other internals.
+    ``order`` contains (name of a module, its file or None, target file) for each module. If this
+    version of Numba has other internals, the reason is written to the target files instead.
     """
     try:
         keep_object_files()

@@ -1,11 +1,13 @@
 """CUDA kernels that write bitmaps, and add bitmaps to parameters.
 
 A bitmap stores an update with two bits per parameter. They are the parameter's state: unchanged,
-+step, -step or half a step, with one sign in the whole bitmap. To write a bitmap, the threads of a
-block examine adjacent parameters (a tile) and store the states in shared memory. When the tile is
-complete, they pack four states into each byte. Adding uses one thread per parameter. Kernels select
-+step or -step instead of multiplying by a sign, so that results have the same bits as on the CPU;
-``device`` explains why. ``encoding.reference_kernels`` documents the arguments.
++step, -step or half a step; all half steps of a bitmap have the same sign. To write a bitmap, the
+threads of a block examine adjacent parameters (a tile) and store the states in shared memory. When
+the tile is complete, they pack four states into each byte. Adding uses one thread per parameter.
+Kernels select +step or -step instead of multiplying by a sign, so that results have the same bits
+as on the CPU; ``device`` explains why. A parameter overflows if it leaves the range in which
+float32 sums are exact. ``encoding.reference_kernels`` documents the arguments; ``unused`` is the
+working memory of the CPU kernels.
 """
 
 from __future__ import annotations
@@ -35,7 +37,10 @@ F32, F64, I32, U8 = np.float32, np.float64, np.int32, np.uint8
 
 @helper
 def _bitmap_state(value: Any, tau: Any, half: Any, side: Any) -> Any:
-    """Return the bitmap state for a residual: 1 is +tau, 2 -tau, 3 a half step, 0 nothing."""
+    """Return the bitmap state for a residual: 1 is +tau, 2 -tau, 3 a half step, 0 nothing.
+
+    ``half`` is tau / 2, and ``side`` (+1 or -1) is the sign of half steps.
+    """
     if value >= tau:
         return U8(1)
     if value <= -tau:
@@ -120,7 +125,10 @@ def _write_kernel(
 
 @kernel("void(f4[::1], u1[::1], f4, f4, f8, i4[::1])")
 def _add_kernel(theta: Any, packed: Any, step: Any, part: Any, limit: Any, answer: Any) -> None:
-    """Add a bitmap to theta; count overflows in ``answer``, as ``count_if`` does."""
+    """Add a bitmap to theta; count overflows in ``answer``, as ``count_if`` does.
+
+    ``part`` is a half step with its sign; values of theta above ``limit`` are overflows.
+    """
     i = cuda.grid(1)
     if i < theta.shape[0]:
         state = U8(I32(packed[i >> 2]) >> I32(2 * (i & 3)) & I32(3))
@@ -155,7 +163,10 @@ def _write_bitmap(
     q: float,
     out: Any,
 ) -> tuple[int, int, int, int]:
-    """Write a residual as a bitmap and apply it; return (hits, halves, overflows, first or -1)."""
+    """Write a residual as a bitmap and apply it; return (hits, halves, overflows, first or -1).
+
+    The arguments are as for ``_write_kernel``; ``q`` is the quantum.
+    """
     values, to = (
         checked_array(other, np.float32, "local or residual"),
         checked_array(theta, np.float32, "theta"),
@@ -193,7 +204,7 @@ def bitmap_add_both(
 
 
 def _add_bitmap(theta: Any, packed: Any, side: int, step: float, limit: float) -> tuple[int, int]:
-    """Add a bitmap to one array; return (overflows, first overflow or -1)."""
+    """Add a bitmap to ``theta``, or another array; return (values above ``limit``, first or -1)."""
     to, states, answer = (
         checked_array(theta, np.float32, "theta"),
         checked_array(packed, np.uint8, "packed"),

@@ -135,7 +135,10 @@ def require() -> None:
 
 
 def select(index: int) -> None:
-    """Make this thread use device number ``index``. Raise SetupError if it does not exist."""
+    """Make this thread use device number ``index``; drop its working arrays on other devices.
+
+    Raise SetupError if the device does not exist, or if CUDA cannot be used.
+    """
     try:
         count = len(cuda.gpus)
     except CudaSupportError:
@@ -178,10 +181,11 @@ def _first_sentence(error: Exception) -> str:
 
 
 def kernel(signature: str) -> Callable[[Callable[..., None]], Any]:
-    """Decorate a function to be compiled for this signature at import; call it as ``k[grid](...)``.
+    """Decorate a kernel to be compiled at import for ``signature``, which has Numba's notation.
 
-    ``fastmath`` is off, because sums of updates must be exact. Without a device, nothing is
-    compiled, so that modules can still be imported; ``backends`` then refuses to return kernels.
+    It is called as ``k[blocks, threads](...)``. ``fastmath`` is off, because sums of updates must
+    be exact. Without a device, nothing is compiled, so that modules can still be imported, and
+    ``backends.kernels`` raises SetupError.
     """
 
     def compile_now(function: Callable[..., None]) -> Any:
@@ -194,7 +198,10 @@ def kernel(signature: str) -> Callable[[Callable[..., None]], Any]:
 
 
 def helper(function: Function) -> Function:
-    """Decorate a device function for kernels of its file; in ``device_functions``, of all files."""
+    """Decorate a function that kernels call on the device.
+
+    It is for kernels of the same file, except in ``device_functions``, which serves all files.
+    """
     return cast(Function, cuda.jit(function, device=True))
 
 
@@ -293,6 +300,6 @@ scratch = Scratch()
 
 
 def sum_partial(partial: DeviceArray, size: int) -> float:
-    """Return the sum of the first ``size`` partial sums, f64 on the device, in a fixed order."""
+    """Return the sum of the first ``size`` of ``partial`` f64[any], added on the host in order."""
     host: NDArray[np.float64] = partial[:size].copy_to_host()
     return float(host.sum())

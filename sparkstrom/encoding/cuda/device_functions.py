@@ -82,10 +82,10 @@ def record_hits(
 ) -> None:
     """Write the hits of all threads of a block as words of bits in index order, with ranks.
 
-    The first three arguments are this thread's. Bit k of ``hits`` stands for parameter k * THREADS
-    + thread of the block's tile; ``down`` marks negative residuals in the same way. The last five
-    are outputs, which ``scan`` describes: ``counts`` gets the tile's number of hits, ``worsts`` the
-    largest ``worst``.
+    The first three arguments are this thread's. Bit k of ``hits`` is set if parameter k * THREADS +
+    thread of the block's tile is a hit, and that of ``down`` if its residual is negative; ``worst``
+    is a number, such as the bits of an absolute value. The last five are outputs, which the module
+    ``scan`` describes: ``counts`` gets the tile's number of hits, ``worsts`` the largest ``worst``.
     """
     shared_hits = cuda.shared.array(THREADS, np.uint32)
     shared_down = cuda.shared.array(THREADS, np.uint32)

@@ -1,7 +1,9 @@
 """CUDA kernels that find and apply the levels of hits, select hits at random, sample residuals.
 
-A hit is a parameter whose residual reaches tau. A hit of level k reaches tau * 2^k, and its step is
-multiplied by 2^k. ``encoding.reference_kernels`` documents the arguments.
+A hit is a parameter whose residual (what is learned but not sent) reaches the threshold tau. A hit
+of level k reaches tau * 2^k, and its step (the change that is sent) is multiplied by 2^k. An
+overflow is a parameter that has left the range in which float32 sums are exact.
+``encoding.reference_kernels`` documents the arguments.
 """
 
 from __future__ import annotations
@@ -119,7 +121,10 @@ def _move_levels(
     limit: Any,
     answer: Any,
 ) -> None:
-    """Add each hit's signed steps times 2^level to theta and ``other``; count overflows."""
+    """Add each hit's signed steps times 2^level to theta and ``other``; count overflows.
+
+    Overflows are values of theta above ``limit``; ``answer`` is as in ``count_if``.
+    """
     j = cuda.grid(1)
     if j < codes.shape[0]:
         at, times = index_of_code(codes[j]), F32(I32(1) << I32(levels[j]))

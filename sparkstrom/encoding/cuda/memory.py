@@ -98,8 +98,8 @@ class Reader:
     """Copies ranges of a device array to the host, from any thread.
 
     A reader uses its own stream, so that it does not wait for the model's kernels. The caller must
-    ensure that the array is not written meanwhile. Each call selects the array's device, because a
-    thread that has not used CUDA before would use the first device.
+    ensure that the array is not written during a call. Each call selects the array's device,
+    because a thread that has not used CUDA before would use the first device.
     """
 
     def __init__(self, array: DeviceArray) -> None:

@@ -4,6 +4,10 @@ A hit is an entry of an update: the index of a parameter and the change of this 
 occurs twice in an update, so results do not depend on the order of threads.
 ``encoding.reference_kernels`` documents the arguments.
 
+A parameter overflows if its absolute value exceeds ``limit``, up to which float32 sums are exact.
+Kernels count overflows in ``answer`` by ``count_if``. Functions return (overflows, first): their
+number, and the index of the first one or -1.
+
 Sums that are returned (clipped mass and norms) are added in a tree within each tile of
 ``device.TILE`` parameters, and the tiles' sums are added on the host. They are reproducible to the
 bit, but may differ from the CPU's sequential sums. Squares of float32 are computed in float64,
@@ -124,7 +128,10 @@ def _clip_kernel(values: Any, theta: Any, difference: Any, limit: Any, masses: A
 
 @kernel("void(f4[::1], f4[::1], b1, f8[::1], f8[::1])")
 def _norms_kernel(values: Any, theta: Any, difference: Any, masses: Any, squares: Any) -> None:
-    """Write each tile's sum of |residual| to ``masses``, and of its squares to ``squares``."""
+    """Write each tile's sum of |residual| to ``masses``, and of its squares to ``squares``.
+
+    ``values``, ``theta`` and ``difference`` are as in ``_clip_kernel``.
+    """
     mass_sums = cuda.shared.array(THREADS, np.float64)
     square_sums = cuda.shared.array(THREADS, np.float64)
     start, mass, square = cuda.blockIdx.x * TILE + cuda.threadIdx.x, F64(0), F64(0)
@@ -267,7 +274,7 @@ def residual_sums_replica(residual: Any) -> tuple[float, float]:
 def _residual_norms(
     values: DeviceArray, theta: DeviceArray, difference: bool
 ) -> tuple[float, float]:
-    """Return (sum of a residual's absolute values, sum of squares)."""
+    """Return a residual's (sum of absolute values, sum of squares); see ``_clip_kernel``."""
     tiles = tiles_of(values.size)
     masses, squares = (scratch.get(name, tiles, np.float64) for name in ("masses", "squares"))
     if tiles:
@@ -276,7 +283,7 @@ def _residual_norms(
 
 
 def overflow_counter() -> DeviceArray:
-    """Return a zeroed device array for ``count_if`` to count in."""
+    """Return a zeroed device array i32[2] for ``count_if`` to count in."""
     return scratch.zeros("noted", 2)
 
 

@@ -7,8 +7,9 @@ listed in the same way. ``encoding.reference_kernels`` documents the arguments.
 The pass records one bit per parameter. Each block examines a tile of parameters (adjacent threads
 read adjacent memory), and stores hits as bits of 32-bit words, with each word's rank: the number of
 hits before the word in the tile. A prefix sum over the tiles' hit counts then gives the position of
-each tile's first code. A last kernel writes the codes; it reads only the words, which are a 64th of
-the data. The codes are thus ascending, as on the CPU, in whatever order the blocks run.
+each tile's first code. A last kernel writes the codes; it reads only the words, with one bit per
+parameter, where the first kernel read two floats (64 bits). The codes are thus ascending, as on the
+CPU, in whatever order the blocks run.
 
 Arrays between these kernels: ``words`` (hit bits), ``downs`` (bits of hits with negative residual),
 ``ranks`` (per word), ``counts`` (hits per tile), ``worsts`` (per tile, the bits of the largest
@@ -168,7 +169,10 @@ def _write_amounts(
     indices: Any,
     amounts: Any,
 ) -> None:
-    """Write the index and signed quanta of each recorded bitmap entry to its place."""
+    """Write the index and signed quanta of each recorded bitmap entry to its place.
+
+    ``full`` are the quanta of a full step, and ``half`` those of a half step with its sign.
+    """
     at = cuda.blockIdx.x * THREADS + cuda.threadIdx.x
     word = words[at]
     if word != U32(0):
