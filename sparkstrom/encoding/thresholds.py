@@ -345,7 +345,8 @@ class TargetSparsityThreshold:
         return _adjust_tau(state, sent_fraction, self.tau_initial, target, target, self.decay)
 
 
-# Classes whose names saved options may contain.
+# Classes that configuration and saved options may name. ``AveragingThreshold`` is not among them:
+# only ``threshold="auto"`` chooses it.
 ALGORITHMS: tuple[type[ThresholdAlgorithm], ...] = (
     AdaptiveThreshold,
     AutoThreshold,
