@@ -266,7 +266,7 @@ class EarlyStopper:
         self._values: list[float] = []
 
     def observe(self, epoch: int, value: float) -> bool:
-        """Record an epoch's score; return whether this epoch is the best so far (never for NaN)."""
+        """Record an epoch's score; return whether it is finite and the best so far."""
         self._first = epoch if self._first is None else self._first
         self._values.append(value)
         if not math.isfinite(value):

@@ -37,7 +37,7 @@ class PartitionEpoch:
 
 
 def _unknown_epoch(epoch: int) -> PartitionEpoch:
-    """Return an epoch whose figures have not arrived: those of held-out rows are NaN."""
+    """Return a placeholder for an epoch not reported yet, with NaN for the held-out rows."""
     return PartitionEpoch(epoch, 0.0, 0, held_sum=math.nan, held_weight=math.nan)
 
 

@@ -142,7 +142,7 @@ class TrainingCounters:
 
 @dataclass(frozen=True, slots=True)
 class LinkBytes:
-    """Bytes sent over network interfaces through Aeron's media drivers."""
+    """Bytes sent over network interfaces by media drivers, Aeron's processes for UDP."""
 
     # Name of a media driver -> all bytes that this driver has sent, for all its clients.
     drivers: dict[str, float] = field(metadata={WIRE_NAME: "wire_driver "})
@@ -155,7 +155,7 @@ NO_LINK_BYTES = LinkBytes({}, 0.0)
 
 @dataclass(frozen=True, slots=True)
 class SlowLink:
-    """A link to a child that is slower than training needs. Rates are in bytes per second."""
+    """A link to a child in the tree of workers, too slow for training. Rates are in bytes/s."""
 
     node: int  # id of the child
     carries: float  # measured rate

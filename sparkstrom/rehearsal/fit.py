@@ -308,7 +308,7 @@ class FitSimulator:
         self.simulated.points.append(CurvePoint(seconds, examples, measures, sent))
 
     def _present_buffers(self) -> bytes:
-        """Return the average of the live workers' buffers; without such, the master's buffers."""
+        """Return the average of the live workers' buffers; if there are none, the master's."""
         reports = [get_buffers(each.replica.model) for each in self.workers if each.alive]
         model = self._recipe.model
         if any(reports) and isinstance(model, Buffered):

@@ -81,7 +81,7 @@ class DutyCycle:
         """Schedule the next duty cycle earlier if ``event``, which was handled, requires that.
 
         ``due_s``: time at which a message that is held back is due; infinity if there is none. A
-        duty cycle also follows UPKEEP_INTERVAL_S after each event except a tick, as in
+        duty cycle also follows at most UPKEEP_INTERVAL_S after each event except a tick, as in
         ``runtime.node_thread``.
         """
         upkeep_in_s = math.inf if isinstance(event, ev.Tick) else UPKEEP_INTERVAL_S

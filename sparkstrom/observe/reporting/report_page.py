@@ -138,7 +138,7 @@ def build_plots(fit: FitHistory) -> list[Element]:
 
 
 def _plot_start_s(fit: FitHistory) -> float:
-    """Return where plots begin, in seconds: 0, or after a long start the time of the first step."""
+    """Return the time, in seconds, at which plots begin: 0, or the first step if it came late."""
     began_s = next(iter(fit.training_iterations[0]), 0.0)
     return began_s if began_s > START_FRACTION_MAX * fit.last_s else 0.0
 

@@ -170,7 +170,7 @@ def _speed_rows(summary: Figures) -> list[Row]:
 
 
 def _held_out_rows(summary: Figures) -> list[Row]:
-    """Return the row with the held-out score of the last epoch, if there is one."""
+    """Return the row with the held-out score of the last epoch; [] if it has none."""
     history = [as_dict(epoch_figures) for epoch_figures in as_list(summary.get("history"))]
     last = history[-1] if history else {}
     score = as_number(last.get("validation"))
@@ -181,7 +181,7 @@ def _held_out_rows(summary: Figures) -> list[Row]:
 
 
 def _best_epoch_rows(summary: Figures) -> list[Row]:
-    """Return the row with the best epoch, if early stopping was used."""
+    """Return the row with the best epoch; [] if early stopping was not used."""
     best = as_dict(summary.get("best"))
     if not best:
         return []
