@@ -66,7 +66,7 @@ def _load_commands() -> dict[str, ModuleType]:
 
 
 def _build_parser(commands: dict[str, ModuleType]) -> argparse.ArgumentParser:
-    """Return an argument parser for all sub-commands. One without a help text is hidden."""
+    """Return an argument parser for all sub-commands; --help hides those without a help text."""
     parser = argparse.ArgumentParser(
         prog="sparkstrom", description="Train neural networks on the executors of a Spark cluster."
     )

@@ -109,8 +109,9 @@ def holds_rows(validation: Any) -> bool:
 def read_blocks_with_held_out(data: Any, held: Any, chosen: ColumnSpec) -> Iterator[Block]:
     """Return an iterator over the blocks of ``data``, then of ``held``, marked as held out.
 
-    If ``held`` is None, ``chosen.validation`` selects the held-out rows of ``data``. Raise
-    UsageError if both are the same iterator, or if their arrays have different formats.
+    If ``held`` is None, ``chosen.validation`` selects the held-out rows of ``data``. ``chosen``
+    names the columns of both. Raise UsageError if both are the same iterator, or, during the
+    iteration, if their arrays have different formats.
     """
     if held is None:
         return read_data_blocks(data, chosen)
@@ -144,7 +145,7 @@ def _chain_blocks(blocks: Iterator[Block], others: Iterator[Block]) -> Iterator[
 
 
 def _mark_held_out(block: Block, *, is_held: bool) -> Block:
-    """Return a copy of the block with another column, 1 in rows that are held out, else 0."""
+    """Return a copy of a block with one more column: 1 in every row if ``is_held``, else 0."""
     form, flag = block.form, Leaf(HELD_OUT, (), "|u1", "|u1")
     marks = np.full((len(block.records), 1), is_held, np.uint8)
     marked = form._replace(leaves=(*form.leaves, flag), has_held_out_flag=True)
@@ -152,7 +153,10 @@ def _mark_held_out(block: Block, *, is_held: bool) -> Block:
 
 
 def _check_same_format(mine: RowFormat, theirs: RowFormat) -> None:
-    """Raise UsageError if held-out rows have other arrays, shapes or dtypes than the data."""
+    """Raise UsageError if arrays, shapes or dtypes of the data and of held-out rows differ.
+
+    ``mine``: format of the data; ``theirs``: format of the held-out rows.
+    """
     kinds = [
         (form.features, form.labels, form.has_weights, len(form.leaves)) for form in (mine, theirs)
     ]
@@ -261,7 +265,10 @@ def _is_paths(data: Any) -> bool:
 
 
 def _open_parquet(paths: Any) -> tuple[Any, Any]:
-    """Return the schema and reading function of Parquet files, like ``_open_arrow_source``."""
+    """Return the schema and reading function of Parquet files, like ``_open_arrow_source``.
+
+    Raise UsageError if a path does not exist or cannot be read as Parquet.
+    """
     import pyarrow as pa
     from pyarrow import dataset
 
@@ -448,7 +455,7 @@ def _to_numpy(value: Any) -> Any:
 
 
 def write_file(path: Path, content: bytes) -> None:
-    """Write a whole file. Raise SetupError if the disk is full."""
+    """Write a whole file. Raise SetupError if it cannot be written, as on a full disk."""
     with _report_full_disk(path, len(content)):
         path.write_bytes(content)
 
@@ -457,7 +464,7 @@ def allocate_file(path: Path, n_bytes: int) -> None:
     """Create a file of ``n_bytes`` zeros with its disk space reserved.
 
     Without reserved space, a process that maps the file into memory is killed (SIGBUS) when it
-    writes to a page for which the disk has no room. Raise SetupError if the disk is full.
+    writes to a page for which the disk has no room. Raise SetupError if there is no such space.
     """
     with _report_full_disk(path, n_bytes), path.open("wb") as file:
         os.posix_fallocate(file.fileno(), 0, n_bytes)
@@ -465,7 +472,10 @@ def allocate_file(path: Path, n_bytes: int) -> None:
 
 @contextmanager
 def _report_full_disk(path: Path, n_bytes: int) -> Iterator[None]:
-    """Convert an OSError in the block to a SetupError with the file's path, size and a remedy."""
+    """Convert an OSError in the ``with`` block to a SetupError with path, size and a remedy.
+
+    A FileNotFoundError is not converted.
+    """
     try:
         yield
     except FileNotFoundError:  # its directory was deleted; the disk is not full
@@ -518,7 +528,7 @@ class ScratchDirectory:
 def remove_abandoned_directories() -> None:
     """Delete the scratch directories that killed programs of this user left behind.
 
-    Directories without a lock file are not deleted, because they may belong to something else.
+    Directories without a lock file are not deleted, because another program may own them.
     """
     for path in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
         with suppress(OSError):  # deleted meanwhile, or without a lock file

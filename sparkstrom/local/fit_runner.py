@@ -1,7 +1,8 @@
 """Run one gradient-sharing fit with worker processes on this machine.
 
 The controller, which coordinates the workers, runs in the calling process. All processes share one
-Aeron media driver and exchange updates over shared memory. Worker processes that die are replaced.
+media driver (Aeron's process for messages) and exchange updates over shared memory. Worker
+processes that die are replaced.
 """
 
 from __future__ import annotations
@@ -97,7 +98,8 @@ class LocalFitRunner(FitRunner):
         spec: Number of workers, epochs and other facts of the fit.
         theta: The controller's replica of the parameters. After the fit it contains the result.
         rows: The workers' rows.
-        files: Files with residuals that workers kept in an earlier fit.
+        files: Files with residuals (learned changes not sent yet) that workers kept in an earlier
+            fit.
         states: Optimizer states with which workers start.
     """
 
@@ -178,7 +180,7 @@ MakeTask = Callable[[int, int], WorkerTask]  # (partition, attempt) -> task
 
 
 class ThreadedJob(ABC):
-    """A job that runs in a thread. Subclasses complete the implementation of ``FitJob``."""
+    """A job that runs in a thread. Subclasses add ``_run``, and ``FitJob``'s remaining members."""
 
     def __init__(self, name: str) -> None:
         self.error: Exception | None = None
@@ -189,7 +191,10 @@ class ThreadedJob(ABC):
         """Run the job in its thread; store an error in ``error``."""
 
     def fail(self, text: str, error: BaseException) -> None:
-        """Store an unexpected exception as the job's error; the thread would end silently."""
+        """Log an unexpected exception and store it, with a description, as the job's error.
+
+        Without this, the thread would end silently.
+        """
         log.exception("%s", text)
         self.error = TrainingError(f"{text}: {error!r}")
         self.error.__cause__ = error
@@ -237,7 +242,10 @@ class ProcessJob(ThreadedJob):
         self._cancelled.set()
 
     def _run(self) -> None:
-        """Send each worker its task, and handle answers until all workers have reported."""
+        """Send each worker its task, and handle answers until all workers have reported.
+
+        If ``cancel`` is called or an error occurs, kill the processes without a report.
+        """
         try:
             self._missing.update(self._workers.begin())
             for partition in sorted(self._missing):

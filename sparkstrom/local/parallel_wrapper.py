@@ -250,29 +250,30 @@ class ParallelWrapper(TrainedNetwork):
     ) -> Rehearsal:
         """Simulate a fit with each number of workers in virtual time (docs/rehearse.md).
 
-        Workers are on hosts of their own, as on a cluster. The network is not changed.
+        The simulated workers run on one host each, as on a cluster. This wrapper is not changed.
 
         Args:
             data: As in ``fit``.
-            workers: Numbers of workers.
+            workers: Numbers of workers to compare.
             epochs: Number of passes over the data.
             link: Rate of each host's link, such as "1gbit", or bits per second. Default: 1gbit.
-            latency: One way, such as "1ms", or seconds. Default: 1ms.
+            latency: Latency in one direction, such as "1ms", or in seconds. Default: 1ms.
             rows: Size of the random sample of the data to train on.
-            seed: Of the sample, the placement of rows, and step times.
+            seed: Seed of the sample, the placement of rows, and step times.
             features: As in ``fit``.
             label: As in ``fit``.
             weight: As in ``fit``.
-            validation: As in ``fit``; losses are of these rows.
+            validation: As in ``fit``; losses are measured on these rows.
             **conditions: step, jitter, encode, apply, straggler, kill, scaling and to_loss, as
                 docs/rehearse.md explains them.
 
         Returns:
-            Losses, virtual times and bytes for each number of workers, beside one process and DDP.
+            Losses, virtual times and bytes for each number of workers, for training in one process,
+            and for PyTorch's DistributedDataParallel (DDP).
 
         Raises:
             UsageError: An argument is invalid or does not suit the data.
-            TrainingError: Training failed.
+            TrainingError: Step times could not be measured.
         """
         request = RehearsalRequest.from_options(
             workers=workers, link=link, latency=latency, rows=rows, seed=seed, **conditions
@@ -296,9 +297,9 @@ class ParallelWrapper(TrainedNetwork):
             return rehearse(make_recipe(*fit), sample, request, progress, cpus=cpus)
 
     def _check_owner(self) -> None:
-        """Raise UsageError in a forked process.
+        """Raise UsageError in a process forked from the one that created the wrapper.
 
-        It inherits the sockets to the workers, so the messages of both processes would be mixed up.
+        Both have the sockets to the workers, so their messages would be mixed up.
         """
         if os.getpid() != self._owner:
             raise UsageError(
@@ -312,7 +313,8 @@ class ParallelWrapper(TrainedNetwork):
     ) -> Iterator[PartitionedRows]:
         """Distribute the rows to files, one per worker, in a new directory; yield the files.
 
-        ``held_out`` are separate held-out rows, if any. The directory is deleted after the block.
+        ``held_out``: separate held-out rows, or None. The directory is deleted at the end of the
+        ``with`` block.
         """
         scratch, pool = self._context.scratch, self._context.pool
         directory = Path(tempfile.mkdtemp(prefix="fit-", dir=scratch))
@@ -408,8 +410,8 @@ class ParallelWrapper(TrainedNetwork):
         """Return a wrapper with a saved model and its parameters.
 
         Args:
-            path: File that ``save`` wrote, of a ParallelWrapper or a SparkNetwork; a local path or
-                a URL, as there.
+            path: File that ``save`` of a ParallelWrapper or a SparkNetwork wrote: a local path or a
+                URL, as in ``save``.
             model: A model like the saved one. It is required if the file does not contain the
                 model's code, as for TorchModel.
             **given: Arguments of ``ParallelWrapper``.
@@ -433,7 +435,7 @@ class ParallelWrapper(TrainedNetwork):
         return self._context.pool.pids()
 
     def close(self) -> None:
-        """End the worker processes and delete the files they kept for the next fit. Idempotent.
+        """End the worker processes; delete the files that they kept for the next fit. Idempotent.
 
         A fit that is running in another thread ends with a TrainingError. In a forked process,
         nothing is ended or deleted.
@@ -449,7 +451,10 @@ class ParallelWrapper(TrainedNetwork):
 
 
 def _close_wrapper(pool: WorkerPool, scratch: ScratchDirectory, owner: int) -> None:
-    """End the workers and delete the scratch directory, unless this process was forked."""
+    """End the workers and delete the scratch directory; do nothing in a forked process.
+
+    ``owner``: id of the process that created the wrapper.
+    """
     if os.getpid() != owner:
         return  # in a forked process, everything still belongs to the parent
     pool.close()

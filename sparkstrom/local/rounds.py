@@ -3,8 +3,9 @@
 In each round, all workers start with the same parameters and train independently for some steps;
 then their results are averaged (``rounds``). All processes map the same file of parameters: row 0
 contains the parameters with which a round starts, and row 1 + p the result of partition p. Buffers
-and optimizer states are files, too. If a process is replaced, its replacement repeats the round
-from the same files, so nothing is lost or counted twice.
+(model state other than parameters) and optimizer states are also passed in files. If a process is
+replaced, its replacement repeats the round from the same files, so nothing is lost or counted
+twice.
 """
 
 from __future__ import annotations
@@ -91,8 +92,9 @@ class LocalRounds(RoundsBackend):
     def open(self) -> Iterator[Sequence[PartitionFacts]]:
         """Start the processes, make them read their rows, and yield facts about all partitions.
 
-        The processes are killed if the block raises an exception or the fit was aborted. Raise
-        TrainingError if another thread closes the wrapper.
+        This is a context manager. At the end of its ``with`` block, the processes are killed if the
+        block raised an exception or ``abort`` was called; otherwise they continue. Raise
+        TrainingError if another thread closes the ParallelWrapper.
         """
         n_params, done = self._spec.n_params, False
         n_bytes = (1 + self._spec.workers) * n_params * F32.itemsize
@@ -108,7 +110,10 @@ class LocalRounds(RoundsBackend):
                     self._workers.drop(range(self._spec.workers))
 
     def train(self, order: RoundOrder, state: RoundState) -> RoundResults:
-        """Train one round in the processes; return their reports and combined results."""
+        """Train one round in the processes; return their reports and combined results.
+
+        Return only the reports if a model failed or no trained row has a weight.
+        """
         self._write_start(state)
         reports: list[RoundReport] = self._run_tasks_for_reports(
             {
@@ -155,7 +160,7 @@ class LocalRounds(RoundsBackend):
             self._write_if_changed(own_state_path(self._directory, partition), own)
 
     def _write_if_changed(self, path: Path, value: Any) -> None:
-        """Write bytes or an optimizer state to a file, unless it was the last object written."""
+        """Write bytes or an optimizer state to ``path``, unless it was written there last."""
         if self._written.get(path) is not value:
             content = value if isinstance(value, bytes) else encode_state(load_state(value))
             write_file(path, content)
@@ -301,7 +306,8 @@ class RoundsWorker:
     def train(self, task: TrainRound) -> RoundReport:
         """Train one round, write the results to the shared files, and return a report.
 
-        The results are the parameters and the optimizer state.
+        The results are the parameters and the optimizer state. If the model fails, none are
+        written, and the report contains the error.
         """
         report = RoundReport(self._partition, HOST, executor=HOST)
         with reporting(report, self._output):

@@ -43,7 +43,10 @@ class AnswerChannel:
             self._connection.send(answer)
 
     def exit_if_step_timed_out(self) -> None:
-        """If a training step exceeds its time limit, send an answer that says so and exit."""
+        """If a training step exceeds its time limit, send an answer that says so, and exit.
+
+        Exiting (status EXIT_STUCK) is the only way to end a step that hangs.
+        """
         if not step_limit.check_overdue():
             return
         with self._lock:
@@ -74,7 +77,10 @@ def main(arguments: list[str]) -> int:
 
 
 def run_task(task: WorkerTask) -> WorkerAnswer:
-    """Run a task; return its report, or a description of the exception that it raised."""
+    """Run a task; return its report, or a description of the exception that it raised.
+
+    Only KeyboardInterrupt is raised again.
+    """
     try:
         return WorkerAnswer(task.run())
     except KeyboardInterrupt:

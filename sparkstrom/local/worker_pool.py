@@ -104,7 +104,7 @@ class WorkerPool:
         return [each.pid for each in self._slots if each is not None and each.is_alive]
 
     def drop(self, index: int) -> None:
-        """Kill the process at an index, if there is one."""
+        """Kill the process at an index and forget it; do nothing if there is none."""
         process, self._slots[index] = self._slots[index], None
         if process is not None:
             process.kill()
@@ -116,7 +116,7 @@ class WorkerPool:
 
     @contextmanager
     def translate_closing_errors(self) -> Iterator[None]:
-        """Convert an OSError or ValueError in the block to TrainingError if the pool is closed."""
+        """Convert OSError and ValueError of a ``with`` block to TrainingError if now closed."""
         try:
             yield
         except (OSError, ValueError) as error:  # from closed sockets or deleted files
@@ -162,7 +162,8 @@ class ActiveWorkers:
     def answers(self, partitions: Collection[int]) -> Iterator[tuple[int, WorkerAnswer | None]]:
         """Wait up to POLL_S seconds; yield (partition, answer) for answers of these partitions.
 
-        None in place of an answer means that the partition's process must be replaced.
+        None in place of an answer means that the partition's process must be replaced, because it
+        has died or is unresponsive.
         """
         waited = {self._processes[partition].connection: partition for partition in partitions}
         with self._pool.translate_closing_errors():
@@ -253,7 +254,7 @@ class WorkerProcess:
             pass  # ``receive`` reports it
 
     def receive(self) -> WorkerAnswer | None:
-        """Return the next answer; None if the process died or was suspended in mid-message.
+        """Return the next answer; None if the process died or was suspended while sending it.
 
         Call this only when ``connection`` is readable.
         """
@@ -324,7 +325,7 @@ class WorkerAnswer(NamedTuple):
     trace: str = ""  # traceback of the error
     is_superseded: bool = False  # whether the fit rejects this attempt but may accept another
     kind: str = ""  # name of the error's class
-    host: str = HOST
+    host: str = HOST  # the worker's host
 
     def as_error(self, partition: int) -> SparkstromError:
         """Return the exception that the calling process raises for a failed task."""
@@ -353,7 +354,10 @@ class GradientSharingTask:
 
 
 class HeartbeatMonitor:
-    """Polls one worker process's heartbeat counter in the calling process."""
+    """Polls one worker process's heartbeat counter in the calling process.
+
+    ``lease_s``: seconds without a heartbeat after which the process counts as unresponsive.
+    """
 
     def __init__(self, lease_s: float) -> None:
         self.descriptor = os.memfd_create("sparkstrom-life")
@@ -427,11 +431,11 @@ class StepLimit:
         return math.inf if step is None else step.seconds
 
     def start_step(self, seconds: float) -> None:
-        """Start a step that may take ``seconds``. This ends the running step, if any."""
+        """Start a step that may take ``seconds``; it replaces a step that is still running."""
         self._step = RunningStep(seconds)
 
     def end_step(self) -> None:
-        """End the running step, if there is one."""
+        """End the running step; do nothing if no step is running."""
         self._step = None
 
     def check_overdue(self) -> bool:

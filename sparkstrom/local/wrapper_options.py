@@ -124,7 +124,10 @@ def resolve_options(
 
 
 def parse_training_mode(value: object) -> TrainingMode:
-    """Return ``value`` as a TrainingMode. Raise UsageError unless it is one or its name."""
+    """Return ``value``, a TrainingMode or the name of one, as a TrainingMode.
+
+    Raise UsageError for any other value.
+    """
     names = [mode.value for mode in TrainingMode]
     text = value.value if isinstance(value, TrainingMode) else value
     require(
@@ -137,7 +140,7 @@ def parse_training_mode(value: object) -> TrainingMode:
 
 
 def _check_progress(value: Any) -> bool | str:
-    """Return a value of the option ``progress``. Raise UsageError if it is invalid."""
+    """Return a value of the option ``progress`` as a bool or str; raise UsageError if invalid."""
     check_progress(value)
     return value if isinstance(value, str) else bool(value)
 

@@ -125,7 +125,7 @@ class BestScoreEpochTerminationCondition(TerminationCondition):
 
 @dataclass(frozen=True, slots=True)
 class MaxTimeIterationTerminationCondition(TerminationCondition):
-    """End the fit after ``max_time``; ``unit`` is a constant of Java's TimeUnit in lower case."""
+    """End the fit after ``max_time``; ``unit``, as in Java's TimeUnit, is in SECONDS_PER_UNIT."""
 
     max_time: float = field(metadata=number(above=0))
     unit: str = field(default="seconds", metadata=custom(_check_unit, _UNITS))
@@ -177,7 +177,7 @@ class EarlyStopping:
         min_delta: an improvement must be larger than this to count.
         metric: "loss" (lower is better) or "accuracy" (higher is better).
         keep_best: return the parameters of the best epoch instead of the last ones.
-        conditions: DL4J's termination conditions; each of them can end the fit, too.
+        conditions: DL4J's termination conditions; each of them can also end the fit.
 
     Raises:
         UsageError: a value is out of range, or there are neither patience nor conditions.
@@ -253,7 +253,10 @@ def limit_epochs(
 
 
 class EarlyStopper:
-    """Applies an EarlyStopping rule: finds the best epoch by its score, and the reason to stop."""
+    """Applies an EarlyStopping rule: finds the best epoch by its score, and the reason to stop.
+
+    Epochs are numbered by the caller, in ascending order.
+    """
 
     def __init__(self, rule: EarlyStopping) -> None:
         self._rule = rule
@@ -263,7 +266,7 @@ class EarlyStopper:
         self._values: list[float] = []
 
     def observe(self, epoch: int, value: float) -> bool:
-        """Record an epoch's score; return whether this epoch is the best so far (never for NaN)."""
+        """Record an epoch's score; return whether it is finite and the best so far."""
         self._first = epoch if self._first is None else self._first
         self._values.append(value)
         if not math.isfinite(value):
@@ -275,7 +278,7 @@ class EarlyStopper:
         return True
 
     def reason_to_stop(self, epoch: int) -> str | None:
-        """Return why training should end after this epoch, or None to continue."""
+        """Return why training should end after ``epoch``, the latest one; None to continue."""
         if self._first is None:
             return None
         scores = EpochScores(self._values, higher_is_better=self._rule.metric == ACCURACY)

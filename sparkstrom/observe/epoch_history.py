@@ -37,7 +37,7 @@ class PartitionEpoch:
 
 
 def _unknown_epoch(epoch: int) -> PartitionEpoch:
-    """Return an epoch whose figures have not arrived: those of held-out rows are NaN."""
+    """Return a placeholder for an epoch not reported yet, with NaN for the held-out rows."""
     return PartitionEpoch(epoch, 0.0, 0, held_sum=math.nan, held_weight=math.nan)
 
 
@@ -49,7 +49,7 @@ class EpochLog:
     ) -> None:
         self._partition, self._attempt, self._clock = partition, attempt, clock
         self._finished: list[PartitionEpoch] = []
-        self._added_s: list[float] = []
+        self._added_s: list[float] = []  # when each of them was added
 
     def add(self, finished: PartitionEpoch) -> None:
         """Record an epoch that has just ended."""
@@ -109,9 +109,10 @@ class EpochHistory:
         """Return the record as a JSON object for a checkpoint; ``restore`` reads it back.
 
         ``trained`` maps each partition that has rows to its number of completed epochs. Epochs that
-        all of them have completed are merged ("whole"); later ones are given by partition. If the
-        figures of a partition have not arrived, as while it evaluates held-out rows, the epoch's
-        validation becomes NaN: the value of the others must not stop a resumed fit.
+        all of them have completed are merged ("whole"); later ones are given by partition
+        ("parts"). If a partition's figures have not arrived yet, as while it evaluates held-out
+        rows, the epoch's validation becomes NaN, so that an incomplete value cannot stop a resumed
+        fit.
         """
         whole = min(trained.values(), default=0)
         known = {p: self._latest_of_partition(p) for p in trained}
@@ -136,7 +137,10 @@ class EpochHistory:
         return replace(figures, validation=math.nan)
 
     def restore(self, report: Mapping[str, Any]) -> None:
-        """Restore a record from ``report``; new values of a partition replace restored ones."""
+        """Restore a record from the JSON object that the method ``report`` returned.
+
+        New values of a partition replace restored ones.
+        """
         self._resumed_epochs = [Epoch(**epoch) for epoch in report["whole"]]
         for partition, epoch in report["parts"]:
             epochs = self._epochs_of_attempt(partition, RESUMED_ATTEMPT)

@@ -175,9 +175,11 @@ class Classification:
         return out
 
     def _average(self, by_class: F64, average: str | None) -> Any:
-        """Average values over the classes that occur as label or prediction, like scikit-learn.
+        """Return the values ``by_class``, f64[classes], averaged like scikit-learn does.
 
-        Raise UsageError for an unknown average, or for "binary" unless there are two classes.
+        Return the values themselves for None. "macro" is the mean over the classes that occur as
+        label or prediction, and "binary" is the value of class 1. Raise UsageError for an unknown
+        average, or for "binary" unless there are two classes.
         """
         seen = (self._predictions + self._support) > 0
         if average is None:

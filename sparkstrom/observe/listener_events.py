@@ -37,7 +37,8 @@ class FitBegin:
 class Iteration:
     """The state of training; sent only if minibatches were committed since the previous event.
 
-    The driver polls ten times a second, so one event covers many minibatches of all workers.
+    A minibatch or update is committed when the controller has numbered the update. The driver polls
+    ten times a second, so one event covers many minibatches of all workers.
     """
 
     minibatches: int  # committed in this fit
@@ -51,11 +52,12 @@ class Iteration:
     sent_fraction: float | None  # mean fraction of the parameters that one update contains
     tau: float | None  # the workers' mean threshold
     staleness: float  # mean number of the fit's minibatches that an update had not seen
-    waiting: float  # mean delay of learned changes in residuals, in minibatches of the fit
+    waiting: float  # mean number of the fit's minibatches before a learned change is sent
     workers: int  # live workers
     workers_wanted: int  # number of workers that the fit was started with
     bytes_wire: int = 0  # bytes that left network interfaces, headers included
-    bytes_by_kind: dict[str, int] = field(default_factory=dict)  # passed to the transport, each hop
+    # Kind of message -> bytes passed to the transport, counted at every hop.
+    bytes_by_kind: dict[str, int] = field(default_factory=dict)
     slow_links: tuple[str, ...] = ()  # descriptions of links found too slow so far
 
 
@@ -134,7 +136,7 @@ Event = FitBegin | Iteration | WorkerChange | WorkerSays | EpochEnd | Checkpoint
 
 
 class TrainingListener:
-    """Base class of listeners; any object with some of these methods works as a listener, too."""
+    """Base class of listeners; any object with some of these methods also works as a listener."""
 
     # True: an exception in a method ends the fit. False: the exception is logged, and the listener
     # receives no more events.
@@ -251,7 +253,7 @@ class JsonLines(TrainingListener):
             self._file = None
 
     def _write(self, event: Event, **more: Any) -> None:
-        """Append one line for an event; ``more`` are additional fields."""
+        """Append one line for an event, with the fields ``more``; do nothing if no log is open."""
         if self._file is None:
             return
         now = datetime.now(UTC).isoformat(timespec="milliseconds")
@@ -263,7 +265,8 @@ class JsonLines(TrainingListener):
 def to_json_value(value: Any) -> Any:
     """Convert a value to JSON types: dataclasses to objects, sets to sorted lists, NaN to None.
 
-    Fields that hold functions are omitted.
+    Fields that hold functions are omitted. A dataclass with a method ``to_dict`` is converted by
+    it. Values of other types become floats if they can, otherwise text.
     """
     match value:
         case _ if is_dataclass(value) and not isinstance(value, type):

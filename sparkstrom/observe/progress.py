@@ -34,12 +34,12 @@ def to_printable_line(text: str, chars_max: int = LINE_CHARS_MAX) -> str:
 
 @dataclass(slots=True)
 class RateLimiter:
-    """A token bucket for lines: ``burst`` at once, one more per ``every_s``, ``total`` at most."""
+    """Limits lines of text: ``burst`` at once, then one per ``every_s``, and ``total`` in all."""
 
     burst: int  # lines allowed at once
     every_s: float  # seconds until one more line is allowed
     total: int  # lines allowed altogether
-    _left: float = field(init=False)  # tokens left
+    _left: float = field(init=False)  # lines allowed now; a token bucket
     _granted: int = field(init=False, default=0)  # lines allowed so far
     _updated_s: float | None = field(init=False, default=None)  # time of the last refill
 
@@ -74,19 +74,19 @@ RATE_WINDOW_S, RATE_WINDOW_MIN_S = 15.0, 1.0
 class ProgressFigures:
     """The progress of a running fit at one moment, as shown to users."""
 
-    phase: str  # human-readable description
+    phase: str  # what the fit is doing, as text for users
     workers: int  # live workers
     partitions: int  # requested number of workers, one per partition
     epoch: float  # position in this fit in epochs, averaged over partitions
     epochs: int  # epochs of this fit
     loss: float | None  # None: no step yet
     examples: int  # rows trained so far
-    updates: int  # updates committed so far
+    updates: int  # updates committed (numbered by the controller) so far
     bytes_sent: int  # size of the updates, each counted once, where it originates
     staleness: float  # mean number of the fit's minibatches that an update had not seen
-    waiting: float  # mean delay of learned changes in residuals, in minibatches of the fit
+    waiting: float  # mean number of the fit's minibatches before a learned change is sent
     sent_fraction: float | None = None  # mean fraction of the parameters that one update contains
-    tau: float | None = None  # mean threshold
+    tau: float | None = None  # mean threshold that a learned change must reach to be sent
     slow_links: int = 0  # slow links to live workers
     held_out: float | None = None  # loss or accuracy on the held-out rows after the latest epoch
 
@@ -127,8 +127,8 @@ class ProgressFigures:
 class RehearsalFigures:
     """The progress of a rehearsal, which simulates several fits one after the other."""
 
-    phase: str  # the fit that is simulated, human-readable
-    fraction_done: float  # of all fits, from 0 to 1, by the time that they take
+    phase: str  # the fit that is being simulated, as text for users
+    fraction_done: float  # completed fraction of all fits, from 0 to 1, weighted by their durations
     examples: int = 0  # not counted; present because ``ProgressRate`` reads it
 
     @property
@@ -150,10 +150,11 @@ class ProgressRate:
 
     examples_per_s: float | None = None  # None: not known yet
     remaining_s: float | None = None  # None: not known, or no progress
+    # The latest (time in seconds, rows trained, fraction done).
     _samples: deque[tuple[float, int, float]] = field(default_factory=deque)
 
     def update(self, figures: DisplayedFigures, now_s: float) -> None:
-        """Add the current progress and recompute the rates."""
+        """Add the current progress, at ``now_s`` on any clock, and recompute the rates."""
         if figures.is_starting:
             return
         samples = self._samples
@@ -233,8 +234,8 @@ class ProgressDisplay:
     def _log_error(self) -> None:
         """Log the exception that ended the display, once.
 
-        The caller must not hold the lock, because a thread that logs may wait for it while it holds
-        the lock of a logging handler.
+        The caller must not hold the display's lock, because another thread that logs may wait for
+        that lock while it holds the lock of a logging handler.
         """
         with self._lock:
             error, self._unlogged_error = self._unlogged_error, None
@@ -272,7 +273,7 @@ class PlainTextDisplay(ProgressDisplay):
         self._write(format_progress_line(figures, self._rate, seconds))
 
     def _write(self, text: str) -> None:
-        """Write one line of text to the stream, if there is one."""
+        """Write one line of text to the stream; do nothing if the program has no stderr."""
         if self._stream is not None:
             write_and_flush(self._stream, f"{text}\n")
 

@@ -106,7 +106,7 @@ class TerminalBar(ProgressDisplay):
         self.write_above(self._stream, f"{text}\n")
 
     def write_above(self, stream: TextIO, text: str) -> None:
-        """Write other output to the terminal; the bar is redrawn when a line is complete."""
+        """Write other output to ``stream``, above the bar; redraw the bar after a complete line."""
         if not text:
             return
         with self._lock:

@@ -48,7 +48,7 @@ class NotebookBar(ProgressDisplay):
         self._ended = False
 
     def close(self) -> None:
-        """End the display; mark a fit that has not finished as broken off."""
+        """End the display; if the final state was not drawn, show that the fit ended early."""
         with self._lock:
             if self._newest is not None and not self._ended:
                 self._ended = True
@@ -81,7 +81,7 @@ class NotebookBar(ProgressDisplay):
 
 
 def progress_html(figures: DisplayedFigures, rate: ProgressRate, seconds: float, color: str) -> str:
-    """Return the bar and its texts as HTML, with the texts escaped."""
+    """Return the bar and its texts as HTML, ``seconds`` after the fit's start; escape the texts."""
     texts = [] if figures.is_starting else figures.to_texts(rate)
     shown = [*texts, f"{seconds:.0f} s"]
     phase = figures.phase if color != BROKEN_COLOR else f"ended while {figures.phase}"

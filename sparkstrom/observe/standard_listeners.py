@@ -66,7 +66,10 @@ class PeriodicListener(TrainingListener):
         self._next = self._frequency
 
     def _is_due(self, count: int) -> bool:
-        """Return whether the count has reached a new multiple, also if it has skipped some."""
+        """Return whether ``count`` has reached or passed the next multiple of ``frequency``.
+
+        If so, the multiple above ``count`` becomes the next one.
+        """
         if count < self._next:
             return False
         self._next = (count // self._frequency + 1) * self._frequency
@@ -260,7 +263,10 @@ class ScalarListener(TrainingListener):
 
 
 def iteration_scalars(event: Iteration, last: Iteration | None) -> Iterator[tuple[str, float]]:
-    """Yield (name, value) of an event's known values and of the throughput since ``last``."""
+    """Yield (name, value) of an event's known values and of the throughput since ``last``.
+
+    ``last`` is an earlier event; without it (None), the throughput is omitted.
+    """
     names = ("loss", "sent_fraction", "tau", "staleness", "bytes_sent", "workers")
     for name in names:
         if (value := getattr(event, name)) is not None:
@@ -335,7 +341,7 @@ class MlflowListener(ScalarListener):
             self._client.set_terminated(self.run_id, status=status)
 
     def _log_scalar(self, name: str, value: float, step: int) -> None:
-        """Log one metric to the MLflow run, if there is one."""
+        """Log one metric to the MLflow run; do nothing before the first fit."""
         if self.run_id is not None:
             self._client.log_metric(self.run_id, name, value, step=step)
 

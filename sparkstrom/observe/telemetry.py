@@ -1,8 +1,12 @@
 """Define the counters that workers report, as typed records and in their wire format.
 
-All counters are cumulative. On the wire they are a flat map of names to floats that relays forward
-unchanged; only this module encodes and decodes the map. An entry that matches no field, or whose
-value its field cannot hold, is recorded as an unknown name and reported in the summary.
+All counters are cumulative. On the wire they are a flat map of names to floats that relays (workers
+that forward messages) pass on unchanged; only this module encodes and decodes the map. An entry
+that matches no field, or whose value its field cannot hold, is recorded as an unknown name and
+reported in the summary.
+
+A commit is an update that the controller has numbered. A residual contains the changes that a
+worker has learned but not sent yet; entries that reach a threshold, tau, are sent.
 """
 
 from __future__ import annotations
@@ -21,7 +25,7 @@ Record = TypeVar("Record")
 WIRE_NAME = "told"  # metadata key: name on the wire; for a dict or record, a prefix of names
 MERGE = "merge"  # metadata key: function that combines the values of all workers
 ONCE_PER_PARTITION = "once_per_partition"  # metadata key: use only each partition's last worker
-DECIMAL_KEY = re.compile("0|[1-9][0-9]{0,8}")
+DECIMAL_KEY = re.compile("0|[1-9][0-9]{0,8}")  # a key of a dict with integer keys
 SLOW_LINK_PREFIX = "narrow_"  # prefix of the fields of ``SlowLink`` on the wire
 
 
@@ -82,13 +86,13 @@ class EpochFigures:
 
 @dataclass(frozen=True, slots=True)
 class ResidualFigures:
-    """Statistics of the absolute values of a residual (changes not sent), in parameter units."""
+    """Statistics of the absolute values of a residual, in units of the parameters."""
 
     tau: float  # the threshold at that moment
     at_least_tau: float  # number of entries that reach the threshold
     mean: float  # of all entries
     max: float  # of all entries
-    p50: float  # median; the others are percentiles, too
+    p50: float  # 50th percentile, the median; the fields below are the 95th to 99.99th
     p95: float
     p99: float
     p99_9: float = field(metadata={WIRE_NAME: "p99.9"})
@@ -121,28 +125,28 @@ class TrainingCounters:
     mass_clipped: float = counter(default=0.0)  # removed from the residual by clipping
     mass_scaled_away: float = counter("mass_scaled", default=0.0)  # removed by scaling it down
     mass_left: float = counter(default=0.0)  # removed from the residual: sent, clipped or scaled
-    mass_waited: float = counter(default=0.0)  # mass x steps of this worker spent in the residual
-    overflows: int = counter("breaches")  # parameters beyond the exact range
+    mass_waited: float = counter(default=0.0)  # the residual's mass, summed over the worker's steps
+    overflows: int = counter("breaches")  # parameters beyond the range of exact float32 additions
 
     # Squared Euclidean norm of the residual; None until training ends.
     residual_square: float | None = counter(default=None, merge=sum_known)
     tau: float | None = counter(default=None, merge=mean_known)  # None: nothing published yet
 
-    # Seconds by activity.
+    # Activity, such as "stepping" or "waiting" -> seconds.
     seconds: dict[str, float] = field(metadata={WIRE_NAME: "s_"}, default_factory=dict)
     # None: no epoch has ended yet.
     epochs: EpochFigures | None = field(metadata={WIRE_NAME: ""}, default=None)
-    # None: without encoding_debug_mode.
+    # None: the option encoding_debug_mode is off.
     residual: ResidualFigures | None = field(metadata={WIRE_NAME: "r_"}, default=None)
 
 
 @dataclass(frozen=True, slots=True)
 class LinkBytes:
-    """Bytes sent over network interfaces through Aeron's media drivers."""
+    """Bytes sent over network interfaces by media drivers, Aeron's processes for UDP."""
 
     # Name of a media driver -> all bytes that this driver has sent, for all its clients.
     drivers: dict[str, float] = field(metadata={WIRE_NAME: "wire_driver "})
-    # Correction for this node: datagram headers, minus its traffic within the host.
+    # Correction for this node: bytes of its datagrams' headers minus its bytes within the host.
     own: float = field(metadata={WIRE_NAME: "wire_own"})
 
 
@@ -151,7 +155,7 @@ NO_LINK_BYTES = LinkBytes({}, 0.0)
 
 @dataclass(frozen=True, slots=True)
 class SlowLink:
-    """A link to a child that is slower than training needs. Rates are in bytes per second."""
+    """A link to a child in the tree of workers, too slow for training. Rates are in bytes/s."""
 
     node: int  # id of the child
     carries: float  # measured rate
@@ -189,7 +193,7 @@ class WorkerCounters:
 
 
 def to_wire(counters: WorkerCounters) -> dict[str, float]:
-    """Return counters as a flat map of names to numbers. Unknown names are omitted."""
+    """Return counters as a flat map of names to numbers. ``unknown`` names are omitted."""
     parts = (counters.training, counters.node)
     return {name: value for part in parts if part for name, value in _flatten(part, "").items()}
 
@@ -205,8 +209,9 @@ def from_wire(encoded: Mapping[str, float]) -> WorkerCounters:
 def merge_records(kind: type[Record], records: Sequence[Record]) -> Record:
     """Combine the records of several workers into one, each field as declared by ``counter``.
 
-    For fields with ``once_per_partition``, only the last record of each partition counts, and none
-    without a partition. Fields without a merge function keep their defaults. ``kind`` is the class.
+    For fields with ``once_per_partition``, only the last record of each partition counts; records
+    without a partition do not count. Fields without a merge function keep their defaults. ``kind``
+    is the records' class.
     """
     by_partition = {getattr(record, "partition", -1): record for record in records}
     last = [record for partition, record in by_partition.items() if partition >= 0]

@@ -1,10 +1,10 @@
 """Train the two baselines of a rehearsal: one process, and DistributedDataParallel (DDP).
 
-The simulated fits of a rehearsal are compared with them. A step of DDP with k ranks averages the
-gradients of k minibatches. That is the gradient of one minibatch of all their rows, so one process
-computes the same step for every kind of model. Its BatchNorm sees the rows of all ranks at once, as
-SyncBatchNorm does. Its time follows from the formula of a dense ring all-reduce
-(``planning.scaling``).
+The simulated fits of a rehearsal are compared with the baselines. A step of DDP with k ranks
+averages the gradients of k minibatches. The average equals the gradient of one minibatch with all
+their rows, so a single process computes the step, for every kind of model. BatchNorm thus sees the
+rows of all ranks at once, as with SyncBatchNorm. The virtual time of a step follows from the
+formula of a dense ring all-reduce (``planning.scaling``).
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from sparkstrom.rehearsal.fit import (
 from sparkstrom.runtime.optimizer_states import decode_optimizer_state
 from sparkstrom.worker.task_environment import place_model
 
-DENSITY = 1e-3  # without effect on the all-reduce, which is dense
+DENSITY = 1e-3  # a required input of the formula, but a dense all-reduce does not depend on it
 
 
 def train_synchronously(
@@ -56,17 +56,15 @@ def train_synchronously(
 ) -> SimulatedFit:
     """Train synchronously, and return the result; one rank is the baseline of one process.
 
-    Each step trains on one minibatch of every rank.
+    Each step trains on one minibatch of every rank. An exception of the model or a loss that is not
+    finite ends training; the reason is then in the result's ``error``.
 
     Args:
         recipe: The fit.
         ranks: Each rank's minibatches.
         conditions: The cluster, for the time of a step.
-        measure: Measures parameters for the curves.
-        on_progress: Called with the fraction of the steps that are done.
-
-    An exception of the model or a loss that is not finite ends training, with the reason in the
-    result's ``error``.
+        measure: Measures parameters for the curves; None: no curves.
+        on_progress: Called with the completed fraction of the steps.
     """
     simulated = SimulatedFit(len(ranks), replicas_equal=True)
     model, parameters = _open_model(recipe)
@@ -79,7 +77,7 @@ def train_synchronously(
     losses: list[float] = []
 
     def record_point() -> None:
-        """Measure the present parameters for the curves."""
+        """Measure the present parameters, and add a point to the curves, if any."""
         if measure is not None:
             measures = measure(parameters.copy(), get_buffers(model))
             simulated.points.append(CurvePoint(simulated.seconds, simulated.examples, measures))
@@ -119,7 +117,7 @@ def train_synchronously(
 
 
 def synchronous_step_s(recipe: FitRecipe, workers: int, conditions: Conditions) -> float:
-    """Return the seconds that a step of all ranks takes; the slowest rank sets the pace."""
+    """Return the virtual seconds of a step of all ranks, which the slowest rank determines."""
     return predict_ring_allreduce(ring_inputs(recipe, workers, conditions), workers).step_s
 
 
@@ -130,7 +128,7 @@ def ring_bits_s(recipe: FitRecipe, workers: int, conditions: Conditions) -> floa
 
 
 def ring_inputs(recipe: FitRecipe, workers: int, conditions: Conditions) -> ScalingInputs:
-    """Return the inputs of the formula of a ring all-reduce for these conditions."""
+    """Return the inputs of the formula for a ring all-reduce, with the slowest rank's step time."""
     conditions = conditions.for_workers(workers)
     slowest = min(conditions.speed(rank, workers) for rank in range(workers))
     return ScalingInputs(

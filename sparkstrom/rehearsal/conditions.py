@@ -1,4 +1,4 @@
-"""The conditions of a rehearsed (simulated) fit: links, step times, slow workers, deaths."""
+"""The conditions of a rehearsed (simulated) fit: links, step times, slow and dying workers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from sparkstrom.options.common import require, require_seconds, require_whole
 
-RESTART_S = 5.0  # until Spark has started a lost task again and its Python worker has imported
+RESTART_S = 5.0  # until Spark has restarted a lost task and its process has imported modules
 WORKERS_MAX = 4096  # more do not fit into one process
 
 
@@ -20,8 +20,8 @@ class StepTimes:
 
     step_s: float  # mean time of a training step, without sharing
     jitter: float = 0.0  # standard deviation of a step's time, relative to its mean
-    encode_s: float = 0.0  # to encode an update
-    apply_s: float = 0.0  # to add another worker's update
+    encode_s: float = 0.0  # time to encode an update
+    apply_s: float = 0.0  # time to add another worker's update to the parameters
 
     def __post_init__(self) -> None:
         require_seconds("step", self.step_s)
@@ -37,14 +37,14 @@ class Conditions:
     Raises UsageError for impossible numbers.
     """
 
-    link_bits_s: float  # bit rate of each host's link, each way
-    latency_s: float  # one way
+    link_bits_s: float  # rate of each host's link in each direction, in bits per second
+    latency_s: float  # from one host to another, in one direction
     times: StepTimes  # of every worker that is not slow
-    stragglers: int = 0  # number of slow workers, the last ones
-    straggler_speed: float = 1.0  # of a slow worker, relative to the others
-    kills: int = 0  # workers that die, evenly spread over the fit; Spark starts each again
-    restart_s: float = RESTART_S  # from a death until the next attempt starts
-    seed: int = 0  # of step times and of the workers that die
+    stragglers: int = 0  # number of slow workers: those with the highest partition numbers
+    straggler_speed: float = 1.0  # speed of a slow worker, relative to the others
+    kills: int = 0  # number of workers that die, evenly spread over the fit; Spark restarts each
+    restart_s: float = RESTART_S  # seconds from a death until the next attempt starts
+    seed: int = 0  # of the random step times and of the choice of workers that die
 
     def __post_init__(self) -> None:
         require(self.link_bits_s > 0, "link", self.link_bits_s, "must be above 0 bits per second")
@@ -59,13 +59,16 @@ class Conditions:
         require_whole("seed", self.seed, 0)
 
     def speed(self, partition: int, workers: int) -> float:
-        """Return a worker's speed relative to workers that are not slow."""
+        """Return the speed of a partition's worker relative to workers that are not slow.
+
+        ``workers``: number of all workers, of which the last ``stragglers`` are slow.
+        """
         return self.straggler_speed if partition >= workers - self.stragglers else 1.0
 
     def for_workers(self, workers: int) -> Conditions:
-        """Return the conditions for this number of workers.
+        """Return the conditions for a fit with ``workers`` workers.
 
-        At least one worker is not slow, and a single worker does not die.
+        At least one worker is not slow, and a single worker is never killed.
         """
         slow = min(self.stragglers, workers - 1)
         return replace(self, stragglers=slow, kills=self.kills if workers > 1 else 0)

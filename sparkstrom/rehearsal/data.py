@@ -19,7 +19,7 @@ from sparkstrom.protocol.master.phases import NO_ROWS
 from sparkstrom.rehearsal.fit import FitRecipe, make_environment
 from sparkstrom.worker.task_environment import load_batches
 
-EVALUATION_ROWS_MAX = 4_000  # a point of a curve should cost less than the training in between
+EVALUATION_ROWS_MAX = 4_000  # few, so that evaluations take less time than the training
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class SampledData:
     """A sample of rows, distributed to workers as in a fit."""
 
     recipe: FitRecipe  # the fit that trains on the rows
-    sample: RowSample
+    sample: RowSample  # the rows, in blocks
 
     def partitions(self, workers: int) -> list[Batches]:
         """Return each worker's minibatches.
@@ -51,16 +51,16 @@ class SampledData:
         ]
 
     def check(self) -> None:
-        """Raise UsageError if the model rejects a row, naming the first, or if all are held out."""
+        """Raise UsageError if the model rejects a row (it names the first) or all are held out."""
         for block in self.sample.blocks:
             check_block(self.recipe.model, block)
         if not self.partitions(1)[0].rows:
             raise UsageError(NO_ROWS.format(1))
 
     def evaluation_batches(self) -> tuple[list[Batch], bool]:
-        """Return minibatches to measure parameters with, and whether they have held-out rows.
+        """Return minibatches on which to evaluate parameters, and whether their rows are held out.
 
-        Without held-out rows they are training rows.
+        They have up to EVALUATION_ROWS_MAX held-out rows, or training rows if none are held out.
         """
         whole = self.partitions(1)[0]
         held = whole.held_out
@@ -77,7 +77,7 @@ class SampledData:
 
 
 def select_batch(batch: Batch, rows: int) -> Batch:
-    """Return the first ``rows`` rows of a minibatch."""
+    """Return a minibatch of the first ``rows`` rows, or ``batch`` itself if it has no more."""
     if batch.rows <= rows:
         return batch
     first = slice(rows)
@@ -88,7 +88,7 @@ def select_batch(batch: Batch, rows: int) -> Batch:
 def _select_blocks(source: int, blocks: Iterable[object]) -> Iterator[Block]:
     """Return an iterator over the Blocks in ``blocks``; objects of other types are skipped.
 
-    ``distribute_rows`` requires a function that converts rows to blocks. The rows of a sample are
-    already in blocks.
+    ``distribute_rows`` requires a function of this form that converts the rows of partition
+    ``source`` to blocks. The rows of a sample are already in blocks.
     """
     return (block for block in blocks if isinstance(block, Block))

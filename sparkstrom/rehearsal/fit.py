@@ -46,10 +46,10 @@ from sparkstrom.worker.training_job import (
     pack_parameters,
 )
 
-TICK_S_MIN, TICK_S_MAX = 0.02, 0.5  # interval of duty cycles without events; a share of a step
-POINTS = 20  # of the curves of one run
-DRIVER_HOST = "driver"
-FIRST_ATTEMPT = 100
+TICK_S_MIN, TICK_S_MAX = 0.02, 0.5  # bounds, in seconds, of the interval of duty cycles
+POINTS = 20  # points of each curve of a run, in addition to the first one
+DRIVER_HOST = "driver"  # name of the host on which the master runs
+FIRST_ATTEMPT = 100  # number of the first task attempt
 
 # (parameters f32[n_params], buffers) -> metrics by name
 Measure = Callable[[Flat, bytes], dict[str, float]]
@@ -58,10 +58,11 @@ OnProgress = Callable[[float], None]  # receives the fraction of a run that is d
 
 @contextmanager
 def use_threads(count: int) -> Iterator[None]:
-    """Limit numeric libraries (BLAS, OpenMP, torch) to ``count`` threads in the block.
+    """Limit numeric libraries (BLAS, OpenMP, torch) to ``count`` threads in a ``with`` block.
 
-    A task has as many threads as CPUs. Simulated runs have one thread each: on a busy machine, a
-    library with more would be many times slower, because threads spin while they wait for others.
+    Measured steps use as many threads as a task has CPUs. Simulated runs use one thread each. With
+    more, a library would be many times slower on a busy machine, because its threads spin while
+    they wait for each other.
     """
     from threadpoolctl import threadpool_limits
 
@@ -76,7 +77,7 @@ def use_threads(count: int) -> Iterator[None]:
 
 
 def make_environment(partition: int = 0, attempt: int = 0, host: str = "host") -> TaskEnvironment:
-    """Return the environment of a simulated worker's task."""
+    """Return the environment of a simulated worker's task, which has one CPU."""
     return TaskEnvironment(partition, attempt, host, "executor", Path(tempfile.gettempdir()))
 
 
@@ -92,11 +93,11 @@ class FitRecipe:
     epochs: int  # number of epochs to train
     fraction: float = 0.0  # fraction of the rows that is held out
     first_epoch: int = 0  # number of epochs of earlier fits
-    minibatches_before: int = 0  # of earlier fits whose optimizer state is continued
-    optimizer_state: bytes = b""  # with which each worker starts; b"": fresh
+    minibatches_before: int = 0  # minibatches of earlier fits whose optimizer state is continued
+    optimizer_state: bytes = b""  # encoded state with which each worker starts; b"": a fresh one
 
     def theta(self) -> Theta:
-        """Return a replica of the initial parameters."""
+        """Return a new replica of the initial parameters, rounded to multiples of 2^-k."""
         multipliers = self.master.layer_multipliers or {}
         return make_initial_theta(self.model, self.parameters, self.k, multipliers)
 
@@ -141,35 +142,36 @@ class InitialParameters:
 class CurvePoint:
     """Loss and accuracy of the shared parameters at one moment of training."""
 
-    seconds: float  # virtual, of training
-    examples: int  # trained by all workers
-    measures: dict[str, float]  # "loss", and "accuracy" where there are classes
-    update_bytes: int = 0  # published so far, each update once
+    seconds: float  # virtual seconds of training so far
+    examples: int  # rows trained by all workers so far
+    measures: dict[str, float]  # metrics by name: "loss", and "accuracy" if labels are classes
+    update_bytes: int = 0  # bytes of all updates published so far, each counted once
 
 
 @dataclass(slots=True)
 class SimulatedFit:
-    """The result of a simulated fit."""
+    """The result of a simulated fit or of a baseline."""
 
-    workers: int
+    workers: int  # number of workers
     points: list[CurvePoint] = field(default_factory=list)  # in order of time
-    seconds: float = 0.0  # virtual, from the first step to the last commit
-    minibatches: int = 0
-    examples: int = 0
-    training_loss: float = math.nan  # mean over the minibatches of the last twentieth
-    staleness: float = 0.0  # mean, in minibatches of other workers
+    seconds: float = 0.0  # virtual seconds from the start of training to the last minibatch
+    minibatches: int = 0  # trained by all workers, and committed
+    examples: int = 0  # rows in these minibatches
+    training_loss: float = math.nan  # mean loss of the last twentieth of the minibatches
+    staleness: float = 0.0  # mean number of others' minibatches that an update had not seen
     summed_workers: int | None = None  # n if updates had the weight n / workers; None: no limit
-    update_bytes: int = 0  # of all publications, each counted once
-    publications: int = 0
-    entries: int = 0  # parameters changed by a publication, summed over all
-    link_bytes: dict[str, tuple[float, float]] = field(default_factory=dict)  # host: sent, received
-    bytes_by_kind: dict[str, int] = field(default_factory=dict)  # kind of message: bytes sent
+    update_bytes: int = 0  # bytes of all published updates, each counted once
+    publications: int = 0  # number of published updates
+    entries: int = 0  # number of parameters that an update changes, summed over all updates
+    # host -> bytes sent and received
+    link_bytes: dict[str, tuple[float, float]] = field(default_factory=dict)
+    bytes_by_kind: dict[str, int] = field(default_factory=dict)  # kind of message -> bytes sent
     deaths: int = 0  # workers that were killed
     replicas_equal: bool = False  # all replicas had the same hash at the end
     digest: str = ""  # hash of the delivered parameters
-    error: str = ""  # why training ended early, such as a loss that is not finite
-    parameters: Flat | None = None  # delivered, f32[n_params]
-    buffers: bytes = b""  # delivered
+    error: str = ""  # why training ended early, such as a loss that is not finite; "": it did not
+    parameters: Flat | None = None  # the delivered parameters, f32[n_params]
+    buffers: bytes = b""  # delivered model state other than parameters, such as BatchNorm's
 
 
 class FitSimulator:
@@ -180,8 +182,8 @@ class FitSimulator:
         partitions: The minibatches of each worker.
         conditions: The cluster.
         measure: Measures parameters for the curves; None: no curves.
-        points: Number of points of a curve, evenly spaced, beside the first one.
-        on_progress: Called with the fraction of the fit that is committed.
+        points: Number of evenly spaced points of a curve, in addition to the first one.
+        on_progress: Called with the fraction of the fit's minibatches that the master has numbered.
     """
 
     def __init__(
@@ -209,7 +211,7 @@ class FitSimulator:
         self._master = MasterEndpoint(self, self._network, time, self._tick_interval_s)
         self.workers: list[RehearsedWorker] = []  # all attempts, in the order of their starts
         self._total = sum(each.batches_per_epoch for each in partitions) * recipe.epochs
-        self._committed = 0
+        self._committed = 0  # minibatches whose updates the master has numbered (commits)
         self._rows_per_batch = sum(each.rows for each in partitions) / max(
             1, sum(each.batches_per_epoch for each in partitions)
         )
@@ -219,10 +221,10 @@ class FitSimulator:
         ]
 
     def run(self) -> SimulatedFit:
-        """Simulate the fit to its end.
+        """Simulate the fit to its end and return the result.
 
-        What would make a real fit fail, such as a loss that is not finite, ends it early, with the
-        reason in ``error``.
+        An error that would end a real fit, such as a loss that is not finite, ends this one early.
+        The error's message is then in the result's ``error``.
         """
         simulated = self.simulated
         self._record_point()
@@ -238,7 +240,7 @@ class FitSimulator:
         return simulated
 
     def _start(self, partition: int) -> None:
-        """Start an attempt at a partition, each on a host of its own."""
+        """Start an attempt at a partition's task, on the partition's own host."""
         worker = RehearsedWorker(
             self.job,
             self._recipe.packed,
@@ -258,11 +260,14 @@ class FitSimulator:
         self._losses.append((rows, loss))
 
     def on_end(self, worker: RehearsedWorker) -> None:
-        """End the run if this was the last living worker."""
+        """End the run if no worker is alive any more."""
         self._time.over = not any(each.alive for each in self.workers)
 
     def on_commit(self, committed: int) -> None:
-        """Report progress; record a point or kill a worker if due at ``committed`` minibatches."""
+        """Report progress; add a point to the curves or kill a worker if that is due.
+
+        ``committed``: number of minibatches whose updates the master has numbered.
+        """
         if committed == self._committed:
             return
         before, self._committed = self._committed, committed
@@ -274,7 +279,10 @@ class FitSimulator:
             self._time.after(0.0, self._kill)
 
     def _kill(self) -> None:
-        """Kill a worker that trains; Spark starts its task again later."""
+        """Kill a random worker, whose task Spark restarts after ``restart_s``.
+
+        Do nothing unless the fit is training and at least two workers are alive.
+        """
         alive = [each for each in self.workers if each.alive]
         if self._master.phase is not Phase.RUNNING or len(alive) < 2:
             return
@@ -284,12 +292,12 @@ class FitSimulator:
         self._time.after(self._conditions.restart_s, self._start_again, victim.partition)
 
     def _start_again(self, partition: int) -> None:
-        """Start a killed worker's task again, unless the fit is over."""
+        """Start a killed worker's task again, unless training is over."""
         if self._master.phase in (Phase.GATHERING, Phase.RUNNING):
             self._start(partition)
 
     def _record_point(self) -> None:
-        """Add a point to the curves: measure the parameters of the controller's replica."""
+        """Measure the parameters of the master's replica, and add a point to the curves, if any."""
         if self._measure is None:
             return
         began_s = self._master.began_s(Phase.RUNNING)
@@ -300,7 +308,7 @@ class FitSimulator:
         self.simulated.points.append(CurvePoint(seconds, examples, measures, sent))
 
     def _present_buffers(self) -> bytes:
-        """Return the average of the live workers' buffers, or the controller's if none lives."""
+        """Return the average of the live workers' buffers; if there are none, the master's."""
         reports = [get_buffers(each.replica.model) for each in self.workers if each.alive]
         model = self._recipe.model
         if any(reports) and isinstance(model, Buffered):
@@ -308,7 +316,7 @@ class FitSimulator:
         return self.theta.buffers
 
     def _complete_result(self) -> None:
-        """Complete the result at the end of the run."""
+        """Set the remaining fields of the result at the end of the run."""
         simulated, master = self.simulated, self._master
         counters = [each.replica.encoder.counters for each in self.workers]
         simulated.seconds = master.training_seconds()
@@ -332,7 +340,7 @@ class FitSimulator:
 
 
 class MasterEndpoint:
-    """Runs the controller of real fits, which numbers the updates, in virtual time."""
+    """Runs the protocol's master, which numbers the updates of all workers, in virtual time."""
 
     name = MASTER_ADDRESS.host
     node = MASTER
@@ -390,7 +398,7 @@ class MasterEndpoint:
         self._duty_cycle.on_event(event, self.machine.children.state_due_s)
 
     def _run_duty_cycle(self) -> None:
-        """Run a duty cycle of the master."""
+        """Pass a tick to the master, and clear the cached sums."""
         self.handle(ev.Tick())
         self._sums.clear()
 

@@ -2,10 +2,11 @@
 
 An edge is the connection between two neighbours in the tree of the master and the workers.
 
-A host sends its data messages one after the other at its link's rate, and the receiver's link takes
-them likewise. Aeron serves the streams of control and data in turn. A control message therefore
-waits only for earlier control messages of its host, but data that follow wait for it. A newer
-heartbeat or state message replaces one that still waits, as in the outbox of a real process.
+A host sends its data messages one after the other at its link's rate, and the receiving host gets
+them one after the other at the rate of its link. Aeron serves control and data streams in turn. A
+control message therefore waits only for earlier control messages of its host, while later data wait
+for it. A newer heartbeat or state message replaces one that still waits to be sent, as in the
+outbox of a real process.
 Aeron's own buffers are not modelled: the protocol's windows limit how much data is in flight.
 """
 
@@ -41,7 +42,7 @@ class Host:
     receives_until_s: float = 0.0  # when all data in flight has been received
     sent_bytes: float = 0.0
     received_bytes: float = 0.0
-    by_kind: Counter[str] = field(default_factory=Counter)  # bytes sent
+    by_kind: Counter[str] = field(default_factory=Counter)  # kind of message -> bytes sent
 
 
 class Endpoint(Protocol):
@@ -53,33 +54,35 @@ class Endpoint(Protocol):
 
     @property
     def node(self) -> NodeId | None:
-        """Its present id; None until it has one."""
+        """The process's present id in the fit; None until it has one."""
 
     @property
     def alive(self) -> bool:
-        """Whether it can receive messages."""
+        """Whether the process can receive messages."""
         ...
 
     def handle(self, event: ev.Event) -> None:
-        """Pass an event to its protocol machine and perform the effects."""
+        """Pass an event to the process's protocol machine and perform the effects."""
 
 
 @dataclass(eq=False, slots=True)
 class QueuedMessage:
-    """A message that has not left its host yet, and may be replaced by a newer one."""
+    """A message that a newer one replaces, unless it has already left its host."""
 
     message: Message
-    leaves_s: float
+    leaves_s: float  # virtual time at which it leaves the sending host
 
 
 @dataclass(eq=False, slots=True)
 class Edge:
     """One end of the connection to a neighbour in the tree."""
 
-    number: EdgeNo
+    number: EdgeNo  # number of the edge, which its other end also has
     target: Endpoint  # the process at the other end
-    newest_s: list[float] = field(default_factory=lambda: [0.0, 0.0])  # arrivals: control, data
-    queued: dict[type[Message], QueuedMessage] = field(default_factory=dict)  # the newest, by type
+    # Latest arrival of a control message, and of a data message.
+    newest_s: list[float] = field(default_factory=lambda: [0.0, 0.0])
+    # The newest message of each type that newer ones replace.
+    queued: dict[type[Message], QueuedMessage] = field(default_factory=dict)
 
 
 class VirtualNetwork:
@@ -87,8 +90,8 @@ class VirtualNetwork:
 
     Args:
         time: Virtual time.
-        link_bits_s: Bit rate of each host's link, each way.
-        latency_s: Of a message from host to host, beside the time that its bytes take.
+        link_bits_s: Rate of each host's link in each direction, in bits per second.
+        latency_s: Delay of a message between hosts, in addition to the time that its bytes take.
     """
 
     def __init__(self, time: Timeline, link_bits_s: float, latency_s: float) -> None:
@@ -109,7 +112,7 @@ class VirtualNetwork:
         return self._endpoints[name]
 
     def open_edge(self, owner: Endpoint, effect: ev.OpenEdge) -> None:
-        """Open the owner's end of an edge."""
+        """Open the owner's end of an edge to the process that ``effect`` names."""
         owner.edges[effect.node] = Edge(effect.edge, self._endpoints[effect.peer.host])
 
     def close_edge(self, owner: Endpoint, node: NodeId) -> None:
@@ -117,7 +120,10 @@ class VirtualNetwork:
         owner.edges.pop(node, None)
 
     def send(self, owner: Endpoint, to: NodeId, message: Message) -> None:
-        """Send a message to a neighbour; drop it without an edge."""
+        """Send a message to a neighbour; drop it if the owner has no id, or no edge to ``to``.
+
+        If an earlier message of a type that newer ones replace still waits, replace that message.
+        """
         edge, sender = owner.edges.get(to), owner.node
         if edge is None or sender is None:
             return
@@ -136,7 +142,10 @@ class VirtualNetwork:
     def send_direct(
         self, owner: Endpoint, to: Address, message: Message, accepts: Callable[[], bool]
     ) -> None:
-        """Send a message without an edge; drop it if ``accepts`` returns False when it arrives."""
+        """Send a message to the process at ``to`` without an edge.
+
+        When it arrives, drop it if the process is dead or ``accepts`` returns False.
+        """
         target = self._endpoints[to.host]
         sender = MASTER if owner.node == MASTER else None
         _, arrives_s = self._transmit(owner.host, target.host, message, data=False)
@@ -145,7 +154,10 @@ class VirtualNetwork:
     def _transmit(
         self, source: Host, target: Host, message: Message, *, data: bool
     ) -> tuple[float, float]:
-        """Count a message's bytes; return when it leaves its host, and when it arrives."""
+        """Count a message's bytes; return the times at which it leaves its host and arrives.
+
+        ``data``: whether it is a data message, not a control message.
+        """
         now_s = self._time.now_s
         if source is target:
             return now_s, now_s + HOP_S
@@ -164,7 +176,7 @@ class VirtualNetwork:
     def _deliver(
         self, target: Endpoint, sender: NodeId, edge: EdgeNo, queued: QueuedMessage
     ) -> None:
-        """Deliver a message if the receiver still has this edge."""
+        """Deliver a message if the receiver is alive and still has this edge."""
         mine = target.edges.get(sender)
         if target.alive and mine is not None and mine.number == edge:
             target.handle(ev.Received(sender, queued.message))
@@ -176,6 +188,6 @@ class VirtualNetwork:
         message: Message,
         accepts: Callable[[], bool],
     ) -> None:
-        """Deliver a direct message if it is still accepted."""
+        """Deliver a direct message if the receiver is alive and ``accepts`` returns True."""
         if target.alive and accepts():
             target.handle(ev.Received(sender, message))

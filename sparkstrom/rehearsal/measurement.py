@@ -28,8 +28,8 @@ from sparkstrom.worker.training_task import load_initial_theta, make_replica
 
 WARM_STEPS, STEPS_MIN, STEPS_MAX = 3, 8, 40  # warm steps are not counted
 BUDGET_S = 5.0  # time after which no step beyond STEPS_MIN is measured
-MAD_TO_DEVIATION = 1.4826  # of a normal distribution
-JITTER_MAX = 0.5  # on a busy machine, more says little about a cluster
+MAD_TO_DEVIATION = 1.4826  # standard / median absolute deviation of a normal distribution
+JITTER_MAX = 0.5  # more comes from a busy machine, and says little about a cluster
 DENSITY = 3e-3  # typical share of parameters in an update, for times that are not measured
 
 
@@ -37,7 +37,7 @@ DENSITY = 3e-3  # typical share of parameters in an update, for times that are n
 class LinkMeasurement:
     """A link between two hosts, measured by the receiver."""
 
-    bits_s: float | None  # None: no train of datagrams arrived
+    bits_s: float | None  # rate in bits per second; None: no burst of datagrams arrived
     round_trip_s: float | None  # None: no ping was answered
 
 
@@ -47,18 +47,19 @@ class WorkerMeasurement:
 
     host: str
     times: StepTimes
-    links: Mapping[str, LinkMeasurement]  # from other hosts, by name; one task per host has them
-    problem: str = ""  # why links were not measured
+    # Links from other hosts, by the host's name. Only one task per host measures them.
+    links: Mapping[str, LinkMeasurement]
+    problem: str = ""  # why links were not measured; "": nothing went wrong
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterMeasurement:
     """The measured conditions of a cluster."""
 
-    times: StepTimes
-    link_bits_s: float | None  # of the slowest host; None: not measured
-    latency_s: float | None  # one way; None: not measured
-    text: str  # one line for the user
+    times: StepTimes  # of an average worker: each value is the median over all workers
+    link_bits_s: float | None  # rate of the slowest host's link; None: not measured
+    latency_s: float | None  # in one direction; None: not measured
+    text: str  # the measured values, or why some are missing, in one line for the user
 
 
 def count_rows_to_measure(recipe: FitRecipe) -> int:
@@ -67,10 +68,11 @@ def count_rows_to_measure(recipe: FitRecipe) -> int:
 
 
 def measure_times(recipe: FitRecipe, batches: Batches, environment: TaskEnvironment) -> StepTimes:
-    """Take some training steps; return the median times of all operations, to two digits.
+    """Time some training steps on ``batches``; return each operation's median time, to two digits.
 
-    The rounding keeps two rehearsals on a quiet machine equal; to repeat one exactly, give its
-    times.
+    Because of the rounding, two rehearsals on a quiet machine are usually equal. To repeat one
+    exactly, pass the times of its result. Raise the model's errors, and TrainingError for a loss
+    that is not finite.
     """
     model: FlatModel = pickle.loads(recipe.packed)
     job = replace(recipe.job(1), model=model)
@@ -105,7 +107,7 @@ def summarize_workers(measurements: Sequence[WorkerMeasurement]) -> ClusterMeasu
 
     Times are medians over workers. A host's link is as fast as the fastest stream of datagrams that
     it sent or received, and the slowest host's link counts; the latency is half the median round
-    trip.
+    trip. Both are None if no ping was answered, or if no stream of some host arrived.
     """
     times = [each.times for each in measurements]
     found = StepTimes(
@@ -147,14 +149,17 @@ def summarize_workers(measurements: Sequence[WorkerMeasurement]) -> ClusterMeasu
 
 
 def estimate_times(n_params: int, step_s: float, jitter: float) -> StepTimes:
-    """Return times for a given step: those of encoding and applying follow from constants."""
+    """Return the times of a worker's operations for a given ``step_s`` and ``jitter``.
+
+    The times to encode and to apply an update are estimated from the number of parameters.
+    """
     entries = DENSITY * n_params
     encode_s = SAMPLE_S + SCAN_S * n_params + ENCODE_ENTRY_S * entries
     return StepTimes(step_s, jitter, _rounded(encode_s), _rounded(ADD_ENTRY_S * entries))
 
 
 def _add(theta: Theta, payload: Payload) -> None:
-    """Add an update to a replica, as another worker does."""
+    """Add an update to the replica of another worker."""
     theta.add(theta.read(payload))
 
 

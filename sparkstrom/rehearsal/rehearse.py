@@ -47,34 +47,37 @@ from sparkstrom.rehearsal.runs import Run, RunScheduler, RunSimulator, plan_runs
 DEFAULT_WORKERS = (1, 4, 16)
 DEFAULT_LINK_BITS_S, DEFAULT_LATENCY_S = 1e9, 1e-3
 DEFAULT_ROWS = 20_000
-TARGET_MARGIN = 0.05  # the default target is one process's lowest loss and this share of it
+TARGET_MARGIN = 0.05  # the default target is one process's lowest loss plus this fraction of it
 MeasureCluster = Callable[[FitRecipe, RowSample], ClusterMeasurement]
-STRAGGLERS = re.compile(r"(\d+)x(\d*\.?\d+)")
+STRAGGLERS = re.compile(r"(\d+)x(\d*\.?\d+)")  # NUMBERxSPEED
 
 
 @dataclass(frozen=True, slots=True)
 class RehearsalRequest:
-    """The checked arguments of a rehearsal, without the fit's own."""
+    """The checked arguments of ``rehearse``, except those that a fit also has."""
 
-    workers: tuple[int, ...] = DEFAULT_WORKERS  # ascending
-    link_bits_s: float | None = None  # None: measured, or 1 Gbit/s
-    latency_s: float | None = None  # None: measured, or 1 ms
-    step_s: float | None = None  # None: measured
-    jitter: float | None = None  # None: measured, or 0 for a given step
-    encode_s: float | None = None  # None: measured, or estimated for a given step
-    apply_s: float | None = None  # the same, to add another worker's update
+    workers: tuple[int, ...] = DEFAULT_WORKERS  # numbers of workers, ascending
+    link_bits_s: float | None = None  # rate of a host's link; None: measured, or 1 Gbit/s
+    latency_s: float | None = None  # in one direction; None: measured, or 1 ms
+    step_s: float | None = None  # mean time of a training step; None: measured
+    jitter: float | None = None  # of step times; None: measured, or 0 if step_s is given
+    encode_s: float | None = None  # None: measured, or estimated if step_s is given
+    apply_s: float | None = None  # time to add another worker's update; None: as for encode_s
     stragglers: int = 0  # number of slow workers
-    straggler_speed: float = 1.0  # of a slow worker, relative to the others
-    kills: int = 0  # workers that die
-    scaling: tuple[str, ...] = ()  # rules to compare; (): the network's own options
-    rows: int = DEFAULT_ROWS  # rows to sample
+    straggler_speed: float = 1.0  # speed of a slow worker, relative to the others
+    kills: int = 0  # number of workers that die
+    scaling: tuple[str, ...] = ()  # scaling rules to compare; (): the network's own options
+    rows: int = DEFAULT_ROWS  # number of rows to sample
     seed: int = 0  # of all random choices
-    to_loss: float | None = None  # target of the comparison; None: derived from one process
-    measure: bool = False  # on the cluster instead of in this process
+    to_loss: float | None = None  # loss whose time is compared; None: from one process's losses
+    measure: bool = False  # whether to measure times and links on the cluster
 
     @classmethod
     def from_options(cls, **options: Any) -> RehearsalRequest:
-        """Return ``parse`` of these arguments; raise UsageError for an unknown name, too."""
+        """Return the request for these arguments, like ``parse``.
+
+        Raise UsageError for an argument that is invalid or has an unknown name.
+        """
         known = list(inspect.signature(cls.parse).parameters)
         for name in options:
             if name not in known:
@@ -145,7 +148,7 @@ class RehearsalRequest:
         return request
 
     def times(self, found: StepTimes) -> StepTimes:
-        """Return ``found``, with the times that the request gives in place of found ones."""
+        """Return the times that this request gives; those that it lacks come from ``found``."""
         return StepTimes(
             found.step_s if self.step_s is None else self.step_s,
             found.jitter if self.jitter is None else self.jitter,
@@ -160,8 +163,9 @@ class RehearsalRequest:
 
         Args:
             times: The times of a worker's operations.
-            link_bits_s: As measured, used if none was given; None: not measured.
-            latency_s: The same for the latency.
+            link_bits_s: The measured rate, which is used if the request gives none. If it is None,
+                the default is used.
+            latency_s: The measured latency, used in the same way.
         """
         return Conditions(
             _first(self.link_bits_s, link_bits_s, DEFAULT_LINK_BITS_S),
@@ -180,7 +184,10 @@ def _first(*values: float | None) -> float:
 
 
 def _parse(name: str, value: str | float, parse: Callable[[str], float]) -> float:
-    """Return a rate or duration given as text or number. Raise UsageError for anything else."""
+    """Return a rate or duration, given as a number or as text that ``parse`` accepts.
+
+    Raise UsageError, with the argument's ``name``, for anything else.
+    """
     if is_real(value):
         return float(value)
     try:
@@ -190,7 +197,10 @@ def _parse(name: str, value: str | float, parse: Callable[[str], float]) -> floa
 
 
 def _parse_straggler(text: str | None) -> tuple[int, float]:
-    """Return number and speed of slow workers, written as "1x0.5"; none for None."""
+    """Return the number and speed of slow workers, given as "1x0.5"; (0, 1.0) for None.
+
+    Raise UsageError for a text of another form.
+    """
     if text is None:
         return 0, 1.0
     match = STRAGGLERS.fullmatch(text) if isinstance(text, str) else None
@@ -220,15 +230,15 @@ def rehearse(
         display: Shows the progress.
         measure_cluster: Measures the conditions on a cluster if the request asks for that; None
             if there is no cluster.
-        cpus: CPUs of a worker, for the times of steps that are measured here.
+        cpus: Number of a worker's CPUs. Steps that are timed in this process use as many threads.
 
     Returns:
-        The result, with one process and DDP beside sparkstrom.
+        The results of sparkstrom, and of training in one process and with DDP for comparison.
 
     Raises:
         UsageError: A row does not suit the model, no row is left to train on, or there are more
             workers than rows.
-        TrainingError: Training failed for a reason other than divergence.
+        TrainingError: Step times could not be measured. Failures of runs are part of the result.
     """
     recipe = replace(
         recipe, master=replace(recipe.master, rng_seed=recipe.master.rng_seed + request.seed)
@@ -254,11 +264,12 @@ def _find_conditions(
     measure_cluster: MeasureCluster | None,
     cpus: int,
 ) -> Conditions:
-    """Return the conditions of all runs, such as the times of a step and the speed of links.
+    """Return the conditions of all runs, such as the time of a step and the rate of links.
 
     Values given in the request are used as they are. Other times, and the links, are measured on
     the cluster if the request asks for it and there is a cluster. If not, the links get default
-    values; the times are measured here, or estimated if the request gives the time of a step.
+    values; the times are measured in this process with at most ``cpus`` threads, or estimated if
+    the request gives the time of a step.
     """
     if request.measure and measure_cluster is not None:
         display.say("measuring steps, encoding and links on the cluster")
@@ -282,7 +293,10 @@ def _make_rehearsal(
     results: Sequence[SimulatedFit],
     request: RehearsalRequest,
 ) -> Rehearsal:
-    """Return the result of a rehearsal, made of the results of all runs."""
+    """Return the result of a rehearsal; ``results`` belong to ``runs``, one process first.
+
+    If the request names no target loss, it is derived from the lowest loss of one process.
+    """
     recipe, data, conditions = simulator.recipe, simulator.data, simulator.conditions
     one, to_loss, n_params = results[0], request.to_loss, recipe.model.n_params
     if to_loss is None and one.points and not one.error:
@@ -323,14 +337,14 @@ def make_recipe(
     epochs: int,
     fraction: float,
 ) -> FitRecipe:
-    """Return the fit that a network would run next.
+    """Return a description of the fit that a network would run next.
 
     Args:
         model: The network's model.
-        state: The network's state, which is not changed.
+        state: The network's parameters and optimizer state, which are not changed.
         master: Options of training.
         packed: The pickled model.
-        epochs: Epochs to train.
+        epochs: Number of epochs to train.
         fraction: Fraction of the rows to hold out.
     """
     value = state.value
@@ -351,7 +365,10 @@ def make_recipe(
 
 
 def require_gradient_sharing(master: Any) -> SharedTrainingMaster:
-    """Return ``master``. Raise UsageError if it has the options of training in rounds."""
+    """Return ``master`` if it is a SharedTrainingMaster; raise UsageError for all other options.
+
+    The others are options of training in rounds.
+    """
     if isinstance(master, SharedTrainingMaster):
         return master
     raise UsageError(

@@ -1,6 +1,8 @@
-"""The result of a rehearsal: its runs, as a table, a page or JSON, and advice on which to choose.
+"""The result of a rehearsal: its runs as a table, a page or JSON, and advice on which one to use.
 
-A run is a fit with some number of workers, simulated under one scaling rule, or a baseline.
+A run is a fit with some number of workers, simulated under one scaling rule, or a baseline:
+training in one process, or with DistributedDataParallel (DDP). A scaling rule is a value of the
+option ``scaling``, which adapts hyperparameters to the number of workers.
 """
 
 from __future__ import annotations
@@ -39,36 +41,36 @@ from sparkstrom.rehearsal.conditions import Conditions
 from sparkstrom.rehearsal.fit import CurvePoint, SimulatedFit
 
 ONE_PROCESS, OURS, ALL_REDUCE = "one process", "sparkstrom", "DDP all-reduce"
-CURVES_MAX = STYLE_COUNT  # of one plot: more could not be told apart
+CURVES_MAX = STYLE_COUNT  # curves in one plot; more could not be told apart
 TITLE = "Rehearsal"
 
 
 @dataclass(frozen=True, slots=True)
 class RehearsedRun:
-    """One run of a rehearsal: a system with a number of workers."""
+    """The results of one run of a rehearsal."""
 
-    system: str  # ONE_PROCESS, OURS or ALL_REDUCE
-    workers: int
-    scaling: str  # rule; "" for the systems that have none
+    system: str  # ONE_PROCESS, OURS (sparkstrom) or ALL_REDUCE (DDP)
+    workers: int  # number of workers, or of DDP's ranks
+    scaling: str  # scaling rule; "" for the systems that have none
     loss: float  # of the delivered parameters; inf if training failed
     accuracy: float | None  # None: no classes, or training failed
-    seconds: float  # virtual, of training
-    seconds_to_loss: float | None  # None: not reached
-    speedup: float | None  # of ``seconds_to_loss``, relative to one process
+    seconds: float  # virtual seconds of training
+    seconds_to_loss: float | None  # virtual seconds until the target loss; None: not reached
+    speedup: float | None  # of seconds_to_loss (without a target, of rows/s) over one process
     efficiency: float  # rows per second and worker, relative to one process
-    worker_hours: float  # of training
-    staleness: float  # mean, in minibatches of other workers
-    update_bytes: int  # that workers publish, each update once
-    times_fewer_bytes: float | None  # than float32 gradients of each minibatch
+    worker_hours: float  # number of workers x hours of training
+    staleness: float  # mean number of other workers' minibatches that an update had not seen
+    update_bytes: int  # bytes of all published updates, each counted once
+    times_fewer_bytes: float | None  # bytes of float32 gradients / update_bytes; None: no updates
     link_bytes: dict[str, tuple[float, float]]  # host -> bytes sent and received
-    busiest_host: str
-    busiest_link_share: float  # of its link's rate, mean over the training
+    busiest_host: str  # host whose link carries the most bytes; "": there is no traffic
+    busiest_link_share: float  # mean fraction of that link's rate that is used
     deaths: int  # workers that died and were replaced
-    minibatches: int
-    digest: str  # of the delivered parameters
-    replicas_equal: bool
-    error: str  # why training failed
-    points: tuple[CurvePoint, ...]
+    minibatches: int  # trained by all workers
+    digest: str  # hash of the delivered parameters
+    replicas_equal: bool  # whether the replicas of all workers were equal at the end
+    error: str  # why training failed; "": it succeeded
+    points: tuple[CurvePoint, ...]  # curves of loss and accuracy, in order of time
 
     @property
     def name(self) -> str:
@@ -81,22 +83,22 @@ class RehearsedRun:
 
 @dataclass(frozen=True, slots=True)
 class Rehearsal:
-    """The result of ``rehearse``: what a fit with each number of workers would come to."""
+    """The result of ``rehearse``: all runs, the simulated conditions, and advice."""
 
-    runs: tuple[RehearsedRun, ...]  # one process first
-    conditions: Conditions
-    n_params: int
-    density: float  # mean share of parameters in an update
-    rows: int  # of the sample
-    rows_total: int  # of the data
-    epochs: int
-    batch_rows: int
+    runs: tuple[RehearsedRun, ...]  # the run of one process is the first
+    conditions: Conditions  # the simulated cluster
+    n_params: int  # the model's number of parameters
+    density: float  # mean fraction of the parameters that an update contains
+    rows: int  # number of rows in the sample
+    rows_total: int  # number of rows in the data
+    epochs: int  # epochs of each run
+    batch_rows: int  # rows in a minibatch of one worker
     is_held_out: bool  # losses are of held-out rows; otherwise of rows that were trained on
-    to_loss: float | None
+    to_loss: float | None  # the target loss; None: neither given nor derived from one process
 
     @property
     def best(self) -> RehearsedRun:
-        """The run that reaches the stated loss first; the lowest loss if none reaches it.
+        """The run that first reaches ``to_loss``, or the one with the lowest loss if none does.
 
         It is a failed run only if all failed.
         """
@@ -107,9 +109,9 @@ class Rehearsal:
 
     @property
     def best_scaling(self) -> str:
-        """The scaling rule of the best sparkstrom run with most workers.
+        """The scaling rule of the best sparkstrom run with the largest number of workers.
 
-        It is "" if only one rule ran, or if training failed with each.
+        It is "" if only one rule was rehearsed, or if training failed with every rule.
         """
         ours = [run for run in self.runs if run.system == OURS and run.workers > 1]
         if len({run.scaling for run in ours}) < 2:
@@ -122,7 +124,7 @@ class Rehearsal:
     def pays_up_to(self) -> int:
         """The largest worthwhile number of workers.
 
-        Up to it, each additional worker raises the speedup by at least 0.5, on average.
+        Up to this number, each additional worker raises the speedup by at least 0.5, on average.
         """
         workers, speedup = 1, 1.0
         for run in self._best_of_each_number():
@@ -138,7 +140,7 @@ class Rehearsal:
         return [min((run for run in ours if run.workers == k), key=_rank) for k in numbers]
 
     def verdict(self) -> list[str]:
-        """Return what the runs advise, one sentence per line."""
+        """Return the advice that follows from the runs, as a list of sentences."""
         best, lines = self.best, []
         if self.to_loss is not None and best.seconds_to_loss is not None:
             after = format_duration(best.seconds_to_loss)
@@ -253,9 +255,10 @@ def make_run(
     n_params: int,
     link_bits_s: float,
 ) -> RehearsedRun:
-    """Return a run's figures, compared with those of one process, ``one``.
+    """Return the results of a run, ``simulated``, compared with ``one``, the run of one process.
 
-    ``scaling``: the scaling rule or ""; ``to_loss``: the loss whose time is compared, or None.
+    ``scaling``: the scaling rule or ""; ``to_loss``: the loss whose time is compared, or None;
+    ``link_bits_s``: rate of each host's link, in bits per second.
     """
     last = simulated.points[-1].measures if simulated.points and not simulated.error else {}
     loss = math.inf if simulated.error else last.get("loss", simulated.training_loss)
@@ -293,9 +296,10 @@ def make_run(
 
 
 def seconds_to(simulated: SimulatedFit, to_loss: float | None) -> float | None:
-    """Return the virtual seconds after which a run first reaches a loss.
+    """Return the virtual seconds after which a run first reaches a loss, interpolated linearly.
 
-    Return None if it never does, or if training failed, because a real fit would return nothing.
+    Return None if it never does, if ``to_loss`` is None, or if training failed, because a real fit
+    would then return nothing.
     """
     if to_loss is None or simulated.error:
         return None
@@ -310,7 +314,7 @@ def seconds_to(simulated: SimulatedFit, to_loss: float | None) -> float | None:
 
 
 def _rank(run: RehearsedRun) -> tuple[bool, float, float]:
-    """Return a sort key: first runs that reach the stated loss, by time, then others, by loss."""
+    """Return a sort key: runs that reach the target loss come first, by time, others by loss."""
     reached = run.seconds_to_loss
     return reached is None, run.loss if reached is None else reached, run.loss
 
@@ -321,7 +325,10 @@ def _rows_per_second(simulated: SimulatedFit) -> float:
 
 
 def _busiest_link(simulated: SimulatedFit, link_bits_s: float) -> tuple[str, float]:
-    """Return the host whose link is used most, and the mean share of its rate that is used."""
+    """Return the host whose link is used most, and the mean fraction of the rate that is used.
+
+    A link counts with the direction that carries more bytes. Return ("", 0.0) without traffic.
+    """
     if not simulated.link_bytes or not simulated.seconds:
         return "", 0.0
     loads = {host: max(both) for host, both in simulated.link_bytes.items()}
@@ -401,7 +408,10 @@ def _overview(rehearsal: Rehearsal) -> list[Element]:
 
 
 def _plots(rehearsal: Rehearsal, measure: str, title: str) -> list[Element]:
-    """Return a measure's plots over virtual time and over rows; none if no run has the measure."""
+    """Return plots of a measure, such as "loss", over virtual time and over rows.
+
+    Return [] if no run has the measure.
+    """
     runs = _choose_runs(rehearsal)
     if not any(measure in point.measures for run in runs for point in run.points):
         return []
@@ -439,7 +449,8 @@ def _plot(
 def _choose_runs(rehearsal: Rehearsal) -> list[RehearsedRun]:
     """Return one process and the best runs with several workers, in the order of the rehearsal.
 
-    At most CURVES_MAX runs are returned. If no run has several workers, all others count instead.
+    The best runs have the lowest loss. At most CURVES_MAX runs are returned. If no run has several
+    workers, the best of the other runs are returned instead.
     """
     one, *others = rehearsal.runs
     several = [run for run in others if run.workers > 1] or others

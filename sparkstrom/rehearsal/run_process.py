@@ -1,9 +1,9 @@
-"""A process that simulates runs of a rehearsal beside the calling process.
+"""A process that simulates runs of a rehearsal while the calling process simulates others.
 
-``runs`` starts it as ``python -m sparkstrom.rehearsal.run_process SOCKET``. The argument is the
-file descriptor of one end of a socket pair; standard input is a file with the pickled simulator.
-The process receives runs. For each, it sends the fraction that is done from time to time, and then
-the result.
+A run is one simulated fit, or a baseline. ``runs`` starts the process as ``python -m
+sparkstrom.rehearsal.run_process SOCKET``. The argument is the file descriptor of one end of a
+socket pair; standard input is a file with the pickled simulator. The process receives one run at a
+time. During the run, it repeatedly sends the completed fraction; at the end, it sends the result.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ if TYPE_CHECKING:
     from sparkstrom.rehearsal.runs import Run, RunSimulator
 
 MODULE = "sparkstrom.rehearsal.run_process"
-# Also if this process has more: bits of sums may depend on the number of threads.
+# Set even if the calling process has more threads: the bits of sums may depend on their number.
 ONE_THREAD = dict.fromkeys(THREAD_LIMIT_VARIABLES, "1")
 PROGRESS_INTERVAL_S = 0.2  # between two messages about a run's progress
 
 
 class RunProcess:
-    """A process that simulates one run after the other, as long as the calling process lives."""
+    """A process that simulates one run after the other until the calling process ends."""
 
     def __init__(self, simulator: bytes) -> None:
         """Start the process with a pickled RunSimulator. Raise OSError if that fails."""
-        self.run: Run  # the run that it simulates, once ``begin`` was called
-        self.fraction = 0.0  # of that run, which is done
+        self.run: Run  # the run that the process simulates, once ``begin`` was called
+        self.fraction = 0.0  # completed fraction of this run
         ours, theirs = socket.socketpair()
         with ours, theirs, tempfile.TemporaryFile() as file:
             file.write(simulator)
@@ -57,13 +57,15 @@ class RunProcess:
             self.connection = Connection(ours.detach())
 
     def begin(self, run: Run) -> None:
-        """Give the process a run. If it is dead, ``poll`` will report that."""
+        """Send an idle process a run to simulate. If the process is dead, ``poll`` will raise."""
         self.run, self.fraction = run, 0.0
         with suppress(OSError):
             self.connection.send(run)
 
     def poll(self) -> SimulatedFit | None:
-        """Update ``fraction``; return the run's result, or None if there is none yet.
+        """Read the process's messages: update ``fraction``, and return the result once it is there.
+
+        Return None before that; never wait.
 
         Raise EOFError or OSError if the process has ended.
         """
@@ -83,7 +85,7 @@ class RunProcess:
 
 
 def free_memory_bytes() -> float:
-    """Return the bytes that processes may still allocate: the host's, or fewer in a container."""
+    """Return how many more bytes processes can allocate, within the host and its container."""
     host = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
     free = float(host["MemAvailable"].split()[0]) * 1024
     with suppress(OSError, ValueError):  # no container, or one without a limit ("max")
@@ -95,7 +97,10 @@ def free_memory_bytes() -> float:
 
 
 def main(descriptor: int) -> int:
-    """Simulate runs until the calling process closes the socket; return exit status 0."""
+    """Simulate runs until the calling process closes the socket; return exit status 0.
+
+    ``descriptor``: file descriptor of this process's end of the socket pair.
+    """
     from sparkstrom.fit.trained_network import preserve_process_state
     from sparkstrom.rehearsal.fit import use_threads
 
@@ -104,7 +109,7 @@ def main(descriptor: int) -> int:
     with Connection(descriptor) as connection, preserve_process_state(), use_threads(1):
 
         def send_progress(fraction: float) -> None:
-            """Send the fraction of the run that is done, unless that was just done."""
+            """Send the completed fraction of the run, at most once per PROGRESS_INTERVAL_S."""
             nonlocal next_s
             if (now_s := time.monotonic()) >= next_s:
                 next_s = now_s + PROGRESS_INTERVAL_S

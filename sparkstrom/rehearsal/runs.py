@@ -1,9 +1,10 @@
 """Simulate the runs of a rehearsal, and schedule them on the processors of this machine.
 
-A run is one system with one number of workers: training in one process, sparkstrom, or DDP. Runs
-are independent of each other, and the result of a run does not depend on the process that simulates
-it. This process simulates one run after the other, from the first one on. If that takes long, other
-processes simulate runs beside it, from the last one on.
+A run is a fit with some number of workers, simulated under one scaling rule (option ``scaling``),
+or a baseline: training in one process, or with DistributedDataParallel (DDP). Runs are independent
+of each other, and the result of a run does not depend on the process that simulates it. This
+process simulates one run after the other, in their order. If that takes long, other processes
+simulate further runs in parallel, in the opposite order.
 """
 
 from __future__ import annotations
@@ -36,10 +37,10 @@ from sparkstrom.rehearsal.run_process import RunProcess, free_memory_bytes
 
 log = logging.getLogger(__name__)
 
-# Time to simulate a minibatch of one process or DDP: a fraction of sparkstrom's (digits network).
+# Time to simulate one process or DDP, as a fraction of sparkstrom's (measured: a digits network).
 SYNCHRONOUS_WEIGHT = 0.2
 FIRST_POLL_S = 2.0  # before the first poll and the first estimate of the time left
-LONG_S = 10.0  # time left from which other processes, which import for seconds, are worth starting
+LONG_S = 10.0  # other processes, which import modules for seconds, start if more time is left
 PROCESSES_MAX = 8  # this one included
 PROCESS_BYTES = 400 << 20  # memory of a process besides sample and replicas: Python, torch, kernels
 REPLICA_BYTES = 64  # memory of a simulated worker per parameter
@@ -48,10 +49,10 @@ POLL_S = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A system with a number of workers, to be simulated."""
+    """One run of a rehearsal, before it is simulated."""
 
-    system: str  # ONE_PROCESS, OURS or ALL_REDUCE
-    workers: int
+    system: str  # ONE_PROCESS, OURS (sparkstrom) or ALL_REDUCE (DDP)
+    workers: int  # number of workers, or of DDP's ranks
     rule: str = ""  # scaling rule of OURS; "": that of the network's options
 
     @property
@@ -65,7 +66,7 @@ class Run:
 
     @property
     def weight(self) -> float:
-        """The time to simulate it, relative to one of sparkstrom's runs."""
+        """The estimated time to simulate this run, relative to a run of sparkstrom."""
         return 1.0 if self.system == OURS else SYNCHRONOUS_WEIGHT
 
 
@@ -109,7 +110,7 @@ class LossMeter:
         return True
 
     def __call__(self, parameters: Flat, buffers: bytes) -> dict[str, float]:
-        """Return the metrics of parameters f32[n_params].
+        """Return the metrics, by name, of parameters f32[n_params] and the model's buffers.
 
         A loss that is not finite becomes inf. The accuracy is NaN if outputs are not finite.
         """
@@ -132,7 +133,7 @@ class RunSimulator:
         recipe: The fit.
         data: Its rows.
         conditions: The cluster.
-        compares_rules: Whether a run's rule replaces the network's own options.
+        compares_rules: Whether a run's scaling rule replaces the network's own options.
     """
 
     def __init__(
@@ -146,12 +147,12 @@ class RunSimulator:
             self.measure = LossMeter(recipe, batches)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle the arguments; what measures losses is made again."""
+        """Pickle only the constructor's arguments; unpickling creates another LossMeter."""
         make = partial(RunSimulator, compares_rules=self.compares_rules)
         return make, (self.recipe, self.data, self.conditions)
 
     def simulate(self, run: Run, on_progress: OnProgress) -> SimulatedFit:
-        """Simulate a run and return its result. ``on_progress`` gets the fraction that is done."""
+        """Simulate a run; return its result. Call ``on_progress`` with the completed fraction."""
         recipe, conditions = self.recipe, self.conditions
         partitions = self.data.partitions(run.workers)
         if run.system == OURS:
@@ -173,7 +174,7 @@ class RunScheduler:
 
     Args:
         simulator: Simulates each run.
-        runs: All runs, which differ.
+        runs: All runs, no two of which are equal.
         n_params: The model's number of parameters.
         display: Shows the progress.
     """
@@ -184,11 +185,11 @@ class RunScheduler:
         self._simulator, self._runs, self._display = simulator, runs, display
         self._n_params = n_params
         self._queue = deque(runs)  # runs that have not begun
-        self._fractions = dict.fromkeys(runs, 0.0)  # what is done of each run
+        self._fractions = dict.fromkeys(runs, 0.0)  # completed fraction of each run
         self._simulated: dict[Run, SimulatedFit] = {}
         self._processes: list[RunProcess] = []  # each simulates a run
-        # XLA computes on all processors in this process, but would not in others: they would gain
-        # little, and bits of sums may depend on the number of threads.
+        # With JAX, no other processes start: XLA uses all processors in this process, but would use
+        # one in others. They would gain little, and a sum's bits may depend on the threads' number.
         self._may_start = "jax" not in sys.modules
         self._pickled = b""  # the simulator, for other processes
         self._began_s = time.monotonic()
@@ -214,7 +215,10 @@ class RunScheduler:
         return [self._simulated[run] for run in self._runs]
 
     def _advance(self, run: Run, fraction: float) -> None:
-        """Record and show that a fraction of this process's run is done."""
+        """Record and show that ``fraction`` of ``run``, which this process simulates, is done.
+
+        If the time for it has come, also poll the other processes, or start one.
+        """
         self._fractions[run] = fraction
         if (now_s := time.monotonic()) >= self._poll_due_s:
             self._poll_due_s = now_s + POLL_S
@@ -230,7 +234,7 @@ class RunScheduler:
         self._display.show(RehearsalFigures(phase, self._fraction_done()))
 
     def _fraction_done(self) -> float:
-        """Return the fraction of all runs that is done, by the time that they take."""
+        """Return the completed fraction of all runs, weighted by their estimated times."""
         total = math.fsum(run.weight for run in self._runs)
         done = math.fsum(run.weight * fraction for run, fraction in self._fractions.items())
         return min(1.0, done / total)
@@ -240,12 +244,18 @@ class RunScheduler:
         self._simulated[run], self._fractions[run] = simulated, 1.0
 
     def _takes_long(self, now_s: float) -> bool:
-        """Return whether the rest takes so long that another process is worth its start."""
+        """Return whether more than LONG_S is left, estimated at ``now_s`` on the monotonic clock.
+
+        Starting another process then saves time.
+        """
         done = self._fraction_done()
         return (now_s - self._began_s) * (1 - done) > LONG_S * done
 
     def _start_process(self) -> None:
-        """Start a process for the last run in the queue, if processors and memory suffice."""
+        """Start a process for the last run in the queue, if processors and memory suffice.
+
+        If they do not, or if the start fails, no further process will be started.
+        """
         self._may_start = len(self._processes) + 2 < min(count_cores(), PROCESSES_MAX)
         if count_cores() == 1:
             return
@@ -262,14 +272,15 @@ class RunScheduler:
         self._processes[-1].begin(self._queue.pop())
 
     def _memory_needed(self) -> int:
-        """Return the bytes that another process needs at most."""
+        """Return how many bytes of memory another process needs at most."""
         replicas = self._n_params * max(run.workers for run in self._queue)
         return PROCESS_BYTES + 2 * len(self._pickled) + REPLICA_BYTES * replicas
 
     def _poll_processes(self) -> None:
-        """Take the results of other processes, and give them further runs.
+        """Record progress and results of the other processes, and send them further runs.
 
-        The run of a process that died, for example for lack of memory, is queued again.
+        A process for which no run is left is ended. If a process died, for example for lack of
+        memory, its run is queued again.
         """
         for process in list(self._processes):
             try:
@@ -289,6 +300,6 @@ class RunScheduler:
                     self._drop(process)
 
     def _drop(self, process: RunProcess) -> None:
-        """End a process that is not needed any more."""
+        """End a process that is dead or no longer needed."""
         self._processes.remove(process)
         process.kill()

@@ -1,6 +1,6 @@
 """Rehearse the first fit of a script that is otherwise run unchanged.
 
-A rehearsal simulates a fit with many workers in this process and in virtual time, with the real
+A rehearsal simulates a fit with many workers on this machine, in virtual time, with the real
 model and a sample of the real rows. The script runs until it calls ``fit``. The rehearsal replaces
 that call, and the script ends there.
 """
@@ -19,11 +19,14 @@ from sparkstrom.rehearsal.result import Rehearsal
 
 Rehearse = Callable[..., Rehearsal]  # the method ``rehearse`` of a network
 
-_options: Mapping[str, Any] | None = None  # of the script that runs; None: fits are run
+_options: Mapping[str, Any] | None = None  # for ``rehearse``; None: no script is being rehearsed
 
 
 class ScriptRehearsed(BaseException):
-    """Ends a script at its first fit. It is no Exception, so that a script does not handle it."""
+    """Ends a script at its first fit.
+
+    It is not an Exception, so that the script's ``except Exception`` does not catch it.
+    """
 
     def __init__(self, rehearsal: Rehearsal) -> None:
         super().__init__(rehearsal)
@@ -34,9 +37,12 @@ def rehearse_instead(rehearse: Rehearse, data: Any, **fit: Any) -> None:
     """Rehearse a fit and end the script, if ``rehearse_script`` runs it; otherwise do nothing.
 
     Args:
-        rehearse: The network's method.
+        rehearse: The network's method ``rehearse``.
         data: The fit's rows.
-        **fit: The fit's other arguments that a rehearsal has, too.
+        **fit: The other arguments of the fit that ``rehearse`` also accepts.
+
+    Raises:
+        ScriptRehearsed: The fit was rehearsed. The exception contains the result.
     """
     if _options is not None:
         raise ScriptRehearsed(rehearse(data, **fit, **_options))
@@ -45,13 +51,16 @@ def rehearse_instead(rehearse: Rehearse, data: Any, **fit: Any) -> None:
 def rehearse_script(path: Path, arguments: Sequence[str], options: Mapping[str, Any]) -> Rehearsal:
     """Run a script until it calls ``fit``, and rehearse that fit.
 
-    The script ends there: nothing that it does after the fit, such as saving a model, happens.
-    Blocks of ``with`` and ``finally`` are left as usual.
+    The script ends there: the code after the fit, such as code that saves a model, does not run.
+    ``with`` and ``finally`` blocks exit as usual.
 
     Args:
         path: The script.
-        arguments: Its arguments.
-        options: Options of ``rehearse``, beside those of the fit.
+        arguments: The script's arguments.
+        options: Arguments of ``rehearse``, in addition to those of the fit.
+
+    Returns:
+        The result of the rehearsal.
 
     Raises:
         UsageError: The script does not exist, or ends without a fit. Other errors of the script are
@@ -77,7 +86,10 @@ def rehearse_script(path: Path, arguments: Sequence[str], options: Mapping[str, 
 def _script_environment(
     path: Path, arguments: Sequence[str], options: Mapping[str, Any]
 ) -> Iterator[None]:
-    """Set arguments and import path as ``python script.py`` does, and rehearse fits meanwhile."""
+    """Set ``sys.argv`` and ``sys.path`` as ``python script.py`` does, and let fits be rehearsed.
+
+    All changes are undone at the end of the ``with`` block.
+    """
     global _options
     before, import_path = sys.argv, sys.path
     sys.argv, _options = [str(path), *arguments], options

@@ -1,4 +1,8 @@
-"""A worker of a rehearsed (simulated) fit: real node, trainer and encoder in virtual time."""
+"""A worker of a rehearsed (simulated) fit, with the code of a real worker, in virtual time.
+
+Its node, the protocol's state machine, and its trainer, which runs the training loop with model and
+encoder, are those of a real fit. All of them run in one thread, in the order of a timeline.
+"""
 
 from __future__ import annotations
 
@@ -43,40 +47,41 @@ from sparkstrom.worker.training_task import (
 )
 
 TRAINER_EFFECTS = frozenset(get_args(TrainerEffect))
-TOKEN_BITS = 63
+TOKEN_BITS = 63  # of the random number that identifies a process
 CYCLE_S = 1e-4  # the shortest time between two duty cycles
-WAKE_S = 2e-4  # until a waiting trainer's thread runs after it was notified
+WAKE_S = 2e-4  # delay with which a waiting trainer's thread runs after it was notified
 STEP_SHARE_MIN = 0.1  # a step takes at least this share of its mean time
 
 
 class DutyCycle:
     """Schedules the duty cycles of the master or of a node in virtual time.
 
-    A duty cycle passes a tick to the master or node.
+    In a duty cycle, the master or node handles a tick: it does what is due at that time.
 
     Args:
         time: Virtual time.
-        interval_s: From one duty cycle to the next, if none is due earlier.
+        interval_s: Time from one duty cycle to the next, unless an event requires an earlier one.
         run: Runs one duty cycle.
     """
 
     def __init__(self, time: Timeline, interval_s: float, run: Callable[[], None]) -> None:
         self._time, self._interval_s, self._run = time, interval_s, run
-        self._turn, self._next_s = 0, 0.0  # number and time of the next one; others are void
+        # Number and time of the next duty cycle. Scheduled ones with other numbers do nothing.
+        self._turn, self._next_s = 0, 0.0
 
     def start(self) -> None:
         """Schedule the first duty cycle."""
         self._schedule(self._interval_s)
 
     def stop(self) -> None:
-        """Cancel the next duty cycle. No event may follow."""
+        """Cancel the next duty cycle. ``on_event`` must not be called afterwards."""
         self._turn += 1
 
     def on_event(self, event: ev.Event, due_s: float) -> None:
-        """Schedule the next duty cycle earlier if this event requires it.
+        """Schedule the next duty cycle earlier if ``event``, which was handled, requires that.
 
-        ``due_s``: time at which a report or state that is held back is due; infinity without any.
-        Other upkeep follows UPKEEP_INTERVAL_S after each event but a tick, as in
+        ``due_s``: time at which a message that is held back is due; infinity if there is none. A
+        duty cycle also follows at most UPKEEP_INTERVAL_S after each event except a tick, as in
         ``runtime.node_thread``.
         """
         upkeep_in_s = math.inf if isinstance(event, ev.Tick) else UPKEEP_INTERVAL_S
@@ -85,13 +90,16 @@ class DutyCycle:
             self._schedule(delay_s)
 
     def _schedule(self, delay_s: float) -> None:
-        """Schedule the next duty cycle in place of any other."""
+        """Schedule the next duty cycle in ``delay_s`` seconds, in place of any other."""
         self._turn += 1
         self._next_s = self._time.now_s + delay_s
         self._time.at(self._next_s, self._run_if_due, self._turn)
 
     def _run_if_due(self, turn: int) -> None:
-        """Run a duty cycle unless it was replaced; schedule the next one unless it has done so."""
+        """Run the duty cycle with number ``turn``, then schedule the next one.
+
+        Do nothing if another one has replaced it. If it schedules the next one itself, keep that.
+        """
         if turn != self._turn:
             return
         self._next_s = self._time.now_s + self._interval_s
@@ -101,10 +109,10 @@ class DutyCycle:
 
 
 class Observer(Protocol):
-    """Receives the steps and the end of a worker."""
+    """Interface of the object that a worker calls after each step and at its end."""
 
     def on_step(self, rows: int, loss: float) -> None:
-        """Record a trained minibatch with its mean loss."""
+        """Record that a minibatch of ``rows`` rows was trained, with its mean loss."""
 
     def on_end(self, worker: RehearsedWorker) -> None:
         """Record that a worker's task has ended."""
@@ -114,15 +122,15 @@ class RehearsedWorker:
     """One attempt at a worker's task: its protocol node and its trainer.
 
     Args:
-        job: What a worker of this fit receives.
+        job: The description of the fit that each worker receives.
         model: The pickled model.
-        environment: Partition, attempt and executor.
+        environment: The task's partition, attempt and host.
         batches: The partition's minibatches.
-        network: Carries its messages.
+        network: Delivers the worker's messages.
         time: Virtual time.
-        conditions: Times of its steps.
-        observer: Receives its steps and its end.
-        tick_s: Interval of the node's duty cycles.
+        conditions: The cluster, for the times of the worker's operations.
+        observer: Called after each step and at the end of the task.
+        tick_s: Interval of the node's duty cycles, in seconds.
     """
 
     def __init__(
@@ -174,22 +182,22 @@ class RehearsedWorker:
         self._port = 0
         self.node: NodeId | None = None
         self._stepping = self._encoding = self._is_woken = False
-        self._turn = 0  # number of the next boundary; others are void
+        self._turn = 0  # number of the next batch boundary; those with other numbers do nothing
 
     def start(self) -> None:
-        """Join the fit."""
+        """Connect to the network, and schedule the first duty cycle and batch boundary."""
         self._network.add(self)
         self._open_streams()
         self._duty_cycle.start()
         self._schedule_boundary(0.0)
 
     def end(self) -> None:
-        """End the process at once."""
+        """End the simulated process at once: it neither receives messages nor trains any more."""
         self.alive = False
         self._duty_cycle.stop()
 
     def handle(self, event: ev.Event) -> None:
-        """Pass an event to the node and perform the effects."""
+        """Pass an event to the node and perform the effects; wake the trainer if it has work."""
         before = self.machine.directive
         ev.perform_all(self.machine.step(event, self._time.now_s), self._perform)
         if len(self.inbox) or self.machine.directive != before:
@@ -225,42 +233,50 @@ class RehearsedWorker:
                 raise AssertionError(f"a node cannot want {effect}")
 
     def accepts(self, answer: ev.SendToProcess) -> bool:
-        """Return whether a direct message of the master is for this process as it is now."""
+        """Return whether ``answer``, a direct message of the master, is for this process.
+
+        It must name the process's token, its present port, and its present id or none.
+        """
         is_mine = answer.token == self.identity.token and answer.node in (None, self.node)
         return is_mine and answer.address.port == self._port
 
     def _open_streams(self) -> None:
-        """Listen at a new address, and let the node request an edge to it."""
+        """Listen at a new address; the node then requests a parent that connects to it."""
         self._port += 1
         self.handle(ev.StreamsOpened(Address(self.name, self._port, 1, 2), alone=False))
 
     def _run_duty_cycle(self) -> None:
-        """Run a duty cycle of the node."""
+        """Pass a tick to the node, send requested optimizer chunks, and clear the cached sums."""
         self.handle(ev.Tick())
         self._send_optimizer_chunks()
         self._sums.clear()
 
     def _send_optimizer_chunks(self) -> None:
-        """Send requested chunks of the optimizer state, once the trainer has made a copy."""
+        """Send requested chunks of the optimizer state, if the trainer has made a copy of it."""
         for to, chunk in self._optimizer_server.ready_chunks():
             self._network.send(self, to, chunk)
 
     def _wake_trainer(self) -> None:
-        """Let a trainer that waits pass its next boundary soon."""
+        """Schedule a waiting trainer's next batch boundary in WAKE_S, unless that was done."""
         if not (self._stepping or self._is_woken):
             self._schedule_boundary(WAKE_S)
             self._is_woken = True
 
     def _schedule_boundary(self, delay_s: float) -> None:
-        """Schedule the trainer's next batch boundary in place of any other."""
+        """Schedule the trainer's next batch boundary in ``delay_s``, in place of any other.
+
+        A batch boundary is the time between two steps.
+        """
         self._is_woken = False
         self._turn += 1
         self._time.after(delay_s, self._pass_boundary, self._turn)
 
     def _pass_boundary(self, turn: int) -> None:
-        """End the running step, encoding first if it publishes; apply waiting items; step or wait.
+        """End the running step, apply waiting updates, and begin the next step, wait or end.
 
-        Raise what training raises.
+        If the step's end publishes an update, first let the time pass that its encoding takes. Do
+        nothing if the worker has ended, or if another boundary has replaced number ``turn``. Raise
+        PeerError for the directive FAIL, and any error of training.
         """
         if not self.alive or turn != self._turn:
             return
@@ -288,10 +304,10 @@ class RehearsedWorker:
                 raise PeerError(command.reason)
 
     def _begin_step(self, command: Directive, waiting: int) -> None:
-        """Train on the next minibatch; it ends after the virtual time that it takes.
+        """Train on the next minibatch, and schedule the boundary at which this step ends.
 
-        ``waiting``: number of updates that were applied just before. Raise TrainingError if the
-        model fails.
+        ``command``: the node's directive; ``waiting``: number of items, such as updates, that were
+        applied just before, which also takes time. Raise TrainingError if the model fails.
         """
         self._stepping = True
         rows = self.trainer.counts.examples
@@ -316,7 +332,7 @@ class VirtualConnection:
 
     @property
     def command(self) -> Directive:
-        """The node's current order to the trainer."""
+        """The node's current directive: what the trainer has to do."""
         return self._worker.machine.directive
 
     def post(self, event: ev.Event) -> None:
@@ -328,7 +344,7 @@ class VirtualConnection:
         return self._worker.inbox.take(), self.command
 
     def wait(self, seconds: float, known: Directive) -> None:
-        """Refuse to wait: virtual time passes between boundaries."""
+        """Raise AssertionError: a boundary is scheduled instead, so no thread waits."""
         raise AssertionError("a rehearsed trainer is scheduled, it never waits")
 
 

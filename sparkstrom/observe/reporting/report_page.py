@@ -138,7 +138,7 @@ def build_plots(fit: FitHistory) -> list[Element]:
 
 
 def _plot_start_s(fit: FitHistory) -> float:
-    """Return where plots begin, in seconds: 0, or after a long start the time of the first step."""
+    """Return the time, in seconds, at which plots begin: 0, or the first step if it came late."""
     began_s = next(iter(fit.training_iterations[0]), 0.0)
     return began_s if began_s > START_FRACTION_MAX * fit.last_s else 0.0
 
@@ -224,7 +224,8 @@ def compute_throughput(
 ) -> tuple[list[float], Values]:
     """Return times, and the examples per second over the interval that ends at each of them.
 
-    Intervals are long enough to average out the spacing of events.
+    ``seconds`` and ``examples`` are the times and counts of iterations, and ``last_s`` is the
+    fit's end. Intervals are long enough to average out the spacing of events.
     """
     span_s = max(THROUGHPUT_SPAN_MIN_S, last_s / THROUGHPUT_SPANS_MAX)
     known = [(s, e) for s, e in zip(seconds, examples, strict=True) if e is not None]
@@ -415,7 +416,7 @@ def _overview_section(numbered: list[NumberedFit], shown: list[NumberedFit]) -> 
 
 
 def describe_outcome(fit: FitHistory) -> str:
-    """Return how a fit ended, in a few words."""
+    """Return how a fit ended: DONE, STOPPED, FAILED, INTERRUPTED or OPEN."""
     if fit.end is None:
         return OPEN
     if fit.error:

@@ -96,14 +96,15 @@ class FitHistory:
     columns: dict[str, Values] = field(
         default_factory=lambda: {name: [] for name in ITERATION_COLUMNS}
     )
-    kinds: dict[str, Values] = field(default_factory=dict)  # bytes by kind, at each iteration
+    # Kind of message -> bytes sent so far, at each iteration.
+    kinds: dict[str, Values] = field(default_factory=dict)
     epochs: list[EpochPoint] = field(default_factory=list)  # ends of epochs, in order
     worker_changes: list[WorkerChangePoint] = field(default_factory=list)  # in order
     checkpoints: list[tuple[float, str]] = field(default_factory=list)  # (seconds, path)
     slow_links: dict[str, float] = field(default_factory=dict)  # description -> first reported at
     diverged_s: float | None = None  # when the loss was first not finite; None: never
     end: dict[str, Any] | None = None  # the last line; None: missing
-    newest: str = ""  # time of the latest line
+    newest: str = ""  # time of the latest line, as ISO 8601
 
     @property
     def summary(self) -> dict[str, Any]:
@@ -173,7 +174,10 @@ def _non_empty_lines(path: Path) -> Iterator[tuple[int, bytes]]:
 
 
 def _add_line(history: RunHistory, index: int, line: bytes) -> None:
-    """Add one line of the file to the history, or count it as unreadable."""
+    """Add one line of the file, with number ``index``, to the history, or record it as unreadable.
+
+    Raise UsageError if the file begins with UNREADABLE_LINES_MAX unreadable lines.
+    """
     event = _parse_object(line)
     if "event" not in event:
         if not line.endswith(b"\n"):
@@ -214,7 +218,10 @@ def _seconds_of_event(event: dict[str, Any]) -> float | None:
 
 
 def _add_iteration(fit: FitHistory, event: dict[str, Any], seconds: float) -> None:
-    """Append an iteration; record the time if its loss is the first that is not finite."""
+    """Append an iteration; record the time if its loss is the first that is not finite.
+
+    Ignore an iteration that is earlier than the one before it.
+    """
     if seconds < (fit.seconds[-1] if fit.seconds else 0.0):
         return
     fit.seconds.append(seconds)
@@ -229,7 +236,7 @@ def _add_iteration(fit: FitHistory, event: dict[str, Any], seconds: float) -> No
 
 
 def _add_byte_kinds(fit: FitHistory, by_kind: dict[str, Any]) -> None:
-    """Append the bytes by kind of the latest iteration."""
+    """Append the bytes by kind of message of the latest iteration, for BYTE_KINDS_MAX kinds."""
     before = len(fit.seconds) - 1
     for kind in by_kind:
         if len(fit.kinds) < BYTE_KINDS_MAX:
@@ -249,7 +256,7 @@ def _add_epoch(fit: FitHistory, event: dict[str, Any], seconds: float) -> None:
 
 
 def _add_worker_change(fit: FitHistory, event: dict[str, Any], seconds: float) -> None:
-    """Append a change of workers: those that joined or left."""
+    """Append the event that workers joined or left, ``seconds`` after the fit's start."""
     joined, left, reasons = (
         tuple(as_text(one) for one in as_list(event.get(name)))
         for name in ("joined", "left", "reasons")

@@ -73,8 +73,8 @@ def pluralize(n: float | None, thing: str) -> str:
 WORKERS_SHOWN = 32  # rows in the table of workers; ``to_dict()`` contains all workers
 ACTIVITIES_SHOWN = 4  # activity columns in the table of workers, for the longest activities
 
-Row = tuple[str, str]
-Figures = Mapping[str, Any]
+Row = tuple[str, str]  # (name, text)
+Figures = Mapping[str, Any]  # a fit's summary, or one worker's part of it, by name
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,7 @@ class FigureGroup:
 
 
 def _is_unknown(summary: Figures) -> bool:
-    """Return whether the figures of a summary are unknown, because the fit was skipped."""
+    """Return whether a summary lacks all values, because its fit was skipped (it has 0 workers)."""
     return as_number(summary.get("workers")) == 0
 
 
@@ -170,7 +170,7 @@ def _speed_rows(summary: Figures) -> list[Row]:
 
 
 def _held_out_rows(summary: Figures) -> list[Row]:
-    """Return the row with the held-out score of the last epoch, if there is one."""
+    """Return the row with the held-out score of the last epoch; [] if it has none."""
     history = [as_dict(epoch_figures) for epoch_figures in as_list(summary.get("history"))]
     last = history[-1] if history else {}
     score = as_number(last.get("validation"))
@@ -181,7 +181,7 @@ def _held_out_rows(summary: Figures) -> list[Row]:
 
 
 def _best_epoch_rows(summary: Figures) -> list[Row]:
-    """Return the row with the best epoch, if early stopping was used."""
+    """Return the row with the best epoch; [] if early stopping was not used."""
     best = as_dict(summary.get("best"))
     if not best:
         return []
@@ -247,7 +247,7 @@ def _horizon_rows(summary: Figures) -> list[Row]:
 
 
 def _update_group(summary: Figures) -> FigureGroup:
-    """Return how updates were encoded: sent fraction, threshold, and what was not sent or lost."""
+    """Return how updates were encoded: sent fraction, threshold, and changes not sent or lost."""
     rows = _rows_if_known(
         summary,
         ("sent fraction", "sent_fraction", format_number),
@@ -372,7 +372,7 @@ GROUP_BUILDERS: tuple[Callable[[Figures], FigureGroup], ...] = (
 
 
 def short_rows(figures: Figures) -> list[Row]:
-    """Return the rows of the short table.
+    """Return the rows of the short table, as ``TrainingSummary.table()`` shows it.
 
     ``figures`` are the fields of a TrainingSummary as Python values, so NaN is shown as NaN.
     """
@@ -415,7 +415,7 @@ HtmlChild = Element | str | None
 
 
 def make_element(tag: str, *children: HtmlChild, **attributes: Any) -> Element:
-    """Make an HTML element from children and attributes; None is omitted.
+    """Make an HTML element from children and attributes; those that are None are omitted.
 
     In attribute names, ``class_`` means class, and other underscores mean hyphens.
     """

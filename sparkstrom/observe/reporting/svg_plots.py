@@ -107,7 +107,7 @@ Point = tuple[float, float]
 
 
 def split_at_gaps(xs: Sequence[float], ys: Sequence[float | None]) -> list[list[Point]]:
-    """Return the known points as a list of stretches, separated where values are unknown."""
+    """Return the points (x, y) as a list of stretches, separated where y is unknown (None)."""
     pieces: list[list[Point]] = [[]]
     for x, y in zip(xs, ys, strict=True):
         if y is not None:
@@ -168,7 +168,10 @@ class Curve:
         values: Sequence[float | None],
         **flags: bool,
     ) -> Curve:
-        """Make a curve from values at these times; an unknown value leaves a gap."""
+        """Make a curve from values at these times; an unknown value (None) leaves a gap.
+
+        ``flags``: has_steps and has_dots.
+        """
         stretches = split_at_gaps(seconds, values)
         return cls(
             name, style, stretches, [point for piece in stretches for point in piece], **flags
@@ -360,7 +363,7 @@ def _mark_element(mark: EventMark, axis: TimeAxis) -> Element:
 
 
 def _hover_seconds(plot: TimePlot) -> list[float]:
-    """Return evenly chosen times at which at least one curve has a point."""
+    """Return at most HOVER_POINTS_MAX times at which at least one curve has a point."""
     moments = sorted({x for curve in plot.curves for x, _ in curve.known})
     return [moments[i] for i in evenly_spaced_indices(len(moments), HOVER_POINTS_MAX)]
 
