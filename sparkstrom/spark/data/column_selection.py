@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructField
 
 
-LARGE_TYPES_KEY = "spark.sql.execution.arrow.useLargeVarTypes"
+LARGE_TYPES_KEY = "spark.sql.execution.arrow.useLargeVarTypes"  # 64-bit offsets in binary columns
 
 
 DENSE_WIDTH_MAX = 4096  # longer vectors are assumed to be sparse
@@ -87,7 +87,7 @@ class _FrameColumns(NamedTuple):
     """A DataFrame's columns, read only once because a table may have thousands."""
 
     fields: dict[str, StructField]  # by exact name
-    names_by_spark: dict[str, list[str]]  # exact names by the name as Spark compares it
+    names_by_spark: dict[str, list[str]]  # exact names, by the name in lower case if not ``exact``
     exact: bool  # whether names are case-sensitive (spark.sql.caseSensitive)
 
     @classmethod
@@ -169,7 +169,7 @@ def _is_array(kind: Any) -> bool:
 
 
 def is_scalar_label(frame: DataFrame, label: ColumnNames | None) -> bool:
-    """Return whether ``label`` names one column, also in a list, with a single number per row."""
+    """Return whether ``label`` names one column (perhaps in a list) with one number per row."""
     arrays = [] if label is None else split_into_arrays(label)
     names = [name for one in arrays for name in ([one] if isinstance(one, str) else one)]
     if len(names) != 1:
@@ -191,9 +191,10 @@ def is_image(kind: Any) -> bool:
 
 
 def _create_expression(field: StructField, alias: str, dense: bool) -> Column:
-    """Return an expression that selects a column, converting decimals, images and short vectors.
+    """Return an expression that selects a column as ``alias``, converting decimals and images.
 
-    A column that needs no conversion takes a single call into the JVM: tables can be wide.
+    If ``dense`` is True, short vectors are also converted, to arrays. A column that needs no
+    conversion takes only one call into the JVM, because tables can be wide.
     """
     from pyspark.sql import functions as sql
 
@@ -232,7 +233,7 @@ def _get_arrow_schema(frame: DataFrame) -> pa.Schema:
 
 
 def _to_large_type(kind: pa.DataType) -> pa.DataType:
-    """Return a type with binary types, also in structs, replaced by types with 64-bit offsets."""
+    """Return ``kind`` with 64-bit offsets for binary values, including those in a struct."""
     import pyarrow as pa
 
     if pa.types.is_binary(kind):

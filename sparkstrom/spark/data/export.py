@@ -1,14 +1,15 @@
-"""Export a fit's rows to Parquet for later fits, and read minibatch files that users wrote.
+"""Export a fit's rows to Parquet for later fits; also find and read a user's minibatch files.
 
-``ExportCache`` distributes rows as for training without an export, and writes each worker's rows to
-one file. The worker reads this file in every later fit: the same rows in the same minibatches,
-without a shuffle. Workers read only files that the driver program has listed; files of failed task
-attempts are ignored, and deleted with the directory.
+``ExportCache`` has the rows distributed over the workers once, as for a fit without an export, and
+writes each worker's rows to one file. In every later fit, each worker reads its file: it trains on
+the same rows in the same minibatches, and Spark shuffles nothing. Workers read only files that the
+driver program has listed; files of failed task attempts are ignored, and deleted with the
+directory.
 
-``list_minibatch_files`` finds a user's Parquet or npz files. Spark reads Parquet itself;
-``read_file_rows`` reads npz files, which hold arrays of rows: ``features`` (or ``x``), ``labels``
-(or ``y``) and optionally ``weights``. Files are listed on the driver and read on executors, so a
-path must have the same meaning on both.
+``list_minibatch_files`` finds Parquet or npz files that a user wrote. Spark reads Parquet itself;
+``read_file_rows``, in this module, reads npz files, which contain arrays of rows: ``features`` (or
+``x``), ``labels`` (or ``label``, ``y``) and optionally ``weights``. Files are listed on the driver
+and read on executors, so a path must have the same meaning on both.
 """
 
 from __future__ import annotations
@@ -57,12 +58,15 @@ class ExportedData(NamedTuple):
 
     data: Any  # the user's object, compared by identity
     columns: ColumnSpec  # the columns that were exported
-    workers: int  # requested number; there may be fewer files if rows were not redistributed
+    workers: int  # requested number; there may be fewer files if rows stayed in their partitions
     directory: str  # URL of the directory that contains the files
     files: tuple[ExportedFile, ...]  # one per worker
 
     def matches(self, data: Any, columns: ColumnSpec, workers: int) -> bool:
-        """Return whether this is an export of that object, those columns and that many workers."""
+        """Return whether this is an export of the object ``data``, for these columns and workers.
+
+        The fraction of rows to hold out may differ, because all rows are exported.
+        """
         ours = self.columns[:3], self.columns.validation if self.columns.fraction == 0 else None
         theirs = columns[:3], columns.validation if columns.fraction == 0 else None
         return data is self.data and ours == theirs and workers == self.workers
@@ -71,11 +75,11 @@ class ExportedData(NamedTuple):
 def export_rows(
     data: Any, columns: ColumnSpec, workers: int, partitioned: PartitionedData, directory: str
 ) -> ExportedData:
-    """Write all rows to the new directory ``directory``, in one Spark job.
+    """Write the rows of ``partitioned`` to the new directory ``directory``, in one Spark job.
 
-    If that fails, the directory is deleted. Raise UsageError if a row does not suit the columns
-    (the message names the row), and SetupError if a partition's row count has changed since the
-    rows were counted.
+    ``data``, ``columns`` and ``workers`` are recorded in the returned export. If writing fails, the
+    directory is deleted. Raise UsageError if a row does not suit the columns (the message names the
+    row), and SetupError if a partition's row count has changed since the rows were counted.
     """
     write = partial(export_partition, directory, partitioned.blocks)
     files: list[ExportedFile] = [ExportedFile("", 0)] * partitioned.workers
@@ -105,7 +109,7 @@ def _delete_on_error(directory: str) -> Iterator[None]:
     except BaseException as error:
         try:
             delete_export(directory)
-        except SetupError as undeleted:  # the user must learn of the first error, too
+        except SetupError as undeleted:  # the user must also learn of the first error
             error.add_note(str(undeleted))
         raise
 
@@ -128,7 +132,7 @@ class ExportCache:
     def __init__(self, context: Any, directory: str | None) -> None:
         """Store where to export: to ``directory``, or to the default directory if it is None."""
         self._context, self._configured_directory = context, directory
-        self._directory: str | None = None  # newest that was written to, also by a failed export
+        self._directory: str | None = None  # newest one written to, even by a failed export
         self._made: ExportedData | None = None
 
     @property
@@ -145,7 +149,8 @@ class ExportCache:
     ) -> PartitionedData:
         """Return the data as exported rows; export them unless the newest export matches.
 
-        ``partition_directly`` distributes the rows over workers; it is called for a new export.
+        For a new export, the previous one is deleted, and ``partition_directly`` is called, which
+        distributes the rows over the workers.
         """
         if self._made is None or not self._made.matches(data, columns, workers):
             self.close()
@@ -209,9 +214,9 @@ def delete_export(directory: str) -> None:
 def open_filesystem(url: str) -> tuple[pa.fs.FileSystem, str]:
     """Return a URL's filesystem, from pyarrow or otherwise from fsspec, and the path in it.
 
-    The path of a local file is taken literally, also in a URL: %20 is not a space, as in Hadoop.
-    Raise SetupError if neither library can open the URL, and UsageError if pyarrow would drop a
-    part of it.
+    The path of a local file is taken literally, even in a URL: as in Hadoop, %20 does not become a
+    space. Raise SetupError if neither library can open the URL, and UsageError if pyarrow would
+    ignore a part of it.
     """
     import pyarrow as pa
     from pyarrow import fs
@@ -254,7 +259,7 @@ def export_partition(
 
 
 def _write_parquet(url: str, blocks: Iterator[Block]) -> ExportedFile:
-    """Write blocks as one Parquet file; return its URL and row count."""
+    """Write blocks as one Parquet file; return its URL and row count. Without rows, write none."""
     from pyarrow import parquet
 
     first = next(blocks, None)
@@ -313,7 +318,8 @@ ZIP_MAGIC = b"PK\x03\x04"  # npz files are zip archives
 def list_minibatch_files(paths: str | Sequence[str]) -> tuple[str, list[str]]:
     """Return the kind of the user's minibatch files, NPZ or PARQUET, and their sorted URLs.
 
-    Raise UsageError if there are no files, or files of both kinds.
+    ``paths`` is a file, a folder, a pattern with wildcards, or a list of these. Files of other
+    kinds are ignored. Raise UsageError if there are no files, or files of both kinds.
     """
     is_list = isinstance(paths, list | tuple)
     patterns: Sequence[str] = paths if is_list else [paths]  # type: ignore[list-item]
@@ -354,7 +360,7 @@ def _match_files(filesystem: Any, entry: Any, wild: Sequence[str]) -> Iterator[s
     """Yield the paths of the files below ``entry`` whose path components match ``wild``.
 
     ``wild`` has one pattern per component, and no pattern matches a slash. If a folder matches all
-    patterns, all files below it match. Hidden files and folders are left out, as by Spark, unless a
+    patterns, all files below it match. Hidden files and folders are left out, as in Spark, unless a
     pattern begins with their first character.
     """
     from pyarrow import fs
@@ -372,7 +378,7 @@ def _match_files(filesystem: Any, entry: Any, wild: Sequence[str]) -> Iterator[s
 
 
 def _matches(name: str, pattern: str) -> bool:
-    """Return whether a name matches; if it is hidden, the first characters must be equal, too."""
+    """Return whether a name matches; a hidden name must share the pattern's first character."""
     is_meant = not _is_hidden(name) or pattern[0] == name[0]
     return is_meant and fnmatch.fnmatchcase(name, pattern)
 
@@ -380,8 +386,8 @@ def _matches(name: str, pattern: str) -> bool:
 def _is_hidden(name: str) -> bool:
     """Return whether Spark ignores a file or folder of this name in a folder that it reads.
 
-    Such names are those of unfinished and temporary files. A folder of a partition, such as _x=1,
-    is not hidden.
+    Names that begin with a dot or underscore are those of unfinished and temporary files. A
+    partition's folder, such as ``_x=1``, is not hidden.
     """
     return name.startswith(".") or (name.startswith("_") and "=" not in name)
 

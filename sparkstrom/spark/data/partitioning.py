@@ -56,7 +56,7 @@ class RowSource(NamedTuple):
 
     rdd: RDD[Any]  # its elements are rows, or Arrow messages of many rows
     blocks: BlockReader  # converts a partition's elements to blocks
-    count: Callable[[Any], Any]  # counts the rows in a partition's elements
+    count: Callable[[Any], Any]  # yields the number of rows in a partition's elements
     is_batched: bool = False  # whether elements are messages of many rows
 
 
@@ -109,7 +109,7 @@ def partition_source(source: RowSource, workers: int, seed: int, *, move: bool) 
 
     If ``move`` is True, rows are shuffled randomly, by ``seed``. Otherwise they stay where they
     are: partitions are merged only if there are more than ``workers``, and a job counts their rows.
-    Raise UsageError if that job finds none.
+    Raise UsageError if that job counts no rows.
     """
     rdd = source.rdd
     if move:
@@ -130,14 +130,14 @@ def partition_source(source: RowSource, workers: int, seed: int, *, move: bool) 
 def require_rows(rows: tuple[int, ...]) -> None:
     """Raise UsageError if no partition has a row, or if there are no partitions.
 
-    Spark makes data without partitions, for example of a join that turns out to be empty.
+    Data without partitions can be the result of an empty join, for example.
     """
     if not any(rows):
         raise UsageError(NO_ROWS.format(len(rows)))
 
 
 def draw_sample(source: RowSource, rows: int, seed: int) -> RowSample:
-    """Return a random sample of rows, which executors draw. Raise UsageError if there are none."""
+    """Return a random sample of at most ``rows`` rows. Raise UsageError if there are none."""
     draw = partial(sample_partition, source.blocks, rows, seed)
     with translate_job_errors("sampling rows"):
         parts = source.rdd.mapPartitionsWithIndex(draw).collect()
@@ -156,7 +156,10 @@ def to_arrow_rdd(frame: DataFrame) -> RDD[bytes]:
 
 @contextlib.contextmanager
 def limit_message_rows(conf: Any, rows: int) -> Iterator[None]:
-    """Limit the rows of Spark's Arrow messages during the block; other threads wait to do so."""
+    """Limit Spark's Arrow messages to ``rows`` rows inside the ``with`` block.
+
+    Only one thread at a time can be inside such a block, because all change the same setting.
+    """
     with _CONF_LOCK:
         original = conf.get(ARROW_BATCH_ROWS_KEY)
         conf.set(ARROW_BATCH_ROWS_KEY, choose_row_limit(rows, original))
@@ -224,7 +227,7 @@ def run_with_timeout(job: SparkJob) -> list[Any]:
     return [] if job.error is not None else job.reports
 
 
-HELD_OUT_COLUMN = "sparkstrom_held_out"
+HELD_OUT_COLUMN = "sparkstrom_held_out"  # name of the column that marks held-out rows in a union
 
 
 class HeldOutFrames:

@@ -1,7 +1,11 @@
 """Turn facts about hosts, Spark and UDP into findings for `sparkstrom doctor`, and format them.
 
-All functions are pure; other modules of the package collect the facts. A report can be formatted
-as text or JSON.
+`sparkstrom doctor` checks whether training would work on a cluster. A finding is the result of one
+check: OK, a warning or a failure. A media driver is Aeron's process, which sends and receives UDP
+for an executor or for the driver program.
+
+All functions are pure; ``host_facts`` and ``examination`` collect the facts. A report can be
+formatted as text or JSON.
 """
 
 from __future__ import annotations
@@ -36,7 +40,7 @@ from sparkstrom.transport.udp_probe import PeerResult
 class Level(enum.StrEnum):
     """The severity of a finding: what it means for training on this cluster."""
 
-    OK = "ok"
+    OK = "ok"  # training works in this respect
     WARNING = "warning"  # training works, but slower or less safely than possible
     FAILURE = "failure"  # training would fail
 
@@ -107,7 +111,7 @@ def create_failure(check: str, where: str, found: str, remedy: str) -> Finding:
     return Finding(check, Level.FAILURE, where, found, remedy)
 
 
-TABLE_WIDTH = 100
+TABLE_WIDTH = 100  # all widths are in characters
 LEVEL_TEXTS = {Level.OK: "ok", Level.WARNING: "warning", Level.FAILURE: "FAILURE"}
 WHERE_WIDTH, CHECK_WIDTH = 22, 15
 CELL_WIDTH = 12
@@ -150,7 +154,7 @@ def _format_table(findings: Sequence[Finding]) -> str:
 
 
 def _format_entry(check: str, level: str, places: str, found: str, remedy: str) -> list[str]:
-    """Return one finding and its remedy as wrapped lines of the table."""
+    """Return a finding and its remedy as wrapped lines; ``places`` names the processes."""
     width = TABLE_WIDTH - CHECK_WIDTH - 9 - WHERE_WIDTH - 2
     text_lines = textwrap.wrap(found, width, break_on_hyphens=False) or [""]
     if remedy:
@@ -196,12 +200,12 @@ def _format_matrix(matrix: UdpMatrix) -> str:
 
 
 def _shorten(name: str, width: int = CELL_WIDTH) -> str:
-    """Return a name, shortened to ``width`` characters: "~" and its end, which is distinctive."""
+    """Return ``name``; if it is longer than ``width``, "~" and its end, which is distinctive."""
     return name if len(name) <= width else "~" + name[1 - width :]
 
 
 def _format_cell(link: UdpLink | None) -> str:
-    """Return a link's state and speed as text for the matrix."""
+    """Return a link's cell of the matrix: MB/s and ms, "NOTHING", or blanks if ``link`` is None."""
     if link is None:
         return f"{'':>{CELL_WIDTH}}"
     if not link.heard:
@@ -212,7 +216,7 @@ def _format_cell(link: UdpLink | None) -> str:
 
 
 UDP_HEADERS = 28  # bytes of the IPv4 and UDP headers
-SCRATCH_LOW_BYTES = 1 << 30
+SCRATCH_LOW_BYTES = 1 << 30  # less free space for temporary files causes a warning
 KERNELS_BYTES = 8 * MIB  # approximate size of all compiled kernels
 GIB = 1 << 30
 
@@ -221,8 +225,8 @@ GIB = 1 << 30
 class HostExpectations:
     """What a fit requires of a host."""
 
-    edges: int  # number of neighbours for which a media driver needs log buffers
-    drivers: int = 1  # number of media drivers on this host, of executors and driver program
+    edges: int  # neighbours in the tree of workers for which a media driver needs log buffers
+    drivers: int = 1  # media drivers on this host, of executors and of the driver program
 
 
 def check_host(where: str, facts: HostFacts, expected: HostExpectations) -> list[Finding]:
@@ -240,7 +244,7 @@ def check_host(where: str, facts: HostFacts, expected: HostExpectations) -> list
 
 
 def _check_library(where: str, facts: HostFacts) -> Finding:
-    """Return a finding: whether the Aeron library can be loaded."""
+    """Check whether the Aeron library can be loaded; return the finding."""
     if facts.library_error:
         *first_lines, last = facts.library_error.strip().splitlines()
         description = " ".join(" ".join(first_lines).split()) or last
@@ -250,7 +254,7 @@ def _check_library(where: str, facts: HostFacts) -> Finding:
 
 
 def _check_media_driver(where: str, facts: HostFacts) -> Finding:
-    """Return a finding: whether Aeron's media driver, which handles network traffic, started."""
+    """Check whether Aeron's media driver started and receives datagrams; return the finding."""
     start = facts.media_driver
     if start.error:
         problem, _, remedy = start.error.partition("; ")
@@ -262,7 +266,10 @@ def _check_media_driver(where: str, facts: HostFacts) -> Finding:
 
 
 def _check_shared_memory(where: str, facts: HostFacts, expected: HostExpectations) -> Finding:
-    """Return a finding: whether shared memory has room for the log buffers of media drivers."""
+    """Check whether shared memory has room for the media drivers' log buffers; return the finding.
+
+    Too little room is only a warning if shorter logs fit, or if the logs fit on the scratch disk.
+    """
     check, memory = "shared memory", facts.shared_memory
     best_bytes, least_bytes = (
         required_log_bytes(expected.edges, *terms) for terms in (TERM_LENGTHS[0], TERM_LENGTHS[-1])
@@ -291,7 +298,7 @@ def _check_shared_memory(where: str, facts: HostFacts, expected: HostExpectation
 
 
 def _check_buffers(where: str, facts: HostFacts) -> list[Finding]:
-    """Return findings about the limits of socket buffers, which limit the data in flight."""
+    """Return findings about the kernel's limits of socket buffers, which bound data in flight."""
     check, sizes = "socket buffers", facts.media_driver.sizes
     found, is_narrow = [], sizes is not None and sizes.window < WINDOW_BYTES_MAX
     for name, limit in zip(("rmem_max", "wmem_max"), facts.buffers, strict=True):
@@ -306,7 +313,7 @@ def _check_buffers(where: str, facts: HostFacts) -> list[Finding]:
 
 
 def _check_mtu(where: str, facts: HostFacts) -> list[Finding]:
-    """Return findings: whether Aeron's datagrams fit into the MTU; [] if it is unknown."""
+    """Check whether Aeron's datagrams fit into the MTU; return [finding], or [] if unknown."""
     if facts.mtu is None:
         return []
     needed, found = MTU_NETWORK + UDP_HEADERS, f"interface has {facts.mtu}"
@@ -367,7 +374,7 @@ def _check_scratch(where: str, facts: HostFacts) -> Finding:
 
 
 def _check_gpu(where: str, facts: HostFacts) -> Finding:
-    """Return a finding: whether GPUs that are visible, or assigned by Spark, can be used."""
+    """Check whether the host's GPUs can be used, and are assigned by Spark; return the finding."""
     check, gpu = "gpu", facts.gpu
     if gpu.assigned is None and not gpu.visible:
         return create_ok(check, where, "none: parameters are in host memory")
@@ -395,7 +402,7 @@ def _check_gpu(where: str, facts: HostFacts) -> Finding:
 
 
 def _format_size(size: int) -> str:
-    """Return a number of bytes as text."""
+    """Return ``size``, a number of bytes, as text in MiB, or in GiB from 10 GiB."""
     return f"{size / MIB:,.0f} MiB" if size < 10 * GIB else f"{size / GIB:,.0f} GiB"
 
 
@@ -406,7 +413,7 @@ NO_MODULE = "ModuleNotFoundError"
 
 
 def check_java(where: str, version: str) -> Finding:
-    """Return a finding: whether a running JVM has version 17 or later of Java."""
+    """Check whether a JVM's Java ``version`` is 17 or later; return the finding."""
     number = re.match(r"(?:1\.)?(\d+)", version)
     if number is None:
         return create_warning(
@@ -420,7 +427,7 @@ def check_java(where: str, version: str) -> Finding:
 
 
 def check_spark(version: str) -> Finding:
-    """Return a finding: whether sparkstrom supports this version of Spark."""
+    """Check whether sparkstrom supports this version of Spark; return the finding."""
     numbers = tuple(int(n) for n in re.findall(r"\d+", version)[:2])
     if numbers >= SPARK_FIRST and numbers[:1] <= SPARK_LAST:
         return create_ok("spark", "driver", version)
@@ -430,9 +437,10 @@ def check_spark(version: str) -> Finding:
 
 
 def check_configuration(conf: Mapping[str, str], workers: int) -> list[Finding]:
-    """Check Spark's configuration as ``fit`` does; return the findings.
+    """Check Spark's configuration as ``fit`` does; return the findings. ``workers`` is not used.
 
-    One finding is whether Spark encrypts the key of a fit when sending it to executors.
+    Unless the configuration makes a fit impossible, one finding states whether Spark encrypts the
+    fit's secret key when sending it to executors.
     """
     try:
         warnings = check_scheduling(conf)
@@ -452,9 +460,9 @@ def check_configuration(conf: Mapping[str, str], workers: int) -> list[Finding]:
 
 
 def check_executors(wanted: int, registered: int, seconds: float) -> Finding:
-    """Return a finding: whether all requested executors have registered.
+    """Check whether ``wanted`` executors have registered with Spark; return the finding.
 
-    ``seconds`` is how long they were awaited.
+    ``registered`` is the number of executors that registered within ``seconds``.
     """
     check, found = "executors", f"{registered} of {wanted} registered within {seconds:.0f} s"
     if registered >= wanted > 0:
@@ -469,9 +477,9 @@ def check_executors(wanted: int, registered: int, seconds: float) -> Finding:
 def check_versions(
     driver: WorkerVersions, python_workers: Sequence[WorkerVersions]
 ) -> list[Finding]:
-    """Return findings that compare all Python workers' versions with the driver's.
+    """Compare each Python worker's Python and sparkstrom with the driver's; return the findings.
 
-    The versions are those of Python and sparkstrom.
+    Equal Python workers of one host share their findings.
     """
     found = [
         create_ok("python", "driver", f"{driver.python} ({driver.program})"),
@@ -495,7 +503,7 @@ def check_versions(
 
 
 def _check_sparkstrom(host: str, worker: WorkerVersions, version: str) -> Finding:
-    """Return a finding: whether a Python worker has the driver's version of sparkstrom.
+    """Check whether a Python worker has the driver's version of sparkstrom; return the finding.
 
     ``host`` describes the worker, and ``version`` is the driver's version.
     """
@@ -512,7 +520,7 @@ def _check_sparkstrom(host: str, worker: WorkerVersions, version: str) -> Findin
 
 
 def explain_job_failure(cause: str, python: str) -> Finding:
-    """Return a finding about a small job that failed.
+    """Return a failure that explains why one of the doctor's Spark jobs failed.
 
     ``cause`` is Spark's message, and ``python`` the driver's Python version.
     """
@@ -579,7 +587,7 @@ def check_udp(matrix: UdpMatrix, ports: Mapping[str, int]) -> list[Finding]:
 
 
 def _check_path_mtu(links: Mapping[tuple[str, str], UdpLink]) -> list[Finding]:
-    """Return findings about links on which long datagrams are lost or fragmented."""
+    """Return a failure for links that lose long datagrams, a warning for those that fragment."""
     working = {way: found for way, found in links.items() if found.heard}
     lost = [way for way, found in working.items() if not found.pieces]
     cut = [way for way, found in working.items() if found.pieces and not found.whole]

@@ -1,6 +1,7 @@
 """Examine a cluster for `sparkstrom doctor`: start Spark, run small jobs and collect findings.
 
-Spark is started with the configuration that spark-submit would use.
+A finding is the result of one check. Spark is started with the configuration that spark-submit
+would use, but without dynamic allocation and speculation.
 """
 
 from __future__ import annotations
@@ -67,8 +68,8 @@ from sparkstrom.transport.aeron.channel_settings import choose_mtu
 from sparkstrom.transport.udp_probe import TOKEN_BYTES, ProbeGroup, UdpProbe
 from sparkstrom.worker.network_setup import DISCARD_PORT, choose_driver_address
 
-POLL_S = 0.1
-REGISTRATION_QUIET_S = 2.0  # if no number is expected: stop after no new executor for this long
+POLL_S = 0.1  # interval of counting the registered executors
+REGISTRATION_QUIET_S = 2.0  # if their number is unknown, wait this long after the latest executor
 
 CONF_OVERRIDES = {  # for barrier jobs; the user's own values are checked separately
     "spark.dynamicAllocation.enabled": "false",
@@ -80,7 +81,10 @@ Result = TypeVar("Result")
 
 
 def check_installation() -> Finding | None:
-    """Return a failure if Java or pyspark is missing on this machine, else None."""
+    """Return a failure if Java or pyspark is missing on this machine, else None.
+
+    If pyspark is not installed as a package, make the cluster's own (SPARK_HOME) importable.
+    """
     home = os.environ.get("JAVA_HOME")
     java = os.path.join(home, "bin", "java") if home else shutil.which("java")
     if java is None or not os.access(java, os.X_OK):
@@ -102,7 +106,10 @@ class DoctorSession:
     """The Spark application of `sparkstrom doctor`, configured like the user's job."""
 
     def __init__(self, master: str | None, conf: Mapping[str, str]) -> None:
-        """Start Spark. Raise SetupError with Spark's message if that fails."""
+        """Start Spark on ``master``, with the properties ``conf``; None is the configured master.
+
+        Raise SetupError with Spark's message if that fails.
+        """
         from pyspark import SparkConf, SparkContext
 
         given = SparkConf(loadDefaults=False).setAppName("sparkstrom doctor")
@@ -137,8 +144,8 @@ class DoctorSession:
     def await_executors(self, seconds: float) -> tuple[int, TaskSlots | None]:
         """Wait up to ``seconds`` for the requested executors.
 
-        Return how many were requested, and the task slots of those that have registered; None if no
-        executor has registered.
+        Return how many were requested, and the task slots of those that have registered (None if
+        none has). If it is unknown how many were requested, wait until no more of them register.
         """
         end_s = time.monotonic() + seconds
         changed_s, last_count = time.monotonic(), 0
@@ -185,7 +192,7 @@ class DoctorSession:
 
 
 def run_in_background(work: Callable[[], Result]) -> tuple[threading.Thread, list[Result]]:
-    """Run ``work`` in a new thread; return the thread and the list that will get the result."""
+    """Run ``work`` in a new thread; return the thread and a list that will contain the result."""
     results: list[Result] = []
     thread = threading.Thread(target=lambda: results.append(work()), daemon=True)
     thread.start()
@@ -193,8 +200,8 @@ def run_in_background(work: Callable[[], Result]) -> tuple[threading.Thread, lis
 
 
 DRIVER = "driver"
-JOB_TIMEOUT_S = 120.0  # for a small job; Python workers must start, and may compile kernels
-PROBE_S, PROBE_PER_PEER_S = 10.0, 1.0  # duration of the UDP probe: fixed part, and per process
+JOB_TIMEOUT_S = 120.0  # limit of a small job; Python workers must start, and may compile kernels
+PROBE_S, PROBE_PER_PEER_S = 10.0, 1.0  # limit of the UDP probe: fixed part, and part per process
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,7 +261,7 @@ class _Examination:
         """Prepare the checks, which will add their findings to ``report``."""
         self._session, self._options, self._report, self._notify = session, options, report, notify
         self._master = resolve(SharedTrainingMaster(), session.conf, os.environ)
-        self._slots = self._workers = 0
+        self._slots = self._workers = 0  # task slots, and workers of a fit; set by _await_executors
 
     def run(self) -> None:
         """Run the checks in order; stop if a failure makes later checks impossible."""
@@ -319,7 +326,7 @@ class _Examination:
         )
 
     def _inspect_hosts(self) -> list[HostFacts]:
-        """Return facts about the driver's host, then the executors' hosts; [] on failure."""
+        """Return facts about the driver's host, then the executors'; [] if their job fails."""
         void = self._master.void
         address = partial(choose_driver_address, void, driver_host(self._session.context))
         edges = count_driver_edges(void.topology(self._workers), self._workers)
@@ -356,7 +363,10 @@ class _Examination:
             )
 
     def _probe_udp(self, facts: Sequence[HostFacts]) -> None:
-        """Probe UDP between all processes whose media driver started; report the findings."""
+        """Probe UDP between all processes whose media driver started; report the findings.
+
+        Do nothing if the driver program's media driver did not start, or no executor's did.
+        """
         names = name_processes(facts)
         reachable = [n for n, each in enumerate(facts) if each.media_driver.endpoint is not None]
         endpoints = assign_distinct_ports(
@@ -382,9 +392,9 @@ class _Examination:
         self._report.add(check_udp(self._report.matrix, ports))
 
     def _run_probes(self, task: ProbeTask) -> list[ProbeResult] | None:
-        """Probe from the executors, and from the driver meanwhile; return all results.
+        """Probe UDP from the executors and, at the same time, from the driver; return all results.
 
-        Return None if the executors' job failed.
+        Return None if the executors' job fails, or only an error if the driver can bind no port.
         """
         is_over = False
         try:
@@ -403,7 +413,10 @@ class _Examination:
 
 
 def name_processes(facts: Sequence[HostFacts]) -> list[str]:
-    """Return names for processes: "driver", then hosts, numbered if they have several executors."""
+    """Return names of processes: "driver" for the first, and each executor's host for the others.
+
+    The names of several executors on one host are numbered.
+    """
     names = [DRIVER]
     executors = Counter(each.host for each in facts[1:])
     seen: Counter[str] = Counter()
@@ -417,7 +430,7 @@ def name_processes(facts: Sequence[HostFacts]) -> list[str]:
 def assign_distinct_ports(endpoints: Sequence[Endpoint]) -> tuple[Endpoint, ...]:
     """Return the endpoints with duplicates moved to the next free port, as media drivers do.
 
-    Processes on one address found the same port free, because they did not try at the same time.
+    Processes at one address may have found the same port free by trying it at different times.
     """
     assigned: list[Endpoint] = []
     for endpoint in endpoints:

@@ -77,7 +77,7 @@ class HostFacts:
     """Everything one process observes about its machine."""
 
     host: str  # name of the machine
-    process: str  # "pid-start time" of the executor's JVM, or of the driver program
+    process: str  # "PID-STARTTIME" of the executor's JVM, or of the driver program
     java: str  # version of Java, or ""
     library: str  # path and version of the Aeron library, or ""
     library_error: str  # why the library cannot be loaded, or ""
@@ -106,7 +106,10 @@ class InspectionOptions:
 
 
 def inspect_host(options: InspectionOptions) -> HostFacts:
-    """Inspect this machine, which takes seconds. Problems are part of the returned facts."""
+    """Inspect this machine and return the facts, which include any problems.
+
+    This takes seconds, because a media driver is started and stopped.
+    """
     executor = find_executor_process()
     path, has_kernels = find_kernel_cache(options.scratch)
     library, library_refused = _inspect_library()
@@ -177,7 +180,10 @@ def measure_space(path: Path) -> DiskSpace:
 
 
 def find_kernel_cache(scratch: Path) -> tuple[Path, bool]:
-    """Return this process's directory for compiled kernels, and whether it contains kernels."""
+    """Return this process's directory for compiled kernels, and whether it contains kernels.
+
+    If no directory can be created, return the one that NUMBA_CACHE_DIR names, or else ``scratch``.
+    """
     try:
         path = kernel_directory(os.environ)
     except OSError:  # reported as a directory that cannot be written
@@ -195,7 +201,7 @@ def read_process_java_version(pid: int) -> str:
 
 
 def read_java_version(program: str) -> str:
-    """Return the version that `java -version` prints, or "" if it cannot be run."""
+    """Return the Java version that ``program -version`` prints, or "" if it prints none."""
     command = [program, "-version"]
     try:
         result = subprocess.run(
@@ -246,7 +252,7 @@ class ProbeTask:
     """The input of the tasks that probe UDP."""
 
     group: ProbeGroup  # all processes that take part
-    places: Mapping[str, int]  # an executor's position in the group, by ``identify_process``
+    places: Mapping[str, int]  # each executor's position in the group, by ``identify_process``
 
 
 def identify_process(facts: HostFacts) -> str:
@@ -255,7 +261,7 @@ def identify_process(facts: HostFacts) -> str:
 
 
 def inspect_executor(task: InspectionTask, items: Iterable[Any]) -> Iterator[HostFacts]:
-    """Yield facts about this executor's host in its first task, and nothing in other tasks."""
+    """Yield facts about this executor's host in its first task, and nothing in its other tasks."""
     place = get_task_context()
     if _is_leader(place):
         edges, local_edges = count_executor_edges(task.void.topology(task.workers))
@@ -272,7 +278,10 @@ def inspect_executor(task: InspectionTask, items: Iterable[Any]) -> Iterator[Hos
 
 
 def probe_from_executor(task: ProbeTask, items: Iterable[Any]) -> Iterator[ProbeResult]:
-    """Yield what this executor received from other processes. Only its first task probes."""
+    """Yield what this executor received from other processes, or why its probe failed.
+
+    Only the executor's first task probes; others wait at the barriers. ``items`` are not used.
+    """
     place = get_task_context()
     position = task.places.get(f"{place.host}/{place.jvm}")
     if not _is_leader(place) or position is None:

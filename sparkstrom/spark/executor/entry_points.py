@@ -50,7 +50,7 @@ class _RedactPickledTasks(logging.Filter):
     """A logging filter that replaces pickled tasks in log records with a short note."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Redact the record in place; always return True."""
+        """Redact a record of level DEBUG or lower in place; return True, so that it is logged."""
         if record.levelno <= logging.DEBUG:
             message = record.getMessage()
             if PICKLED_TASK.search(message):
@@ -82,7 +82,7 @@ def pickle_by_value(value: Any) -> bytes:
 def hash_by_value(value: Any) -> bytes:
     """Return the SHA-256 of a value's pickle by value, with the bytes of torch's tensors.
 
-    Their usual pickle contains the addresses of their memory, which differ from copy to copy.
+    The usual pickle of a tensor contains its address in memory, which differs from copy to copy.
     """
     from pyspark import cloudpickle
 
@@ -92,7 +92,7 @@ def hash_by_value(value: Any) -> bytes:
         """Pickles the memory of a tensor as its bytes."""
 
         def persistent_id(self, value: Any) -> Any:
-            """Return what the pickle contains in place of ``value``; None: its usual pickle."""
+            """Return what to pickle in place of ``value``; None means its usual pickle."""
             if type(value).__name__ != "TypedStorage":
                 return None
             memory = value._untyped_storage.cpu()
@@ -107,10 +107,10 @@ def forget_spark_archive_importers() -> None:
     """Let the process's next task start without reading Spark's archives again.
 
     Spark invalidates Python's importers when a task starts. Before Python 3.12, each importer of a
-    zip archive then reads the archive's whole directory (python/cpython#103200), and a Python
-    worker has one for each package that it has imported from ``pyspark.zip``, and two for Spark's
-    main jar: 0.1 to 0.2 s of processor time per task, most of the time of a short one. Removed
-    from the cache, an importer is created again when an import needs it, without reading.
+    zip archive then reads the archive's whole directory (python/cpython#103200). A Python worker
+    has one importer for each package that it has imported from ``pyspark.zip``, and two for Spark's
+    main jar. Reading takes 0.1 to 0.2 s of processor time per task, most of the time of a short
+    one. An importer that was removed from the cache is created again when needed, without reading.
     """
     for path, importer in list(sys.path_importer_cache.items()):
         if isinstance(importer, zipimporter):
@@ -156,7 +156,10 @@ def count_retries() -> int:
 def train_partition(
     job: TrainingJob, blocks: BlockReader, index: int, items: Iterable[Any]
 ) -> Iterator[str]:
-    """Train on the rows of one partition; yield the worker's report for the driver program."""
+    """Train on the rows of one partition; yield the worker's report for the driver program.
+
+    ``blocks`` reads the rows from ``items``, the elements of partition number ``index``.
+    """
     from sparkstrom.worker.training_task import (
         run_training_task,
     )  # compiles kernels when it is imported
@@ -167,7 +170,7 @@ def train_partition(
 def delete_worker_files(network: str, rows: Iterable[Any]) -> Iterator[int]:
     """Delete a network's residual files on this executor; yield the number of deleted files.
 
-    A residual is what a worker has learned but not sent. ``network``: the id in the files' names.
+    A residual is what a worker has learned but not sent. ``network`` is the id in the files' names.
     """
     from sparkstrom.worker.training_task import (
         delete_residuals,
@@ -184,8 +187,8 @@ class LazyPickle:
     the job.
     """
 
-    job: Any  # on the driver a TrainingJob or ControllerSetup; on executors the pickle of it
-    route: ControllerRoute  # how this executor reaches the controller
+    job: Any  # on the driver a TrainingJob or ControllerSetup; on executors its pickle, as bytes
+    route: ControllerRoute  # how an executor reaches the controller, which numbers updates
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the job now, with Spark's pickler."""

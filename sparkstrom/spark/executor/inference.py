@@ -1,7 +1,8 @@
 """Predict, score and evaluate on executors with a trained model.
 
-The model is sent as one broadcast variable. Each Python worker unpickles it once and caches the
-most recently used models by a digest of their parameters, so that all tasks and jobs share a copy.
+The model is sent as one broadcast variable, the ``handle`` (or ``model``) of the functions here: an
+object whose ``value`` is a ``TrainedModel``. Each Python worker unpickles it once and caches the
+most recently used models by their digest, so that all tasks and jobs share one copy.
 
 DataFrames are read with a ``pandas_udf``, not ``mapInArrow``: only the columns that the model reads
 are sent to Python, and only its outputs come back. ``mapInArrow`` would carry the whole table both
@@ -85,7 +86,7 @@ if TYPE_CHECKING:
 
 
 Outputs = dict[str | int, Flat]  # f32[rows, ...] by the output's name, or its index if unnamed
-OutputConverter = Callable[[Outputs], Any]  # -> Series or DataFrame
+OutputConverter = Callable[[Outputs], Any]  # returns a pandas Series or DataFrame
 
 FLOAT32_INTEGER_MAX = 1 << 24  # float32 represents every integer up to this one
 CACHED_MODELS_MAX = 4  # number of models that a Python worker caches
@@ -104,9 +105,10 @@ class TrainedModel:
     def from_model(
         cls, model: FlatModel, parameters: Flat, buffers: bytes | None = None
     ) -> TrainedModel:
-        """Return a model with these parameters and buffers; None: its current buffers.
+        """Return a model with these parameters and buffers (None: the model's current buffers).
 
-        The pickle distinguishes models that differ only in code, attributes or frozen weights.
+        The digest includes the model's pickle, so that models that differ only in code, attributes
+        or frozen weights have different digests.
         """
         if buffers is None:
             buffers = get_buffers(model)
@@ -138,7 +140,7 @@ def _unpickle_model(model: bytes, parameters: Flat, buffers: bytes, digest: str)
 
 _open_models: OrderedDict[str, FlatModel] = OrderedDict()  # cache, least recently used first
 
-# Models that left the cache. They may live on in a broadcast variable until its driver removes it.
+# Weak references to models that left the cache; a broadcast variable may still contain them.
 _removed_models: deque[Callable[[], FlatModel | None]] = deque(maxlen=CACHED_MODELS_MAX)
 
 
@@ -158,7 +160,8 @@ def get_open_model(trained: TrainedModel) -> FlatModel:
 class OutputConcatenator:
     """Wraps a model and concatenates its outputs into one array, f32[rows, sum of widths].
 
-    After a prediction, ``shapes`` contains the shape of a row's output by name or index.
+    After a prediction, ``shapes`` contains the shape of each output of a row, by the output's name,
+    or by its index if outputs have no names.
     """
 
     def __init__(self, model: FlatModel) -> None:
@@ -178,7 +181,7 @@ class OutputConcatenator:
         return flat[0] if len(flat) == 1 else np.concatenate(flat, axis=1)
 
     def split(self, parts: list[Flat]) -> Outputs:
-        """Join predictions of consecutive rows, and split them into the model's outputs."""
+        """Join ``parts``, the predictions of consecutive rows; split them into the outputs."""
         boundaries = np.cumsum([math.prod(shape) for shape in self.shapes.values()])[:-1]
         split = np.split(concatenate_outputs(parts), boundaries, axis=1)
         return {
@@ -188,7 +191,7 @@ class OutputConcatenator:
 
 
 def _to_exact_float32(output: Any) -> Flat:
-    """Convert one output to float32. Raise UsageError for an integer above 2^24."""
+    """Convert an output to float32. Raise UsageError for integers beyond 2^24, positive or not."""
     array = np.asarray(output)
     if array.dtype.kind in "iu" and array.size:
         extreme = max(int(array.max()), int(array.min()), key=abs)
@@ -242,6 +245,7 @@ def _check_outputs(block: Block, first: int, features: Columns, outputs: Flat) -
     """Raise UsageError if a missing or infinite feature made an output non-finite.
 
     Otherwise NaN would look like class 0. A model that handles NaN itself has finite outputs.
+    ``first`` is the index in the block of the first row of ``features`` and ``outputs``.
     """
     if np.isfinite(outputs).all():
         return
@@ -266,7 +270,7 @@ def _format_shapes(block: Block) -> str:
 def predict_rows(handle: Any, index: int, rows: Iterable[Any]) -> Iterator[Any]:
     """Yield each row's output, f32[outputs], or a tuple or dictionary of its several outputs.
 
-    Runs on an executor. ``handle`` is the broadcast variable of a ``TrainedModel``.
+    Runs on an executor. ``rows`` contains the features of each row of partition ``index``.
     """
     model = get_open_model(handle.value)
     for block in join_small_blocks(read_feature_blocks(index, rows), BLOCK_ROWS):
@@ -337,7 +341,7 @@ def to_arrow_batches(plan: ArrowReadPlan, batches: Iterable[Any]) -> Iterator[pa
 def to_arrow_array(column: Any, kind: pa.DataType) -> pa.Array:
     """Convert a Series, or a DataFrame of a struct's fields, back to Spark's Arrow array.
 
-    Pandas represents nulls among floats as NaN; these stay NaN.
+    ``kind`` is the array's type. Pandas represents nulls among floats as NaN; these stay NaN.
     """
     import pyarrow as pa
 
@@ -352,7 +356,7 @@ def to_arrow_array(column: Any, kind: pa.DataType) -> pa.Array:
 
 
 def _to_list_array(rows: NDArray[Any], kind: pa.DataType) -> pa.Array:
-    """Convert rows (arrays of numbers, nested arrays or None) to an Arrow array of lists."""
+    """Convert rows (arrays, nested arrays or None) to an Arrow array of the list type ``kind``."""
     import pyarrow as pa
 
     missing = np.array([row is None for row in rows], bool)
@@ -369,8 +373,8 @@ def _to_list_array(rows: NDArray[Any], kind: pa.DataType) -> pa.Array:
 def resolve_output_columns(output: Any) -> dict[str | int, str]:
     """Return the column's name for each output of the model, by the output's name or index.
 
-    Raise UsageError unless ``output`` is a column's name, or a tuple or dictionary of different
-    ones.
+    Raise UsageError unless ``output`` is a column's name, or a tuple or dictionary of distinct
+    names.
     """
     names = output if isinstance(output, dict) else {0: output}
     if isinstance(output, tuple):
@@ -385,9 +389,9 @@ def resolve_output_columns(output: Any) -> dict[str | int, str]:
 
 
 def require_distinct_columns(names: Iterable[str], *, exact: bool) -> None:
-    """Raise UsageError if two new columns have one name, since the second would replace the first.
+    """Raise UsageError if two new columns have the same name: the second would replace the first.
 
-    ``exact``: whether names are case-sensitive.
+    ``exact`` is True if names are case-sensitive.
     """
     known: dict[str, str] = {}
     for name in names:
@@ -403,7 +407,8 @@ def require_distinct_columns(names: Iterable[str], *, exact: bool) -> None:
 def to_pandas(names: dict[str | int, str], outputs: Outputs) -> pd.Series[Any] | pd.DataFrame:
     """Convert one output to a Series of arrays, or several to a DataFrame of fields o0, o1, ...
 
-    Raise UsageError if ``names`` does not have a name for each of the outputs.
+    ``names`` contains a column's name for each output, by the output's name or index. Raise
+    UsageError if the model has other outputs.
     """
     import pandas as pd
 
@@ -431,7 +436,8 @@ def add_output_columns(
 ) -> DataFrame:
     """Return the DataFrame with an additional column array<element> for each model output.
 
-    Raise UsageError if a column cannot be used as features; the message names the column.
+    ``output`` names the new columns, as for ``resolve_output_columns``. Raise UsageError if a
+    column cannot be used as features; the message names the column.
     """
     from pyspark.sql import functions as sql
 
@@ -496,15 +502,15 @@ def apply_pandas_udf(
     return column
 
 
-UdfInputs = tuple[str, ...] | int | None
-UdfShapes = Sequence[Sequence[int]] | None
+UdfInputs = tuple[str, ...] | int | None  # names or number of a model's inputs; None: one array
+UdfShapes = Sequence[Sequence[int]] | None  # shape of each input without rows; None: as given
 
 
 def create_inference_udf(model: Any, inputs: UdfInputs, shapes: UdfShapes, output: Any) -> Any:
-    """Return a pandas UDF that predicts with ``model``, a broadcast variable.
+    """Return a pandas UDF that predicts with ``model``, a handle (see the module's docstring).
 
     ``SparkNetwork.udf`` documents the other arguments. Raise SetupError if pandas is not installed,
-    and UsageError for invalid inputs or shapes.
+    and UsageError for invalid inputs, shapes or output names.
     """
     if importlib.util.find_spec("pandas") is None:
         raise SetupError(
@@ -559,7 +565,11 @@ def _is_shape(shape: object) -> bool:
 def predict_series(
     handle: Any, inputs: UdfInputs, shapes: UdfShapes, names: Any, batches: Any
 ) -> Iterator[pd.Series[Any] | pd.DataFrame]:
-    """Yield the model's outputs for each batch of pandas Series, the input columns of a UDF."""
+    """Yield the model's outputs for each batch of pandas Series, the input columns of a UDF.
+
+    ``names`` are the names of the outputs' fields, as from ``resolve_output_columns``. If it is
+    None, the model must have one output, which becomes a Series. Empty batches are skipped.
+    """
     model = get_open_model(handle.value)
     for columns in batches:
         series = columns if isinstance(columns, tuple) else (columns,)
@@ -570,7 +580,7 @@ def predict_series(
 
 
 def _to_struct(names: dict[str | int, str], outputs: Outputs) -> pd.DataFrame:
-    """Convert outputs to a DataFrame whose fields have the given names."""
+    """Convert outputs to a DataFrame whose columns have the given names, by output."""
     import pandas as pd
 
     made = to_pandas(names, outputs)
@@ -581,7 +591,8 @@ def _to_struct(names: dict[str | int, str], outputs: Outputs) -> pd.DataFrame:
 def predict_features(model: FlatModel, features: Columns) -> Outputs:
     """Return the model's outputs, predicted in steps of whole blocks.
 
-    A row's output is bit-identical whatever other rows are predicted with it.
+    A row's output is bit-identical whatever other rows are predicted with it. Raise UsageError if
+    the model fails.
     """
     arrays = arrays_of(features)
     step_rows = choose_step_rows(array.shape[1:] for array in arrays)
@@ -603,7 +614,8 @@ def predict_features(model: FlatModel, features: Columns) -> Outputs:
 def series_to_features(series: Sequence[Any], inputs: UdfInputs, shapes: UdfShapes) -> Columns:
     """Return the model's features: all columns combined into one array, or one array per input.
 
-    If several columns are combined, they are converted to float32.
+    If several columns are combined, they are converted to float32. Raise UsageError if ``inputs``
+    or ``shapes`` do not suit the columns.
     """
     if inputs is None:
         arrays = [_to_array(i, column) for i, column in enumerate(series)]
@@ -667,7 +679,10 @@ def _stack_rows(position: int, values: NDArray[Any]) -> NDArray[Any]:
 
 
 def _check_missing(position: int, values: NDArray[Any], rows: int) -> None:
-    """Raise UsageError if a value is NaN, which also represents a null among floats."""
+    """Raise UsageError if a value is None or NaN. NaN also represents a null among floats.
+
+    ``rows`` is the number of rows to which ``values``, perhaps flattened, belong.
+    """
     import pandas as pd
 
     missing = pd.isna(values)
@@ -679,7 +694,7 @@ def _check_missing(position: int, values: NDArray[Any], rows: int) -> None:
 
 
 def _reshape(array: NDArray[Any], shapes: UdfShapes, position: int) -> NDArray[Any]:
-    """Reshape rows to the shape that the user gave. Without one, numbers become arrays of one."""
+    """Reshape each row to ``shapes[position]``; without shapes, a number to an array of one."""
     if shapes is None:
         return array if array.ndim > 1 else array.reshape(-1, 1)
     try:
@@ -727,14 +742,14 @@ def score_block(model: Any, block: Block, penalized: bool) -> NDArray[np.float64
 def score_rows(
     handle: Any, blocks: BlockReader, penalized: bool, index: int, items: Iterable[Any]
 ) -> Iterator[float]:
-    """Yield one score (loss) for each row of a partition, in order. Runs on an executor."""
+    """Yield the score (see ``score_block``) of each row of a partition. Runs on an executor."""
     model = get_open_model(handle.value)
     for block in join_small_blocks(blocks(index, items), BLOCK_ROWS):
         yield from map(float, score_block(model, block, penalized))
 
 
 def score_rdd(model: Any, source: RowSource, penalized: bool) -> Any:
-    """Return an RDD with one score (loss) for each row of the source, in order."""
+    """Return an RDD with the score (see ``score_block``) of each row of the source, in order."""
     run = partial(score_rows, model, source.blocks, penalized)
     return source.rdd.mapPartitionsWithIndex(run)
 
@@ -742,7 +757,7 @@ def score_rdd(model: Any, source: RowSource, penalized: bool) -> Any:
 def add_score_column(
     frame: DataFrame, model: Any, spec: ColumnSpec, output: str, penalized: bool
 ) -> DataFrame:
-    """Return the DataFrame with an additional column ``output``, which contains each row's loss.
+    """Return the DataFrame with an additional column ``output`` for the scores of ``score_block``.
 
     Raise UsageError if a column does not suit its role; the message names the column.
     """
@@ -771,7 +786,7 @@ def evaluate_partition(
 ) -> Iterator[Evaluation | UsageError | SetupError]:
     """Yield the metrics of one partition if it has rows. Runs on an executor.
 
-    An error in the rows is yielded, not raised: Spark would only retry a failed task.
+    An error in the rows is yielded, not raised, because Spark would only retry a failed task.
     """
     opened, accumulator = get_open_model(model.value), EvaluationAccumulator()
     try:

@@ -1,8 +1,9 @@
-"""Measure training steps and links on executors, for a rehearsal: one task per worker.
+"""Measure a cluster for rehearsals (simulated fits): training steps and UDP links on executors.
 
-A rehearsal simulates fits under these conditions. The tasks form a barrier stage: all of them train
-at the same time, as in a fit. When all have finished, one task per host measures the links by UDP,
-on the ports that a fit would use.
+A rehearsal simulates fits under the measured conditions; `sparkstrom doctor` has checks of its own.
+One task per worker measures. The tasks form a barrier stage, so that all of them train at the same
+time, as in a fit. When all have finished, one task per host measures the links from the other hosts
+by UDP, on the ports that a fit would use.
 """
 
 from __future__ import annotations
@@ -39,21 +40,21 @@ from sparkstrom.worker.network_setup import (
 )
 
 PROBE_S, PROBE_PER_PEER_S = 5.0, 1.0  # duration of the UDP probe: fixed part, and per host
-HOSTS_PROBED_MAX = 8  # each host probes each other one
+HOSTS_PROBED_MAX = 8  # limited, because each host probes every other one
 
 
 @dataclass(frozen=True, slots=True)
 class MeasurementTask:
     """What the tasks that measure steps and links receive; it is the same for all workers."""
 
-    fit: Any  # broadcast variable of the pickled FitRecipe and RowSample
+    fit: Any  # broadcast variable of a pickled pair: the fit (FitRecipe) and some rows (RowSample)
     void: VoidConfiguration  # addresses and ports of a fit
-    controller: Endpoint  # the driver's address; an executor may use its own on the route there
+    controller: Endpoint  # the driver's address; the route to it may decide an executor's address
     token: bytes  # secret that authenticates the datagrams of this measurement
 
 
 def check_barrier_stages(context: Any) -> None:
-    """Raise UsageError if Spark adds and removes executors, so that it runs no barrier stage."""
+    """Raise UsageError with dynamic allocation, with which Spark does not run barrier stages."""
     if is_dynamic(live_conf(context)):
         raise UsageError(
             f"measure=True: Spark runs tasks together only with {DYNAMIC_ALLOCATION_ENABLED}=false;"
@@ -73,7 +74,7 @@ def measure_workers(
         workers: Number of tasks.
 
     Raises:
-        TrainingError: The model fails on an executor, or Spark on the tasks.
+        TrainingError: The model fails on an executor, or Spark's job fails.
     """
     controller = Endpoint(choose_driver_address(void, driver_host(context)), DISCARD_PORT)
     broadcast = context.broadcast(fit)
@@ -90,7 +91,7 @@ def measure_workers(
 
 
 def measure_worker(task: MeasurementTask, items: Iterable[Any]) -> Iterator[WorkerMeasurement]:
-    """Measure training steps, then this host's links; yield the results. ``items`` is not used."""
+    """Measure training steps, then this host's links; yield the results. ``items`` are not used."""
     from pyspark import BarrierTaskContext
 
     forget_spark_archive_importers()
@@ -107,9 +108,10 @@ def measure_worker(task: MeasurementTask, items: Iterable[Any]) -> Iterator[Work
 def _measure_links(
     task: MeasurementTask, host: str, barrier: Any
 ) -> tuple[dict[str, LinkMeasurement], str]:
-    """Measure the links from other hosts; return them by host, and why that failed, or "".
+    """Measure the links from other hosts; return them by host, and an error message or "".
 
-    Only the first task of each host measures; the others return no links.
+    All tasks must call this, because they exchange addresses and wait at ``barrier``. Only the
+    first task of each of at most HOSTS_PROBED_MAX hosts measures; the others return no links.
     """
     endpoint, problem = None, ""
     try:
@@ -136,7 +138,7 @@ def _measure_links(
         with UdpProbe(group, index, partial(choose_mtu, own=mine)) as probe:
             barrier.barrier()  # until all have bound their ports
             found = probe.run()
-    except SetupError as error:  # the port was taken meanwhile
+    except SetupError as error:  # another process has taken the port since it was found free
         barrier.barrier()
         return {}, str(error)
     return {

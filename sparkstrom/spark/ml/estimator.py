@@ -151,7 +151,10 @@ class SparkstromEstimator(
         return self._copyValues(model_stage)
 
     def _choose_converter(self, model: FlatModel, dataset: DataFrame) -> OutputConverter | None:
-        """Return the function that converts outputs to columns; None if none will be added."""
+        """Return the function that converts the model's outputs to columns of ``dataset``.
+
+        Return None if no column will be added. Raise UsageError if two of them have the same name.
+        """
         prediction, *others = map(self.getOrDefault, OUTPUT_PARAMS)
         if not prediction and (get_output_kind(model) == VALUES or not any(others)):
             return None
@@ -160,7 +163,10 @@ class SparkstromEstimator(
         return make_converter(model, prediction, several=several)
 
     def _validation(self) -> str | float | None:
-        """Return which rows to hold out. Raise UsageError if two Params set it."""
+        """Return which rows to hold out: a boolean column's name, a fraction, or None for no rows.
+
+        Raise UsageError if both Params are set.
+        """
         column, share = map(self.get_or_none, ("validationIndicatorCol", "validationFraction"))
         if column and share:
             raise UsageError(
@@ -172,7 +178,7 @@ class SparkstromEstimator(
         return validation
 
     def _master(self) -> TrainingMaster:
-        """Return the training master, with the options replaced that Params override."""
+        """Return the training master, with batch size and seed from the Params that are set."""
         changes = {"batch_size_per_worker": self.get_or_none("batchSize")}
         seed = self.getOrDefault("seed") if self.isSet("seed") else None
         if seed is not None:
@@ -194,14 +200,14 @@ GridValue.estimator_class = SparkstromEstimator
 
 
 class _EstimatorNetwork(SparkNetwork):
-    """A network that tries, before training, to make the columns that its model will add.
+    """A network that checks before training whether the model's outputs can become columns.
 
     Args:
         spark: The session.
         model: The model to train.
         master: The training options.
-        choose_converter: Returns the function that converts outputs for the columns; None if no
-            column is added. Called after the label's columns were checked.
+        choose_converter: Returns the function that converts outputs to columns, or None if no
+            column will be added. Called after the label's columns were checked.
         progress: Whether to show progress.
     """
 
@@ -218,7 +224,7 @@ class _EstimatorNetwork(SparkNetwork):
         self._choose_converter = choose_converter
 
     def _examine_outputs(self, model: FlatModel, batch: Batch) -> None:
-        """Raise UsageError if the outputs for these rows cannot be converted."""
+        """Raise UsageError if the model's outputs for ``batch`` cannot be converted to columns."""
         if (convert := self._choose_converter()) is not None:
             outputs = OutputConcatenator(model)
             convert(outputs.split([outputs.predict(batch.features)]))
@@ -227,8 +233,9 @@ class _EstimatorNetwork(SparkNetwork):
 class SparkstromModel(Model, OutputParams, MLWritable, MLReadable["SparkstromModel"]):
     """A trained model, which adds output columns to a DataFrame on the executors.
 
-    A model that predicts classes adds ``predictionCol`` (the class as a double), ``probabilityCol``
-    and ``rawPredictionCol`` (vectors). A model that predicts values adds only ``predictionCol``.
+    A model that predicts classes adds ``predictionCol`` (the class as a double, or an array of 0
+    and 1 for several labels), ``probabilityCol`` and ``rawPredictionCol`` (vectors). A model that
+    predicts values, or has several outputs, adds only ``predictionCol`` (one column per output).
     """
 
     def __init__(
@@ -239,9 +246,9 @@ class SparkstromModel(Model, OutputParams, MLWritable, MLReadable["SparkstromMod
         *,
         several: bool = False,
     ) -> None:
-        """Store a trained model, with the summary of its fit; a loaded model has none.
+        """Store a trained model and the summary of its fit, which a loaded model does not have.
 
-        ``several``: whether a row's prediction is an array of values.
+        ``several`` is True if predictions are arrays, because a label is not a single number.
         """
         super().__init__()
         self.trained, self.summary, self.epochs_trained = trained, summary, epochs_trained
@@ -312,9 +319,9 @@ class SparkstromModel(Model, OutputParams, MLWritable, MLReadable["SparkstromMod
         return result.drop(temporary)
 
     def _broadcast_model(self, dataset: DataFrame) -> Any:
-        """Return a handle of this model on executors.
+        """Return a handle from which executors get this model.
 
-        It is broadcast once per application, and again if the model's attributes have changed.
+        The model is broadcast once per application, and again if its attributes have changed.
         """
         application = make_application(dataset.sparkSession)
         old = self.trained
@@ -338,7 +345,7 @@ OUTPUT_PARAMS = "predictionCol", "probabilityCol", "rawPredictionCol"
 
 
 def require_distinct_outputs(dataset: DataFrame, stage: OutputParams, model: FlatModel) -> None:
-    """Raise UsageError if two columns that ``stage`` adds to ``dataset`` have one name."""
+    """Raise UsageError if two columns that ``stage`` will add to ``dataset`` have the same name."""
     prediction, *others = map(stage.getOrDefault, OUTPUT_PARAMS)
     names = [prediction, *others]
     if isinstance(prediction, tuple | dict):
@@ -349,15 +356,18 @@ def require_distinct_outputs(dataset: DataFrame, stage: OutputParams, model: Fla
 
 
 def predicts_labels(model: FlatModel, *, several: bool) -> bool:
-    """Return whether a classifier predicts a yes or no for each of several labels of a row."""
+    """Return whether a classifier predicts yes or no for each of several labels of a row.
+
+    ``several`` is True unless a row's label is a single number.
+    """
     return several and bool(getattr(model, "per_label", False))
 
 
 def make_converter(model: FlatModel, prediction: Any, *, several: bool) -> OutputConverter:
-    """Return the function that converts the model's outputs for its columns.
+    """Return the function that converts the model's outputs to the columns that it adds.
 
-    ``prediction`` is the value of the Param ``predictionCol``; ``several``: whether a row's
-    prediction is an array of values.
+    ``prediction`` is the value of the Param ``predictionCol``. ``several`` is True unless a row's
+    label is a single number.
     """
     kind = get_output_kind(model)
     if isinstance(prediction, tuple | dict):
@@ -372,7 +382,8 @@ def make_converter(model: FlatModel, prediction: Any, *, several: bool) -> Outpu
 def to_class_frame(kind: str, outputs: Outputs) -> pd.DataFrame:
     """Convert the outputs of a classifier to the fields of ``CLASS_SCHEMA``.
 
-    Raise UsageError if the model predicts a class for each of several positions of a row.
+    ``kind`` is PROBABILITIES or LOGITS. Raise UsageError if the model has several outputs, or
+    predicts a class for each of several positions of a row.
     """
     import pandas as pd
 
@@ -394,7 +405,10 @@ def to_class_frame(kind: str, outputs: Outputs) -> pd.DataFrame:
 
 
 def to_label_frame(kind: str, outputs: Outputs) -> pd.DataFrame:
-    """Convert the outputs of a multi-label model to ``LABEL_SCHEMA``: a yes or no per label."""
+    """Convert the only output of a multi-label model to the fields of ``LABEL_SCHEMA``.
+
+    ``kind`` is PROBABILITIES or LOGITS. The prediction is 0 or 1 for each label.
+    """
     import pandas as pd
 
     scores = require_single_output(outputs)
@@ -409,7 +423,10 @@ def to_label_frame(kind: str, outputs: Outputs) -> pd.DataFrame:
 
 
 def to_value_series(outputs: Outputs, *, several: bool) -> pd.Series[Any]:
-    """Convert outputs to a Series of numbers, or of arrays if ``several``."""
+    """Convert the model's only output to a Series of numbers, or of arrays if ``several`` is True.
+
+    Raise UsageError if the model has several outputs, or several values but ``several`` is False.
+    """
     import pandas as pd
 
     wide = require_single_output(outputs).astype(np.float64)

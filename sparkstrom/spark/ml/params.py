@@ -47,16 +47,17 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 VALUE_FOLDER = "value"  # next to the metadata; contains an estimator with only this Param set
-PARAM_KEY = "param"
+PARAM_KEY = "param"  # key of the Param's name in the metadata
 
 
 class GridValue(Transformer, MLWritable, MLReadable["GridValue"]):
     """Wraps a value of a tuning grid that JSON cannot represent. It has the value's attributes.
 
-    ``name`` is the Param under which the value is saved; for columns of any Param, "featuresCol".
+    ``name`` is the Param under which the value is saved. Column names are always saved under
+    "featuresCol", even if they are the value of another Param.
     """
 
-    # The estimator's class, used to save the value. It is set by the module that defines it.
+    # The estimator's class, used to save the value. The module ``estimator`` sets it.
     estimator_class: ClassVar[type[Any]]
 
     def __init__(self, name: str, value: Any) -> None:
@@ -122,13 +123,16 @@ class GridValueReader(MLReader[GridValue]):
     """Reads what ``GridValueWriter`` wrote."""
 
     def load(self, path: str) -> GridValue:
-        """Return the value in ``path``. Raise UsageError if files are missing or damaged."""
+        """Return the value in ``path``; for listeners, which are not saved, an empty tuple.
+
+        Raise UsageError if files are missing or damaged.
+        """
         held: Any = DefaultParamsReader.loadParamsInstance(f"{path}/{VALUE_FOLDER}", self.sc)
         name = DefaultParamsReader.loadMetadata(path, self.sc).get(PARAM_KEY)
         if not (isinstance(name, str) and held.hasParam(name)):
             raise UsageError(f"{path} names no Param of an estimator: {name!r}; save it again")
         value = held.get_or_none(name)
-        return GridValue(name, () if value is None else value)  # listeners are in no file
+        return GridValue(name, () if value is None else value)  # listeners are not saved
 
 
 SEED_OPTION = whole(-(2**63))  # Spark ML's default is a hash, which may be negative
@@ -142,7 +146,8 @@ MULTI_COLUMN_PARAMS = ("featuresCol", "labelCol", "predictionCol")  # may name s
 def convert_columns(value: Any, param: str = "featuresCol") -> Any:
     """Check the value of a Param that names columns: a name, a list, or a tuple or dictionary.
 
-    Return the value, wrapped if JSON would change it. Raise UsageError for anything else.
+    Return the value, wrapped if JSON would change it. Raise UsageError for anything else;
+    ``param`` is the Param's name for that message.
     """
     value = unwrap(value)
     several = value.values() if isinstance(value, dict) else value
@@ -160,7 +165,7 @@ def convert_columns(value: Any, param: str = "featuresCol") -> Any:
 
 
 def is_json_value(columns: Any) -> bool:
-    """Return whether JSON keeps names of columns, which has no tuples and only strings as keys."""
+    """Return whether JSON, which has no tuples and only string keys, can represent ``columns``."""
     keys = columns if isinstance(columns, dict) else ()
     return not isinstance(columns, tuple) and all(isinstance(key, str) for key in keys)
 
@@ -198,7 +203,7 @@ def convert_master(value: Any) -> Any:
 
 
 def convert_early_stopping(value: Any) -> Any:
-    """Check and wrap an EarlyStopping or None. Raise UsageError for anything else."""
+    """Check and wrap an EarlyStopping; return None for None. Raise UsageError for anything else."""
     value = unwrap(value)
     if not isinstance(value, EarlyStopping | None):
         raise UsageError(f"earlyStopping={shown(value)}: must be None or EarlyStopping(patience=5)")
@@ -206,7 +211,7 @@ def convert_early_stopping(value: Any) -> Any:
 
 
 def _declare_param(name: str, doc: str, checked: Metadata | Callable[[Any], Any]) -> Param[Any]:
-    """Return a Param. ``checked``: an option's declaration, which checks values, or a converter."""
+    """Return a Param. ``checked`` is a converter, or an option's declaration that checks values."""
     if callable(checked):
         return Param(Params._dummy(), name, doc, checked)
     return Param(Params._dummy(), name, doc, lambda value: checked[KEY].read(name, value))
@@ -337,7 +342,7 @@ class EstimatorParams(OutputParams, HasLabelCol, HasWeightCol, HasValidationIndi
         return self._set(seed=value)
 
     def setModel(self, value: FlatModel) -> Self:
-        """Set the model. Each fit starts with newly initialized parameters."""
+        """Set the model. Each fit trains a copy, which starts with the initial parameters."""
         return self._set(model=value)
 
     def setEpochs(self, value: int) -> Self:
@@ -369,5 +374,5 @@ class EstimatorParams(OutputParams, HasLabelCol, HasWeightCol, HasValidationIndi
         return self._set(verbose=value)
 
     def get_or_none(self, name: str) -> Any:
-        """Return a Param's value, or None if it is unset or empty."""
+        """Return a Param's value, or None if it is unset, empty, False or 0."""
         return (self.getOrDefault(name) or None) if self.isDefined(name) else None

@@ -1,11 +1,14 @@
 """Save and load estimators and their models: Spark ML's metadata plus sparkstrom's own files.
 
-A saved model's directory contains ``metadata`` (the Params, as for every pipeline stage) and
-``model/model.npz`` with ``model.npz.json``, in the format of ``SparkNetwork.save``, which plain
-NumPy can open. If a model, such as a TorchModel, cannot be rebuilt from its description, it is also
-pickled with its code to ``model.npz.pickle``, because ``PipelineModel.load`` cannot be given a
-model. A saved estimator has the same files, with initial parameters, if its model needs them. The
-optimizer's state that came with an imported network is in ``model/model.npz.optimizer``.
+The directory of a saved model contains ``metadata`` (the Params, as for every pipeline stage) and
+the folder ``model``. In this folder are ``model.npz`` (the parameters, which plain NumPy can open)
+and ``model.npz.json`` (the model's description), in the format of ``SparkNetwork.save``. A model
+that cannot be rebuilt from its description, such as a TorchModel, is also pickled with its code to
+``model.npz.pickle``, because a user cannot pass a model to ``PipelineModel.load``.
+
+The directory of a saved estimator has the folder ``model`` only if ``metadata`` cannot describe the
+untrained model: it starts from given parameters, or its code must be pickled. The directory also
+has the file ``model/model.npz.optimizer`` if an imported network came with its optimizer's state.
 """
 
 from __future__ import annotations
@@ -42,10 +45,10 @@ from sparkstrom.spark.ml.params import MULTI_COLUMN_PARAMS, InstanceWriter, is_j
 
 MODEL_FOLDER, MODEL_FILE = "model", "model.npz"
 CODE_FILE, STATE_FILE = f"{MODEL_FILE}.pickle", f"{MODEL_FILE}.optimizer"
-# Sparkstrom's key in the metadata; below it, column names that are not a single string.
+# Sparkstrom's key in the metadata, and below it the key of column names that are not one string.
 METADATA_KEY, COLUMNS_KEY = "sparkstrom", "columns"
 OBJECT_PARAMS = ("model", "master", "earlyStopping")  # Params whose values are converted to JSON
-DAMAGE_ERRORS = (
+DAMAGE_ERRORS = (  # exceptions that damaged files cause
     *(ArithmeticError, AssertionError, AttributeError, LookupError),
     *(TypeError, ValueError, RecursionError, WireError),
 )
@@ -100,7 +103,7 @@ class StageReader(MLReader[Any]):
         self._cls = cls
 
     def load(self, path: str) -> Any:
-        """Return what is saved in ``path``.
+        """Return the stage saved in ``path``.
 
         Raise UsageError if files are missing, damaged, or of another model.
         """
@@ -109,7 +112,7 @@ class StageReader(MLReader[Any]):
 
     @abstractmethod
     def _load(self, path: str) -> Any:
-        """Return what is saved in ``path``; ``load`` explains errors in its files."""
+        """Return the stage saved in ``path``; ``load`` converts the errors of damaged files."""
 
 
 class EstimatorReader(StageReader):
@@ -149,7 +152,7 @@ class ModelWriter(InstanceWriter):
 
 
 class ModelReader(StageReader):
-    """Reads the files that ``ModelWriter`` wrote. After ``model(...)``, no saved code is run."""
+    """Reads the files that ``ModelWriter`` wrote. If ``model`` was called, no saved code is run."""
 
     def __init__(self, cls: type[Any]) -> None:
         """Prepare to read a trained model of class ``cls``."""
@@ -157,7 +160,10 @@ class ModelReader(StageReader):
         self._model: FlatModel | None = None
 
     def model(self, model: FlatModel) -> ModelReader:
-        """Set the model that gets the saved parameters, instead of unpickling the saved model."""
+        """Set the model that ``load`` gives the saved parameters; return this reader.
+
+        Otherwise ``load`` rebuilds or unpickles the saved model.
+        """
         self._model = model
         return self
 
@@ -193,7 +199,7 @@ def _explain_damage(path: str) -> Iterator[None]:
 def _save_metadata(
     instance: Any, path: str, context: Any, fields: dict[str, Any], skip: tuple[str, ...] = ()
 ) -> None:
-    """Write Spark ML's metadata file: all Params except those in ``skip``, and ``fields``."""
+    """Write Spark ML's metadata file, with ``fields`` and all Params except those in ``skip``."""
     stage = instance.copy()
     column_params = {
         name: stage.getOrDefault(name) for name in MULTI_COLUMN_PARAMS if stage.hasParam(name)
@@ -217,13 +223,13 @@ def _needs_files(model: FlatModel | None, description: dict[str, Any] | None) ->
 
 
 def _write_untrained_model(context: Any, path: str, model: FlatModel) -> None:
-    """Write the files of an estimator's model, with what its first fit starts from."""
+    """Write the files of an estimator's model, with initial parameters and optimizer state."""
     state = model.continuing_state() if isinstance(model, CanRestoreOptimizerState) else {}
     _write_model(context, path, model, model.initial(), epochs=0, state=state)
 
 
 def _read_untrained_model(context: Any, path: str) -> FlatModel:
-    """Return the model of a saved estimator, which starts from what was saved with it."""
+    """Return the model of a saved estimator; fits start from its saved parameters and state."""
     model, parameters, _ = _read_model(context, path)
     if isinstance(model, HasInitialValues):
         model.start_from(parameters)
@@ -245,10 +251,10 @@ def _write_model(
     exports: bool = False,
     state: State | None = None,
 ) -> None:
-    """Write the model's files next to the metadata.
+    """Write the model's files to the folder ``model`` in ``path``.
 
-    If ``exports`` is True, also write a file in the format of the model's own library, if any.
-    ``state`` is an optimizer state to write, if it is not empty.
+    If ``exports`` is True and the model supports it, also write a file in the format of its own
+    library. ``state`` is an optimizer state, which is written unless it is empty or None.
     """
     description = model.describe()
     with tempfile.TemporaryDirectory(prefix="sparkstrom-save-") as folder:
@@ -313,7 +319,7 @@ def _unpickle_model(content: bytes, source: str) -> FlatModel:
 
 
 def _represent_columns(value: Any) -> list[Any]:
-    """Return [kind, value] of column names for JSON, whose keys can only be strings."""
+    """Return column names as [kind, value], because JSON has no tuples and only string keys."""
     if isinstance(value, dict) and not is_json_value(value):
         return ["pairs", list(value.items())]
     return [type(value).__name__, value]
@@ -329,7 +335,7 @@ def _restore_columns(columns: dict[str, Any]) -> dict[str, Any]:
 
 
 def _upload(context: Any, source: Path, target: str) -> None:
-    """Copy a local file to any file system that Hadoop supports."""
+    """Copy a local file to any file system that Hadoop supports; replace an existing file."""
     system, path, make = _resolve_hadoop_path(context, target)
     system.copyFromLocalFile(False, True, make(f"file://{source}"), path)
 
@@ -339,7 +345,7 @@ def _download(context: Any, source: str, target: Path) -> None:
     system, path, make = _resolve_hadoop_path(context, source)
     if not system.exists(path):
         raise UsageError(f"{source} does not exist: this is not the directory of a saved model")
-    system.copyToLocalFile(False, path, make(f"file://{target}"), True)  # True: no checksum beside
+    system.copyToLocalFile(False, path, make(f"file://{target}"), True)  # True: no checksum file
 
 
 def _exists(context: Any, name: str) -> bool:
