@@ -47,7 +47,11 @@ def kernel_directory(environ: Mapping[str, str], package: Path = PACKAGE) -> Pat
 
 
 def use_writable_cache(environ: MutableMapping[str, str], package: Path = PACKAGE) -> None:
-    """Set ``NUMBA_CACHE_DIR`` to a private directory if Numba's default is unwritable or unsafe."""
+    """Set ``NUMBA_CACHE_DIR`` to a private directory if Numba's default is unwritable or unsafe.
+
+    The default is ``__pycache__`` folders below ``package``. If ``environ`` contains the variable
+    already, it is replaced only if the directory that it names is unsafe.
+    """
     if VARIABLE in environ:
         named = Path(environ[VARIABLE])
         usable = _is_safe_named(named) if named.exists() else _has_safe_parents(named)

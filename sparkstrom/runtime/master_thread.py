@@ -67,7 +67,7 @@ class MasterPlan:
     average: Callable[[list[bytes]], bytes] | None = None  # averages models' encoded buffers
     # Number of the stream for requests to join, if workers know it already; None: a random one.
     join_stream: int | None = None
-    # All updates together count as those of at most so many workers; None: no limit.
+    # All updates together count as those of at most this many workers; None: no limit.
     summed_workers_max: int | None = None
     limits_overshoot: bool = False  # whether ``OvershootControl`` adapts that number
 

@@ -163,7 +163,7 @@ class ReplyOutboxes:
         self._flushes = 0
 
     def put(self, address: Address, frames: list[bytes]) -> bool:
-        """Queue all or none of a message's frames; return whether they were queued."""
+        """Queue all or none of a message's frames for ``address``; return False if none."""
         if address in self._open:
             self._open[address].put(frames)
             return True
@@ -433,7 +433,7 @@ class MessageEndpoint:
         self._connect(node, edge, peer, local=is_local)
 
     def close_edge(self, node: NodeId) -> None:
-        """Stop receiving from and sending to this neighbour."""
+        """Stop receiving from and sending to the neighbour ``node``; ignore an unknown one."""
         for stream in [s for s, incoming in self._incoming.items() if incoming.node == node]:
             self._stop_receiving(stream)
         self._disconnect(node)

@@ -48,7 +48,7 @@ class OptimizerStates:
 
 
 def encode_worker_state(replica: Replica, partition: int) -> bytes:
-    """Return a worker's optimizer and encoder state, without its residual, as bytes."""
+    """Return a worker's optimizer and encoder state, with ``partition`` but without residual."""
     encoder = replica.encoder.state()
     encoder.pop(RESIDUAL_KEY, None)
     updater = replica.model.updater_state()

@@ -19,7 +19,7 @@ from sparkstrom.protocol.common.events_and_effects import SummedWorkersLimited
 from sparkstrom.runtime.theta import Theta
 
 # The values below were chosen by measurements: benchmarks/records/convergence.md.
-# While at most so many workers train, nothing is limited. Plain SGD at a large learning rate has
+# While at most this many workers train, nothing is limited. Plain SGD at a large learning rate has
 # rounds that undo each other and still trains well; averaging its updates would only slow it.
 UNLIMITED_WORKERS = 8
 FIRST_LIMIT = 4
@@ -51,9 +51,9 @@ class OvershootControl:
     each round, the control computes the cosine of the angle between the parameter changes of this
     round and of the round before it. The limit starts at ``FIRST_LIMIT`` and grows, until a cosine
     below ``OVERSHOOT_COSINE`` shows the first overshoot. This round and later ones like it reduce
-    the limit, to 2 at the lowest, or to 1 if a round at 2 is below ``UNSTABLE_COSINE``. After
-    the first reduction, the limit never grows again. It starts low because an overshoot in the
-    first rounds can do lasting damage, such as units that are never active again.
+    the limit, to 2 at the lowest, or to 1 if a round at 2 is below ``UNSTABLE_COSINE``. After the
+    first reduction, the limit never grows again. It starts low because an overshoot in the first
+    rounds can do lasting damage, such as units that are never active again.
 
     If successive updates change different parameters, as in large models at a low density, cosines
     are near zero, and the limit grows as fast as in noise.

@@ -158,11 +158,11 @@ class Theta:
         return read_bitmap_untrusted(*_payload_arguments(payload), self.n_params)
 
     def add(self, hits: Hits | Bitmap) -> None:
-        """Add an update to theta and to ``local``, if the model trains on that second array."""
+        """Add a decoded update to theta and, unless that is None, to ``local`` (see the class)."""
         self._add(hits, self.local)
 
     def _add(self, hits: Hits | Bitmap, local: Flat | None) -> None:
-        """Add an update to theta and, unless that is None, to the second array ``local``."""
+        """Add a decoded update to theta and, unless that is None, to the second array ``local``."""
         kernels, put = self._kernels, self._memory.from_host
         if isinstance(hits, Bitmap):
             step = hits.tau_quanta * self.q

@@ -182,7 +182,7 @@ class LoopDriver(Protocol):
         """Return the model's buffers at an epoch's end; empty if it has none."""
 
     def load_optimizer_state(self, payload: bytes | None) -> None:
-        """Continue with another worker's optimizer state, or with a fresh one if None."""
+        """Continue with another worker's optimizer state; None keeps this worker's initial one."""
 
     def updater_state(self) -> bytes:
         """Return this worker's optimizer state, for other workers."""
@@ -403,7 +403,10 @@ class TrainingLoop:
             self._driver.post(ev.UpdatePublished(Payload(BUFFERS, 0, 0, buffers), seen, *position))
 
     def _publish(self, commit_latency_s: float) -> None:
-        """Publish what reached the threshold; if there is nothing, report progress alone."""
+        """Publish residuals that reach the threshold; if there are none, only report progress.
+
+        ``commit_latency_s`` is as for ``LoopDriver.publish``.
+        """
         seen, payload = self._replica.commit, self._driver.publish(commit_latency_s)
         self._unpublished, self.sent = 0, self.position
         if payload is None:

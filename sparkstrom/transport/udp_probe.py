@@ -95,7 +95,7 @@ class ProbeGroup:
 
 @dataclass(slots=True)
 class _IncomingTrain:
-    """A train (burst of datagrams) that was requested from a peer, as far as it has arrived."""
+    """The part that has arrived of a train (burst of datagrams) that a peer was asked to send."""
 
     peer: int  # index of the sender
     requested_s: float  # monotonic time of the request

@@ -122,7 +122,8 @@ def broadcast_parameters(
 ) -> Iterator[ParametersBroadcast]:
     """Broadcast the parameters, and optionally one optimizer state for all workers; yield it.
 
-    The broadcast variable is destroyed when the block ends, even if an exception ends it.
+    ``context`` is a SparkContext; the size of Spark's blocks depends on the number of ``workers``.
+    The broadcast variable is destroyed when the ``with`` block ends, even by an exception.
     """
     packed = pack_parameters(theta, state)
     blocks = min(max(BLOCKS_PER_WORKER * workers, BLOCKS_MIN), BLOCKS_MAX)

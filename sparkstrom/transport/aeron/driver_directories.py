@@ -139,7 +139,8 @@ def unlock(descriptor: int) -> None:
 def hold_lock_if_free(path: str | Path, dir_fd: int | None = None) -> Iterator[bool]:
     """Lock an existing file exclusively during the block if it is free; yield whether it was.
 
-    Raise FileNotFoundError if the file does not exist.
+    A relative ``path`` refers to the open directory ``dir_fd``, or to the working directory if that
+    is None. Raise FileNotFoundError if the file does not exist.
     """
     descriptor = os.open(path, _OPEN_FLAGS, dir_fd=dir_fd)
     try:
@@ -183,7 +184,7 @@ def open_private_directory(path: Path) -> Iterator[int | None]:
     """Yield a descriptor of the directory, or None if it is not private to this user.
 
     Links are never followed. Operations relative to the descriptor act on the directory that was
-    checked, even if the name is replaced meanwhile.
+    checked, even if the name is replaced later.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
