@@ -172,8 +172,8 @@ class ParallelInference:
         requests. No request is lost, and no request gets outputs of both models.
 
         Args:
-            model: As in the constructor. To replace only the parameters, pass the same network
-                after further training, or the same model with new ``parameters``.
+            model: As in the constructor. To replace only the parameters, pass the former object
+                again, with new ``parameters`` or, for a network, after further training.
             parameters: As in the constructor.
 
         Raises:

@@ -78,7 +78,7 @@ def is_safe_directory(path: Path, *, owner: int | None = None) -> bool:
 
 
 def is_safe(status: os.stat_result, owner: int | None = None) -> bool:
-    """Return whether only this user, root and user id ``owner`` can write to such a file."""
+    """Return whether ``status`` lets only this user, root and user id ``owner`` write to a file."""
     return status.st_uid in (os.getuid(), 0, owner) and not status.st_mode & 0o022
 
 

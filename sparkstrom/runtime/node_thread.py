@@ -389,7 +389,7 @@ class NodeThread(threading.Thread):
             self._machine.set_counters(counters)
 
     def _report_output(self, *, now: bool) -> None:
-        """Pass what the worker's code printed to the protocol machine, if due or if ``now``."""
+        """Pass what the worker's code printed to the protocol if due, or always if ``now``."""
         now_s = self._clock.monotonic_s()
         if now_s < self._output_due_s and not now:
             return

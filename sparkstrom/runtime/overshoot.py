@@ -85,7 +85,7 @@ class OvershootControl:
 
     @property
     def summed_workers(self) -> int | None:
-        """The limit when over ``UNLIMITED_WORKERS`` last trained; None if it had no effect."""
+        """The limit when more than ``UNLIMITED_WORKERS`` last trained; None if it had no effect."""
         limit = int(self._limit) if self._is_enabled else self.limit
         has_effect = self._is_used and limit is not None and limit < self._workers
         return limit if has_effect else None

@@ -329,7 +329,7 @@ class PendingUpdate:
 
 
 class Replica:
-    """One worker's model, parameters and encoder. All methods but ``chunk`` run in its thread.
+    """One worker's model, parameters and encoder. Only ``chunk`` is called from other threads.
 
     theta is the sum of the initial parameters, all commits up to ``commit``, and this worker's own
     uncommitted updates (``_pending``, oldest first). If ``local`` is true, the model trains on

@@ -423,9 +423,10 @@ class Trainer:
         return payload
 
     def min_steps_per_update(self, workers: int) -> int:
-        """Return the least number of steps per update with which encoding takes little time.
+        """Return how many steps an update must contain so that encoding takes little time.
 
-        ``ENCODING_SHARE_MAX`` defines that; early updates contain one step.
+        That is at most ``ENCODING_SHARE_MAX`` of the steps' time. The result is 1 for the first
+        updates, and never above ``TrainerOptions.minibatches_per_update_max / workers``.
         """
         most = self._options.minibatches_per_update_max // workers
         if most < 2 or self._replica.encoder.counters.publications < EARLY_PUBLICATIONS:

@@ -76,7 +76,7 @@ TRIM_THRESHOLD_AFTER_BYTES = 64 << 20  # twice the fallback, as the C library se
 
 @contextmanager
 def retain_freed_memory() -> Iterator[None]:
-    """Within the ``with`` statement, keep memory that training steps free inside the process.
+    """Keep memory that training steps free inside the process during the ``with`` block.
 
     Steps allocate and free arrays as large as a layer: gradients and an optimizer's temporaries.
     The C library returns such memory to the system, which clears it again page by page for the next
@@ -450,10 +450,11 @@ class StalenessLimits(TypedDict):
 def staleness_limits(master: SharedTrainingMaster) -> StalenessLimits:
     """Return the limits on how far workers may drift apart, by ``max_lead`` and ``max_staleness``.
 
-    ``lead_minibatches`` and ``age_of_updates`` are in minibatches, the others in steps of a worker.
-    A number for ``max_staleness`` is converted from rounds to steps. With "auto", ``max_lead`` is
-    one round, but at least ``lead_minibatches`` if ``publish_every`` is "auto" as well, and
-    ``max_staleness`` follows from ``age_of_updates`` alone.
+    ``lead_minibatches`` and ``age_of_updates`` are in minibatches of all workers, the other limits
+    in steps of one worker. A round is ``publish_every`` steps, or 1 if that is "auto". A number of
+    rounds for ``max_staleness`` is converted to steps. With "auto", ``max_lead`` is one round, and
+    ``lead_minibatches`` is set in addition if ``publish_every`` is "auto" as well. With "auto",
+    ``max_staleness`` is 0, because ``age_of_updates`` is set instead.
     """
     every = 1 if isinstance(master.publish_every, str) else master.publish_every
     lead, rounds, age, lead_minibatches = master.max_lead, master.max_staleness, 0, 0

@@ -208,7 +208,7 @@ def choose_mtu(peer: Endpoint, own: Endpoint) -> int:
 
 
 def stays_on_host(peer: Endpoint, own: Endpoint) -> bool:
-    """Return whether ``peer`` has this host's own address, and that is no loopback address."""
+    """Return whether ``peer`` is on this host, at an address other than a loopback address."""
     return peer.host == own.host and not ipaddress.ip_address(peer.host).is_loopback
 
 
