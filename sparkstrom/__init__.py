@@ -1,7 +1,7 @@
 """Asynchronous data-parallel training on Spark executors by gradient sharing over Aeron.
 
-Public names are imported lazily: ``import sparkstrom`` starts no JVM, compiles no kernel and opens
-no socket.
+Workers exchange compressed updates over Aeron, a messaging library that uses UDP. Public names are
+imported lazily: ``import sparkstrom`` starts no JVM, compiles no kernel and opens no socket.
 """
 
 from __future__ import annotations
@@ -117,7 +117,10 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name on first use and return it. Raise AttributeError for any other name."""
+    """Import and return a public name. Raise AttributeError for any other name.
+
+    For ``SparkNetwork``, warn if this machine has no Aeron library.
+    """
     if name == "errors":
         return importlib.import_module("sparkstrom.base.errors")
     if name not in _MODULE_BY_NAME:

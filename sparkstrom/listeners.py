@@ -1,6 +1,6 @@
-"""Public import path for listeners and their events, used in ``network.fit(..., listeners=[...])``.
+"""Public import path for listeners, which a fit notifies of its progress, and for their events.
 
-See docs/listeners.md.
+Pass listeners as ``network.fit(..., listeners=[...])``; see docs/listeners.md.
 """
 
 from sparkstrom.observe.listener_events import (

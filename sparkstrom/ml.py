@@ -1,4 +1,4 @@
-"""Public import path for the Spark ML estimator and its model."""
+"""Public import path for the Spark ML estimator and for the model that it returns."""
 
 from sparkstrom.spark.ml.estimator import SparkstromEstimator as SparkstromEstimator
 from sparkstrom.spark.ml.estimator import SparkstromModel as SparkstromModel

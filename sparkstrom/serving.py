@@ -1,4 +1,13 @@
-"""Define ParallelInference, which serves one trained model to many threads, like DL4J's class."""
+"""Define ParallelInference, which serves one trained model to many threads, like DL4J's class.
+
+    with ParallelInference(network, workers=4, batch_limit=64) as inference:
+        outputs = inference.output(features)
+
+Requests wait in a bounded queue. Worker threads take them from it, each with its own instance of
+the model; all instances share one copy of the parameters. ``InferenceMode`` selects whether a
+worker combines waiting requests into one batch or runs each of them alone, or whether the calling
+thread runs the model itself, without a queue.
+"""
 
 from __future__ import annotations
 
@@ -50,6 +59,7 @@ class InferenceMode(enum.Enum):
     INPLACE = "inplace"  # one request at a time, in the calling thread
 
 
+# Options of DL4J's class that do not exist here, with the reason.
 REFUSED = {
     "load_balance_mode": "every request takes a free instance",
     "devices": "a model is where its library has put it",
@@ -59,7 +69,7 @@ REFUSED = {
 @option_class(REFUSED, {}, owner="ParallelInference")
 @dataclass(frozen=True, slots=True)
 class ServingOptions:
-    """Options of ``ParallelInference``, which explains them, named as in DL4J's builder.
+    """The options of ``ParallelInference``, named as in DL4J's builder; explained in that class.
 
     Raises:
         UsageError: A value is out of range, or an option is unknown.
@@ -71,6 +81,7 @@ class ServingOptions:
     inference_mode: InferenceMode | str = field(
         default=InferenceMode.BATCHED, metadata=member(InferenceMode)
     )
+    # Names of the options that the caller passed.
     given: frozenset[str] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -88,13 +99,14 @@ class ParallelInference:
             sparkstrom.models.
         parameters: float32[n_params]. None means the network's parameters, or the model's initial
             parameters.
-        workers: Number of instances of the model, each run by its own thread.
-        batch_limit: Maximum number of rows in one batch.
-        queue_limit: Maximum number of waiting requests.
+        workers: Number of instances of the model. Each has its own thread, except in mode INPLACE.
+        batch_limit: Maximum number of rows in one batch of the mode BATCHED. A request with more
+            rows is run alone.
+        queue_limit: Maximum number of waiting requests; further ones raise QueueFull.
         inference_mode: How requests are grouped; see ``InferenceMode``.
 
     Raises:
-        UsageError: A value is out of range, or ``model`` is not a model.
+        UsageError: An option is unknown or out of range, or ``model`` or ``parameters`` is invalid.
     """
 
     def __init__(self, model: Any, *, parameters: Flat | None = None, **options: Any) -> None:
@@ -115,13 +127,14 @@ class ParallelInference:
             thread.start()
 
     def output(self, features: Any) -> Any:
-        """Return the model's outputs for features [rows, ...]. Thread-safe.
+        """Return the model's outputs for ``features``, once they are computed. Thread-safe.
 
         Args:
-            features: An array, or a tuple or dictionary of arrays for a model with several inputs.
+            features: An array [rows, ...], or for a model with several inputs a tuple or dictionary
+                of such arrays.
 
         Returns:
-            The outputs, one per row.
+            The outputs: an array with one entry per row, or a tuple or dictionary of such arrays.
 
         Raises:
             QueueFull: ``queue_limit`` requests are already waiting.
@@ -137,8 +150,8 @@ class ParallelInference:
     def submit(self, features: Any) -> Future[Any]:
         """Request a prediction; return a future of the outputs, or of the model's exception.
 
-        ``features`` and other errors are as for ``output``. In the mode INPLACE, the future is
-        already complete.
+        ``features``, QueueFull and UsageError are as in ``output``. In the mode INPLACE, this
+        method runs the model, so that the returned future is already complete.
         """
         request = InferenceRequest.from_features(features_to_arrays(features))
         if self._mode is not InferenceMode.INPLACE:
@@ -153,17 +166,18 @@ class ParallelInference:
         return request.answer
 
     def update_model(self, model: Any, *, parameters: Flat | None = None) -> None:
-        """Replace the model, or its parameters.
+        """Replace the model and its parameters while requests are served.
 
         The former model answers running requests, and the new model answers waiting and later
         requests. No request is lost, and no request gets outputs of both models.
 
         Args:
-            model: As in the constructor.
+            model: As in the constructor. To replace only the parameters, pass the former object
+                again, with new ``parameters`` or, for a network, after further training.
             parameters: As in the constructor.
 
         Raises:
-            UsageError: This object is closed, or ``model`` is not a model.
+            UsageError: This object is closed, or ``model`` or ``parameters`` is invalid.
         """
         self._check_process()
         if self._closed:
@@ -178,9 +192,9 @@ class ParallelInference:
             timeout: Maximum number of seconds to wait; None: as long as the model takes.
 
         Returns:
-            True if all threads have ended, False if a call of the model has not returned in time.
-            Waiting requests then fail with UsageError, and running requests are answered when the
-            call returns.
+            True if all threads have ended, or if this is a forked process, which has none. False if
+            a call of the model has not returned in time; then waiting requests fail with
+            UsageError, and running requests are answered when the call returns.
         """
         if timeout is not None:
             timeout = require_seconds("timeout", timeout)
@@ -212,7 +226,7 @@ class ParallelInference:
         self.close()
 
     def _run_worker(self, worker: int) -> None:
-        """Answer requests with the model instance ``worker`` until the queue is closed and empty.
+        """Answer requests with instance number ``worker`` until the queue is closed and empty.
 
         Each worker thread runs this.
         """
@@ -233,7 +247,10 @@ class ParallelInference:
 
     @contextmanager
     def _inline_slot(self) -> Iterator[None]:
-        """During the block, count an INPLACE request; raise QueueFull if there are too many."""
+        """Count an INPLACE request during the ``with`` block.
+
+        Raise QueueFull if there are too many, or UsageError if this object cannot be used any more.
+        """
         self._check_process()
         if self._closed:
             raise UsageError(CLOSED_TEXT)
@@ -245,7 +262,10 @@ class ParallelInference:
             self._inline_slots.release()
 
     def _answer_inline(self, request: InferenceRequest) -> Any:
-        """Return the outputs for a request, computed in the calling thread."""
+        """Return the outputs for a request, computed in the calling thread.
+
+        If ``update_model`` replaces the model while this thread waits, the new model is used.
+        """
         while True:
             pool = self._pool
             with pool.borrow() as model:
@@ -288,7 +308,10 @@ class ModelPool:
         self._waiting: deque[queue.SimpleQueue[FlatModel]] = deque()  # threads, longest wait first
 
     def _copy_model(self, model: FlatModel, buffers: bytes) -> FlatModel:
-        """Return a copy of the model that reads the shared parameters."""
+        """Return a copy of the model that uses the shared parameters, and load its ``buffers``.
+
+        Buffers are the model's state other than parameters, encoded; b"" if there is none.
+        """
         copied = copy.deepcopy(model)
         copied.bind(self.parameters)
         load_buffers(copied, buffers)
@@ -296,7 +319,10 @@ class ModelPool:
 
     @contextmanager
     def borrow(self) -> Iterator[FlatModel]:
-        """Reserve an instance for this thread during the block; first come, first served."""
+        """Yield an instance that this thread alone uses during the ``with`` block.
+
+        If all are in use, wait for one; threads get instances in the order in which they asked.
+        """
         model = self._acquire()
         try:
             yield model
@@ -304,7 +330,7 @@ class ModelPool:
             self._release(model)
 
     def _acquire(self) -> FlatModel:
-        """Take an instance from the free ones; wait for one if necessary."""
+        """Return a free instance, which is then reserved; wait for one if all are in use."""
         with self._lock:
             if self._free:
                 return self._free.pop()
@@ -335,7 +361,7 @@ CLOSED_TEXT = "this ParallelInference is closed: create another one"
 
 
 def raise_queue_full(limit: int) -> NoReturn:
-    """Raise QueueFull with a message that ``queue_limit``, which is ``limit``, is reached."""
+    """Raise QueueFull with a message that the queue already holds ``limit`` requests."""
     raise QueueFull(
         f"queue_limit={limit}: the queue is full, so this request is refused: try again later, or "
         "set more workers, a larger batch_limit or a longer queue"
@@ -360,7 +386,7 @@ class InferenceRequest:
 
     @classmethod
     def from_features(cls, features: Columns) -> InferenceRequest:
-        """Return a new request. Raise UsageError for no rows, or arrays of different lengths."""
+        """Return a new request. Raise UsageError for a scalar, no rows, or unequal lengths."""
         arrays = arrays_of(features)
         if any(array.ndim == 0 for array in arrays):
             raise UsageError("features are a single number: give an array [rows, ...]")
@@ -374,7 +400,7 @@ class InferenceRequest:
 
 
 class RequestQueue:
-    """A bounded, thread-safe queue of requests, which are taken from it in batches."""
+    """A thread-safe queue of at most ``limit`` requests, which are taken from it in batches."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -474,8 +500,9 @@ def _complete_future(put: Callable[[Any], None], answer: Any) -> None:
 def predict_requests(model: FlatModel, requests: Sequence[InferenceRequest]) -> list[Any]:
     """Run the model once on the rows of all requests; return the outputs of each request.
 
-    The batch is padded with copies of its last row. So a library that compiles code for each number
-    of rows compiles only a few times. Raise UsageError if the model returns another number of rows.
+    The batch is padded with copies of its last row, so that a library that compiles code for each
+    number of rows compiles only a few times. Raise UsageError if the model does not return one
+    output per row.
     """
     rows = sum(request.rows for request in requests)
     padded_rows = _count_padded_rows(rows)

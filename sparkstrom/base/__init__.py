@@ -1,1 +1,1 @@
-"""Provide the basics that every other package may import: errors, ids, clocks, units, options."""
+"""Provide what every other package may import, such as errors, ids, clocks, units and options."""

@@ -1,4 +1,4 @@
-"""Find a safe directory for compiled kernels: in the package, or private to this user and host.
+"""Find a safe directory for compiled kernels, in the package or private to this user and host.
 
 Cached files are machine code that is executed. So a directory or file that another user owns or
 can write to is never used. Numba, which compiles the GPU kernels, reads ``NUMBA_CACHE_DIR`` when it
@@ -29,8 +29,9 @@ SHARED = (Path("/var/tmp"), Path("/tmp"))
 def kernel_directory(environ: Mapping[str, str], package: Path = PACKAGE) -> Path:
     """Return the directory for compiled kernels, and create it if necessary.
 
-    This is the directory that ``NUMBA_CACHE_DIR`` names, else the package's own if writable, else
-    one per user and host. A directory that other users own or can write to is never returned.
+    If ``environ`` contains ``NUMBA_CACHE_DIR``, this is the directory that it names, otherwise the
+    package's own. If that directory is not writable, or if another user owns it or can write to it,
+    this is a directory that is private to this user and host.
     """
     if VARIABLE in environ:
         chosen = Path(environ[VARIABLE])
@@ -46,7 +47,11 @@ def kernel_directory(environ: Mapping[str, str], package: Path = PACKAGE) -> Pat
 
 
 def use_writable_cache(environ: MutableMapping[str, str], package: Path = PACKAGE) -> None:
-    """Set ``NUMBA_CACHE_DIR`` to a private directory if Numba's default is unwritable or unsafe."""
+    """Set ``NUMBA_CACHE_DIR`` to a private directory if Numba's default is unwritable or unsafe.
+
+    The default is ``__pycache__`` folders below ``package``. If ``environ`` contains the variable
+    already, it is replaced only if the directory that it names is unsafe.
+    """
     if VARIABLE in environ:
         named = Path(environ[VARIABLE])
         usable = _is_safe_named(named) if named.exists() else _has_safe_parents(named)
@@ -63,7 +68,7 @@ def use_writable_cache(environ: MutableMapping[str, str], package: Path = PACKAG
 def is_safe_directory(path: Path, *, owner: int | None = None) -> bool:
     """Return whether only this user, root and ``owner`` can write to this directory.
 
-    Returns False for anything that is not a directory.
+    ``owner`` is a user id, or None. Returns False for anything that is not a directory.
     """
     try:
         status = path.lstat()
@@ -73,7 +78,7 @@ def is_safe_directory(path: Path, *, owner: int | None = None) -> bool:
 
 
 def is_safe(status: os.stat_result, owner: int | None = None) -> bool:
-    """Return whether only this user, root and ``owner`` can write to a file with this status."""
+    """Return whether ``status`` lets only this user, root and user id ``owner`` write to a file."""
     return status.st_uid in (os.getuid(), 0, owner) and not status.st_mode & 0o022
 
 

@@ -1,4 +1,4 @@
-"""Prepare Python processes on this machine: their environment, and objects pickled for them."""
+"""Start Python processes on this machine, and prepare their environment and pickled objects."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ def count_cores() -> int:
 
 
 def make_child_environment(threads: int) -> dict[str, str]:
-    """Return a child's environment: this process's variables, its import path, thread limits.
+    """Return a child's environment: this process's variables, import path and thread limits.
 
-    The limits apply only to variables that this process does not set.
+    Variables such as OMP_NUM_THREADS are set to ``threads``, unless this process has set them.
     """
     path = os.pathsep.join(os.path.abspath(entry) for entry in sys.path)
     limits = {name: str(threads) for name in THREAD_LIMIT_VARIABLES}

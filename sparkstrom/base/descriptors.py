@@ -7,7 +7,7 @@ import socket
 
 
 def wait_until_readable(source: int | socket.socket, seconds: float) -> bool:
-    """Wait until the source has data, has ended or has failed; return whether it has.
+    """Wait until the source has data, has ended or has failed; return False after a timeout.
 
     ``select.select`` does the same, but fails for descriptors above 1023.
 

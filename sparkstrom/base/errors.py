@@ -7,11 +7,11 @@
     ├── PeerError         another process misbehaved; training continues without it
     │   └── WireError     received bytes that are not a valid message of this job
     ├── TransportError    a C call of Aeron failed
-    │   └── DriverLost    the media driver died or does not answer; another can be started
+    │   └── DriverLost    the media driver (Aeron's process) died or hangs; another can be started
     ├── QueueFull         too many requests wait for a model: try again later
     ├── TrainingError     training cannot continue: NaN, an exception, or lost replicas
     │   ├── RowsRefused   a worker rejected a row; also a UsageError
-    │   └── ControllerLost the task that ran the master died; another can resume from a copy
+    │   └── ControllerLost the task that ran the controller died; another can resume from a copy
     └── CheckpointDamaged a checkpoint file is truncated or changed; an older one may be intact
 
 Spark pickles exceptions. Every class therefore passes its fields to ``super().__init__``, so that
@@ -62,7 +62,10 @@ class TransportError(SparkstromError):
 
 
 class DriverLost(TransportError):
-    """Aeron's media driver died or hangs: start another one and reopen all connections."""
+    """The media driver, Aeron's process for network I/O, died or hangs.
+
+    The remedy is to start another one and to reopen all connections.
+    """
 
 
 def escape_surrogates(text: str) -> str:
@@ -74,7 +77,7 @@ def escape_surrogates(text: str) -> str:
 
 
 def first_line(words: object) -> str:
-    """Return the first non-empty line of ``words``, cut to ``LINE_MAX`` characters.
+    """Return the first non-empty line of ``str(words)``, cut to ``LINE_MAX`` characters.
 
     Returns "no reason" if no line has text, or if a user's exception has no text because its
     ``__str__`` raises. Lone surrogates are escaped.
@@ -105,7 +108,7 @@ class TrainingError(SparkstromError):
         self, reason: str, host: str = "", partition: int = -1, trace: str = "", phase: str = ""
     ) -> None:
         super().__init__(reason, host, partition, trace, phase)
-        # ``partition`` is the worker's, or -1 if no worker is named.
+        # ``host`` and ``partition`` are the worker's, or "" and -1 if no worker is named.
         self.reason, self.host, self.partition, self.trace = reason, host, partition, trace
         self.phase = phase  # what the worker was doing, in words
         if trace:
@@ -122,7 +125,7 @@ class RowsRefused(TrainingError, UsageError):
     """A worker rejected one of its rows: fix the data, as for any other UsageError.
 
     This is also a TrainingError, because the error names the worker's host. ``partition`` is the
-    worker's partition. ``reason`` names the row's original partition, the only one in the message.
+    worker's partition. ``reason`` names the row's original partition; the message shows only this.
     """
 
     def __str__(self) -> str:
@@ -134,7 +137,7 @@ class QueueFull(SparkstromError):
 
 
 class ControllerLost(TrainingError):
-    """The task that ran a fit's master has been lost. ``what`` names the task and the cause."""
+    """The task that ran a fit's controller has been lost. ``what`` names the task and the cause."""
 
     def __init__(self, reason: str, what: str = "") -> None:
         super().__init__(reason)

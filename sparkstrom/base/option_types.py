@@ -11,6 +11,15 @@ A dataclass declares each option in its field's metadata and checks all options 
 
 Other callers check a single value with ``OptionType.read``. NumPy scalars are converted to Python
 numbers and paths to strings. Arrays, True in place of 1, NaN and infinities are rejected.
+
+``whole`` and the other functions that return a field's metadata have these arguments in common:
+
+    wanted    description of valid values in errors, such as "must be a path"
+    accepts   description of valid values in the documentation; "": derived from ``wanted``
+    words     values that are valid besides those of the type, such as None or "auto"
+    unit      what a number counts, such as "rows"; "": nothing
+    remedy    end of error messages
+    parse     converts the text form of a value; raises UsageError
 """
 
 from __future__ import annotations
@@ -99,7 +108,7 @@ class OptionType:
 
     convert: Callable[[Any], Any]  # returns the value as a plain Python type, or raises Refused
     wanted: str  # description of valid values, such as "must be ..."
-    unit: str = ""
+    unit: str = ""  # what a number counts, such as "rows"; "" if nothing
     words: tuple[str | None, ...] = ()  # values accepted as they are, such as None or "auto"
     parse: Parser = parse_word  # parses text other than ``words``, none, true and false
     accepts: str = ""  # valid values, for the documentation; "": derived from ``wanted``
@@ -172,7 +181,10 @@ def whole(
     remedy: str = "",
     words: tuple[str | None, ...] = (),
 ) -> Metadata:
-    """Return metadata of an integer option, ``least`` to ``most``; errors end with ``remedy``."""
+    """Return metadata of an option that takes an integer from ``least`` to ``most``.
+
+    ``words`` are further valid values, such as None. Error messages end with ``remedy``.
+    """
     wanted = f"must be a whole number of at least {least}{remedy}"
 
     def convert(value: Any) -> int:
@@ -200,9 +212,10 @@ def number(
     remedy: str = "",
     words: tuple[str | None, ...] = (),
 ) -> Metadata:
-    """Return metadata of a real-number option within these limits; errors end with ``remedy``.
+    """Return metadata of an option that takes a real number within these limits.
 
-    A value may equal ``least`` and ``most``, but not ``above`` and ``below``.
+    A value may equal ``least`` and ``most``, but not ``above`` and ``below``. ``words`` are further
+    valid values, such as None. Error messages end with ``remedy``.
     """
     limits = [f"above {above:g}"] if above is not None else []
     limits += [f"of at least {least:g}"] if least is not None else []
@@ -223,7 +236,10 @@ def number(
 
 
 def seconds(remedy: str = "", least: float = SECONDS_MIN) -> Metadata:
-    """Return metadata of an option for a time above 0, from ``least`` to SECONDS_MAX seconds."""
+    """Return metadata of an option for a time from ``least`` to SECONDS_MAX seconds, above 0.
+
+    Error messages end with ``remedy``.
+    """
     wanted = f"must be a number of seconds above 0{remedy}"
 
     def convert(value: Any) -> float:
@@ -285,7 +301,10 @@ def member(kind: type[enum.Enum]) -> Metadata:
 
 
 def text(wanted: str, words: tuple[str | None, ...] = (), accepts: str = "") -> Metadata:
-    """Return metadata of an option for a non-empty string; ``wanted`` describes it in errors."""
+    """Return metadata of an option that takes a non-empty string, or one of ``words``.
+
+    ``wanted`` describes valid values in errors, ``accepts`` in the documentation ("": the same).
+    """
 
     def convert(value: Any) -> str:
         if not (isinstance(value, str) and value.strip() and "\0" not in value):
@@ -300,7 +319,10 @@ def path(
     words: tuple[str | None, ...] = (None,),
     accepts: str = "",
 ) -> Metadata:
-    """Return metadata of an option that takes a path (stored as a string) or one of ``words``."""
+    """Return metadata of an option that takes a path (stored as a string), or one of ``words``.
+
+    ``wanted`` describes valid values in errors, ``accepts`` in the documentation ("": the same).
+    """
 
     def convert(value: Any) -> str:
         if hasattr(type(value), "__fspath__"):
@@ -324,7 +346,11 @@ def instance(
     words: tuple[str | None, ...] = (),
     parse: Parser = parse_word,
 ) -> Metadata:
-    """Return metadata of an option that takes an instance of one of the classes ``kinds``."""
+    """Return metadata of an option that takes an instance of one of the classes ``kinds``.
+
+    ``wanted`` describes valid values in errors. ``words`` are further valid values, such as None,
+    and ``parse`` converts the text form of all other values.
+    """
 
     def convert(value: Any) -> Any:
         if isinstance(value, type):
@@ -343,7 +369,11 @@ def custom(
     parse: Parser = parse_word,
     accepts: str = "",
 ) -> Metadata:
-    """Return metadata of an option whose ``convert`` returns the value or raises Refused."""
+    """Return metadata of an option of any other type.
+
+    ``convert`` returns the value to store, or raises Refused. ``wanted`` describes valid values in
+    errors, ``accepts`` in the documentation ("": the same); ``parse`` converts their text form.
+    """
     return {KEY: OptionType(convert, wanted, unit, parse=parse, accepts=accepts)}
 
 

@@ -56,7 +56,7 @@ def parse_count(text: str) -> int:
         value = float(text)
     except ValueError:
         value = 0.5
-    if not abs(value) <= 2**53 or value != round(value):  # nan and infinity, too
+    if not abs(value) <= 2**53 or value != round(value):  # also false for NaN and infinity
         raise ValueError(f"number {text!r}: write a whole number, such as 25000000 or 25e6")
     return round(value)
 
@@ -76,7 +76,7 @@ def parse_bytes(text: str, unit: int = 1) -> int:
 
 
 def parse_option(name: str, text: str | None, parse: Callable[[str], Any]) -> Any:
-    """Return ``parse(text)`` for a command's option, or None if the option was not given.
+    """Return ``parse(text)`` for option ``--name`` of a command, or None if ``text`` is None.
 
     If ``parse`` raises ValueError, raise UsageError with a message that names the option.
     """

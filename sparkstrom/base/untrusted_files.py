@@ -1,4 +1,4 @@
-"""Open and create files at paths to which others can write, and check archives before reading.
+"""Open and create files at paths to which other users can write; check archives before reading.
 
 Opening never waits for the other end of a named pipe.
 """

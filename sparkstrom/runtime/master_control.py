@@ -49,7 +49,7 @@ class WorkerLogLine:
 
 
 class WorkerLogBuffer:
-    """Lines that workers' code printed, as they arrived; those beyond limits are only counted."""
+    """Lines that workers' code printed, as they arrived; lines beyond limits are only counted."""
 
     def __init__(self) -> None:
         self.lines: tuple[WorkerLogLine, ...] = ()
@@ -57,7 +57,7 @@ class WorkerLogBuffer:
         self._allowance = RateLimiter(LOG_LINES_BURST, LOG_LINE_INTERVAL_S, LOG_LINES_MAX)
 
     def add(self, message: WorkerLog, now_s: float) -> None:
-        """Add the lines of a message, as far as the limits allow."""
+        """Add the lines of a message, as far as the limits allow at monotonic time ``now_s``."""
         self.skipped += message.skipped
         new = []
         for phase, text in message.lines:
@@ -74,7 +74,7 @@ READING_ROWS = "reading rows"  # phase of a worker that rejects a row
 
 
 def error_from_abort(abort: ev.Abort) -> SparkstromError:
-    """Return the error that ``fit`` raises for an abort."""
+    """Return the error that ``fit`` raises if the controller aborts the fit as ``abort`` says."""
     match abort.kind:
         case ev.Failure.USAGE:
             return UsageError(abort.reason)
@@ -99,7 +99,7 @@ class Progress:
     joined: int  # partitions whose rows a worker has read
     minibatches: int  # minibatches in committed updates
     minibatches_expected: int  # minibatches of the joined partitions in the whole fit
-    commits: int  # number of commits so far
+    commits: int  # number of commits (numbered updates) so far
     staleness: float  # mean number of other workers' minibatches that an update had not seen
     # counters of each worker, by node id, including workers that have left
     stats: dict[int, WorkerCounters] = field(hash=False)
@@ -132,7 +132,7 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FitOutcome:
-    """The result and the counters of a finished fit; rounds leave some fields at their defaults."""
+    """The result and counters of a finished fit; training in rounds does not set all fields."""
 
     hashes: dict[str, str]  # node id or "driver" -> hash of its final parameters, as hex
     minibatches: int  # minibatches in committed updates
@@ -180,7 +180,7 @@ class MasterControl(Protocol):
     endpoint: Endpoint  # host and port at which workers join
     join_stream: int  # number of the stream for workers' requests to join
     finished: threading.Event  # set when the fit is done or has failed
-    failure: SparkstromError | None  # the error with which the fit failed, if any
+    failure: SparkstromError | None  # the error with which the fit failed; None if it did not
 
     @property
     def progress(self) -> Progress:
@@ -221,10 +221,10 @@ class MasterControl(Protocol):
         """Start the fit."""
 
     def request_stop(self, reason: str) -> None:
-        """Stop training early: drain and audit the replicas, and keep what is trained."""
+        """Stop training early for ``reason``; the fit ends as usual and keeps what is trained."""
 
     def give_up(self, reason: str) -> None:
-        """Abort the fit for a failure outside of the protocol, and make the workers end."""
+        """Abort the fit for a failure outside the protocol, and make the workers end."""
 
     def snapshot(self, *, updaters: bool = False) -> Snapshot:
         """Return a copy of the parameters, with its position in the fit.

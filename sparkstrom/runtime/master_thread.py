@@ -1,6 +1,7 @@
 """Run the controller's thread: the protocol's master with its transport and parameters.
 
-The thread runs in the driver program, or in a Spark task of its own (``spark.controller``).
+The master is the state machine that numbers workers' updates; a numbered update is a commit. The
+thread runs in the driver program, or in a Spark task of its own (``spark.controller``).
 """
 
 from __future__ import annotations
@@ -61,16 +62,21 @@ class MasterPlan:
 
     spec: FitSpec  # partitions and length of the fit
     message_bytes_max: int  # length of the longest message
-    chunk_bytes_max: int  # longest part of a message in one data frame
+    chunk_bytes_max: int  # longest part of a message in one data frame, in bytes
     kept: CheckpointFiles  # residual files of earlier fits
     average: Callable[[list[bytes]], bytes] | None = None  # averages models' encoded buffers
-    join_stream: int | None = None  # number of the stream for joining, if workers know it already
-    summed_workers_max: int | None = None  # updates count as those of n workers at most; None: all
+    # Number of the stream for requests to join, if workers know it already; None: a random one.
+    join_stream: int | None = None
+    # All updates together count as those of at most this many workers; None: no limit.
+    summed_workers_max: int | None = None
     limits_overshoot: bool = False  # whether ``OvershootControl`` adapts that number
 
 
 def random_join_stream() -> int:
-    """Return a random number for a join stream; two fits on one port are unlikely to share it."""
+    """Return a random number for the stream to which workers send requests to join.
+
+    Two fits on one port are unlikely to share it.
+    """
     return 1 + secrets.randbelow(900)
 
 
@@ -144,11 +150,11 @@ class MasterThread(threading.Thread):
         self.progress = self._read_progress()
 
     def request_stop(self, reason: str) -> None:
-        """Stop training early: drain and audit the replicas, and keep what is trained."""
+        """Stop training early for ``reason``; the fit ends as usual and keeps what is trained."""
         self._request(ev.StopRequested(reason))
 
     def give_up(self, reason: str) -> None:
-        """Abort the fit for a failure outside of the protocol, and make the workers end."""
+        """Abort the fit for a failure outside the protocol, and make the workers end."""
         self._request(ev.AbortRequested(reason))
 
     def _request(self, event: ev.Event) -> None:
@@ -162,7 +168,8 @@ class MasterThread(threading.Thread):
     def snapshot(self, *, updaters: bool = False) -> Snapshot:
         """Return a copy of the parameters and the model's buffers as of the newest commit.
 
-        Raise TrainingError if the thread does not answer; see ``request_snapshot``.
+        ``updaters`` has no effect here. Raise TrainingError if the thread does not answer in time,
+        or the fit's failure as described for ``request_snapshot``.
         """
         answer = self.request_snapshot()
         if not wait([answer], SNAPSHOT_TIMEOUT_S).done:
@@ -317,7 +324,7 @@ class MasterThread(threading.Thread):
                     answer.set_exception(self.failure)
 
     def _resolve_copy_requests(self, copies: tuple[bytes, ...]) -> None:
-        """Resolve all pending requests for optimizer states."""
+        """Resolve all pending requests for optimizer states with ``copies``."""
         with contextlib.suppress(queue.Empty):
             while True:
                 self._copy_requests.get_nowait().set_result(copies)

@@ -1,5 +1,9 @@
 """Send and receive a node's messages over a transport, as encrypted frames, and count the bytes.
 
+A node is the controller or a worker, and an edge is its connection to a neighbour in the tree of
+nodes, with one stream for control and one for data each way. Direct messages, between the
+controller and any worker's process, use no edge.
+
 Only the thread that runs the node's protocol uses a ``MessageEndpoint``. Sending never blocks:
 frames wait in an ``Outbox`` per stream, control apart from data, until the transport accepts them.
 
@@ -102,7 +106,10 @@ class Outbox:
         self.is_closed = False  # the sender has ended, so that frames are dropped
 
     def put(self, frames: list[bytes], replaces: Hashable = None) -> None:
-        """Queue a message's frames; drop a waiting message with the same key ``replaces``."""
+        """Queue a message's frames.
+
+        If ``replaces`` is a key, first drop a waiting message that was queued with the same key.
+        """
         if replaces is not None:
             for frame in self._newest.get(replaces, ()):
                 self._frames.remove(frame)
@@ -110,7 +117,10 @@ class Outbox:
         self._frames.extend(frames)
 
     def flush(self) -> int:
-        """Offer waiting frames to the sender; return how many it accepted."""
+        """Offer waiting frames to the sender; return how many it accepted.
+
+        If the sender has ended, drop all frames and set ``is_closed``.
+        """
         if not self._frames:
             return 0
         sent, offer = self._sender.offer(list(islice(self._frames, OFFER_FRAMES_MAX)))
@@ -128,17 +138,18 @@ class Outbox:
         return len(self._frames)
 
     def close(self) -> None:
-        """Close the sender, and so drop the frames that wait."""
+        """Close the sender; frames that wait are not sent."""
         self._sender.close()
 
 
 class ReplyOutboxes:
     """Queues the controller's direct messages by address; few addresses have an open sender.
 
-    The controller sends direct messages to many addresses, to each of them rarely. A sender makes
-    room for another address only when it has sent its frames or its time is over: otherwise some
-    might never be served when many workers join at once. While an address waits for a sender,
-    messages beyond ``QUEUED_REPLY_FRAMES_MAX`` frames are dropped, as they repeat earlier ones.
+    The controller sends direct messages to many addresses, to each of them rarely. To make room for
+    another address, a sender is closed once it has sent its frames, or has had
+    ``CONNECT_FLUSHES_MAX`` flushes to do so. So every address is served, even if many workers join
+    at once. While an address waits for a sender, messages beyond ``QUEUED_REPLY_FRAMES_MAX`` frames
+    are dropped, because they only repeat earlier ones.
     """
 
     def __init__(self, open_sender: Callable[[Address], Sender]) -> None:
@@ -152,7 +163,7 @@ class ReplyOutboxes:
         self._flushes = 0
 
     def put(self, address: Address, frames: list[bytes]) -> bool:
-        """Queue all or none of a message's frames; return whether they were queued."""
+        """Queue all or none of a message's frames for ``address``; return False if none."""
         if address in self._open:
             self._open[address].put(frames)
             return True
@@ -182,7 +193,7 @@ class ReplyOutboxes:
         return went
 
     def unresponsive_peers(self) -> tuple[Endpoint, ...]:
-        """Return peers that keep sending requests but have never received our replies."""
+        """Return peers that keep sending requests, although no reply could be sent to them."""
         asked = [
             at
             for at, requests in self._unanswered_requests.items()
@@ -191,7 +202,7 @@ class ReplyOutboxes:
         return tuple(dict.fromkeys(Endpoint(at.host, at.port) for at in asked))
 
     def _make_room(self) -> bool:
-        """Return whether a sender may be opened, after closing an idle or overdue one if needed."""
+        """Return whether another sender may be opened; close an idle or overdue one if needed."""
         if len(self._open) < OPEN_SENDERS_MAX:
             return True
         for address, box in self._open.items():
@@ -225,12 +236,12 @@ SHARED_MESSAGES = (Commit, MergedRange)
 class EncodingCache:
     """Keeps encoded bodies of messages for several children, during one duty cycle.
 
-    The history hands the same commit object to all children, nearly always in the cycle in which it
-    arrives, so messages are compared by identity. Only encryption is done for each child.
+    All children are sent the same message object, nearly always in the cycle in which it arrives,
+    so messages are compared by identity. Only encryption is done for each child.
     """
 
     def __init__(self) -> None:
-        # The message is kept so that no other object gets its id meanwhile.
+        # The message is kept so that no other object can get its id.
         self._cache: dict[tuple[int, int], tuple[Message, Kind, list[bytes]]] = {}
 
     def encode(self, message: Message, piece_bytes: int) -> tuple[Kind, list[bytes]]:
@@ -250,7 +261,7 @@ class EncodingCache:
 
 
 class MergeCache:
-    """Keeps sums of commits for several children, during one duty cycle."""
+    """Keeps sums of commits (numbered updates) for several children, during one duty cycle."""
 
     def __init__(self, merge: Callable[[SendMerged], MergedRange]) -> None:
         self._merge = merge
@@ -300,12 +311,12 @@ class IncomingEdge:
 class DirectReceiver:
     """Receives direct messages on the controller's join stream, and rejects replays.
 
-    Each process numbers its messages under its token, with rising counters. The highest counters
-    are kept for the whole fit, even if the stream moves. Only processes with the job's key can add
-    an entry, so there is one per process that Spark has started for this fit.
+    Each worker's process has a random token, and numbers its frames with rising counters. The
+    highest counter of each token is kept for the whole fit, even if the stream is reopened. Only
+    processes with the job's key can add an entry, so there is one per process of this fit.
     """
 
-    message_bytes_max: int  # longest message to accept
+    message_bytes_max: int  # longest message to accept, in bytes
     last_counts: dict[int, int] = field(default_factory=dict)  # token -> highest counter received
     # token -> partly received message
     reassemblers: dict[int, Reassembler] = field(default_factory=dict)
@@ -339,7 +350,7 @@ class MessageEndpoint:
             controller.
         message_bytes_max: length of the longest message to accept.
         chunk_bytes_max: longest part of a message in one data frame, in bytes.
-        traffic: counters to continue.
+        traffic: counters to continue; None: new ones.
     """
 
     def __init__(
@@ -376,7 +387,10 @@ class MessageEndpoint:
         self._arriving: dict[NodeId, int] = {}
 
     def listen(self, address: Address) -> None:
-        """Listen on both streams of ``address`` (own streams) for the controller and a parent."""
+        """Listen on both streams of ``address``, this node's own, for the controller and a parent.
+
+        Stop listening at an earlier address.
+        """
         if self._own_address is not None:
             for stream in (
                 *_stream_numbers(self._own_address),
@@ -419,7 +433,7 @@ class MessageEndpoint:
         self._connect(node, edge, peer, local=is_local)
 
     def close_edge(self, node: NodeId) -> None:
-        """Stop receiving from and sending to this neighbour."""
+        """Stop receiving from and sending to the neighbour ``node``; ignore an unknown one."""
         for stream in [s for s, incoming in self._incoming.items() if incoming.node == node]:
             self._stop_receiving(stream)
         self._disconnect(node)
@@ -519,7 +533,7 @@ class MessageEndpoint:
             self.traffic.count_sent(effect.message, frames)
 
     def unresponsive_peers(self) -> tuple[Endpoint, ...]:
-        """Return peers that keep sending requests but have never received our replies."""
+        """Return peers that keep sending requests, although no reply could be sent to them."""
         return self._replies.unresponsive_peers()
 
     def _open_reply_sender(self, address: Address) -> Sender:
@@ -528,7 +542,7 @@ class MessageEndpoint:
         return self.transport.open_sender(endpoint, address.control_stream, control=True)
 
     def flush(self) -> int:
-        """Offer waiting frames on all streams, control first; return how many were sent."""
+        """Offer waiting frames on all streams, control first; return how many were accepted."""
         self.encodings.clear()
         sent, unsent = self._replies.flush(), len(self._replies)
         for box in self._outboxes():
@@ -551,7 +565,7 @@ class MessageEndpoint:
 
     @property
     def _piece_bytes(self) -> int:
-        """The longest piece of a data message, which depends on the present transport."""
+        """The longest piece of a data message in bytes, which depends on the present transport."""
         return min(self.transport.max_frame_bytes - OVERHEAD_BYTES, self._chunk_bytes_max)
 
     def _seal_message(
@@ -568,7 +582,7 @@ class MessageEndpoint:
         return frames
 
     def count_update(self, payload: Payload) -> None:
-        """Count the encrypted bytes of an update that this node has made."""
+        """Count the bytes of an update that this node has made, as encrypted frames."""
         body_bytes = UPDATE_HEADER.size + len(payload.data)
         pieces = -(-body_bytes // self._piece_bytes)
         self.traffic.update_bytes += body_bytes + pieces * OVERHEAD_BYTES
@@ -597,7 +611,10 @@ class MessageEndpoint:
                 yield taken
 
     def _open_frame(self, stream: int, frame: bytes) -> tuple[NodeId | None, Message] | None:
-        """Open a frame; return (sender, message) if it completes one. Raise WireError if bad."""
+        """Decrypt a frame; return (sender, message) if it completes a message, otherwise None.
+
+        Raise WireError if the frame is invalid or was not sent to this node on this stream.
+        """
         if stream == self._join_stream:
             return self._open_direct(frame)
         incoming = self._incoming.get(stream)
@@ -656,7 +673,7 @@ class MessageEndpoint:
     def replace_transport(self, open_transport: Callable[[], Transport]) -> None:
         """Continue over a new transport, without edges and streams but with all counters.
 
-        The join stream's counters are kept too, so a recording stays a replay.
+        The join stream's counters are also kept, so that recorded messages are still rejected.
         """
         self.close()
         self.transport = open_transport()

@@ -1,8 +1,8 @@
 """Run the thread of a worker's node, which runs the protocol beside the trainer's thread.
 
 Each duty cycle passes received messages and the trainer's events to the protocol machine, performs
-the effects that it returns, and sends queued messages. Only this thread uses the machine and the
-transport.
+the effects that it returns, and sends queued messages. It also passes the machine's directive, its
+current command such as "train", to the trainer. Only this thread uses machine and transport.
 
 The controller's thread also uses ``DriverRecovery`` and ``LinkBytesCounter``.
 """
@@ -35,19 +35,20 @@ from sparkstrom.transport.base import Transport
 
 log = logging.getLogger(__name__)
 
-# A driver that ran this long counts as healthy; starved hosts stall for ~10 s.
+# A media driver that ran this long counts as healthy; overloaded hosts stall for about 10 s.
 HEALTHY_DRIVER_S = 60.0
 # Deaths in succession, each of a driver that was not healthy; a stalled one takes about 10 s.
 SUCCESSIVE_DEATHS_MAX = 10
 
 
 class DriverRecovery:
-    """Replaces the transport when its media driver (Aeron's process) dies, unless they keep dying.
+    """Replaces the transport when its media driver (Aeron's process) dies.
 
-    A machine on which none stays alive is broken, and restarting forever would hide that.
+    If one driver after another dies, the machine is broken. That is reported as an error, which
+    endless restarts would hide.
 
     Args:
-        owner: whose media driver it is, for messages.
+        owner: whose media driver it is, for messages, such as "this executor".
         replace: opens another transport and reports it to the state machine; may raise DriverLost.
         clock: source of time.
     """
@@ -59,9 +60,9 @@ class DriverRecovery:
         self._deaths = 0
 
     def guard(self, work: Callable[[], None]) -> None:
-        """Call ``work``; if the media driver dies meanwhile, replace the transport.
+        """Call ``work``; if it raises DriverLost, replace the transport. ``work`` is not repeated.
 
-        Raise SetupError when too many drivers have died in succession.
+        Raise SetupError when too many media drivers have died in succession.
         """
         action = work
         while True:
@@ -111,7 +112,10 @@ class LinkBytesCounter:
         self._own = self._earlier_own = 0  # corrections of the newest one, and of all before it
 
     def update(self, transport: Transport) -> LinkBytes:
-        """Read this transport's counters; return all. Also call it before closing a transport."""
+        """Read the transport's counters; return the totals over all transports so far.
+
+        Also call this before closing a transport, so that its last bytes are counted.
+        """
         sent = transport.sent()
         if transport is not self._transport:
             self._earlier_own += self._own
@@ -123,8 +127,8 @@ class LinkBytesCounter:
 
 
 FINAL_FLUSH_S = 1.0  # limit for sending what is queued when a node exits
-UPKEEP_INTERVAL_S = 0.005  # of what need not follow every message
-COUNTERS_INTERVAL_S = 0.25
+UPKEEP_INTERVAL_S = 0.005  # interval of work that need not follow every message
+COUNTERS_INTERVAL_S = 0.25  # interval of reporting counters
 TRAFFIC_INTERVAL_S = 1.0  # if only the node's own counters have changed
 OUTPUT_INTERVAL_S = 0.5  # interval of sending what the worker's code prints
 # In a large mesh all workers' counters take a bounded share of the links.
@@ -132,7 +136,7 @@ COUNTERS_INTERVAL_S_PER_NODE = 0.005
 # range from which a node draws its stream numbers
 FIRST_NODE_STREAM, NODE_STREAMS = 1 << 20, 1 << 30
 
-# takes the endpoint that it had before, or None
+# Opens a transport; the argument is the endpoint that the node had before, or None.
 OpenTransport = Callable[[Endpoint | None], Transport]
 
 
@@ -151,8 +155,8 @@ class NodePlan:
     identity: Identity  # what the worker reports when it joins
     limits: NodeLimits  # deadlines and sizes
     join_address: JoinAddress  # where to join
-    message_bytes_max: int  # longest message to accept
-    chunk_bytes_max: int  # longest part of a message in one data frame
+    message_bytes_max: int  # longest message to accept, in bytes
+    chunk_bytes_max: int  # longest part of a message in one data frame, in bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +164,7 @@ class SnapshotSource:
     """Callbacks that produce what a node sends to its children. Called on the node's thread."""
 
     chunk: Callable[[int], Chunk]  # copies this chunk of the trainer's present parameters
-    merge: Callable[[ev.SendMerged], MergedRange]  # adds commits up
+    merge: Callable[[ev.SendMerged], MergedRange]  # adds up commits (numbered updates)
     optimizer_server: OptimizerStateServer  # serves copies of the optimizer state
 
 
@@ -226,7 +230,7 @@ class NodeThread(threading.Thread):
             self._message_endpoint.close()
 
     def _request_join(self) -> None:
-        """Pass on the events of the trainer, which may have failed already; request to join."""
+        """Request to join, after passing on events of the trainer, which may have failed by now."""
         self._message_endpoint.set_master(
             self._join_address.endpoint, self._join_address.join_stream
         )
@@ -343,7 +347,7 @@ class NodeThread(threading.Thread):
     def _open_edge(self, *, alone: bool = False) -> None:
         """Listen on new random streams, and have the protocol request an edge that uses them.
 
-        ``alone``: the edges to all children are closed, too, because the media driver died.
+        ``alone``: the edges to all children are also closed, because the media driver died.
         """
         here = self._message_endpoint.transport.endpoint
         stream = FIRST_NODE_STREAM + 4 * secrets.randbelow(NODE_STREAMS // 4)
@@ -362,7 +366,7 @@ class NodeThread(threading.Thread):
         self._open_edge(alone=True)
 
     def _report_counters(self) -> None:
-        """Pass the worker's counters to the protocol if they are due and have changed."""
+        """Pass the worker's counters to the protocol machine if they are due and have changed."""
         now_s = self._clock.monotonic_s()
         is_traffic_only = self._channel.stats is self._reported.training
         if now_s < (self._traffic_due_s if is_traffic_only else self._counters_due_s):
@@ -385,7 +389,7 @@ class NodeThread(threading.Thread):
             self._machine.set_counters(counters)
 
     def _report_output(self, *, now: bool) -> None:
-        """Pass what the worker's code printed to the protocol, if that is due or ``now``."""
+        """Pass what the worker's code printed to the protocol if due, or always if ``now``."""
         now_s = self._clock.monotonic_s()
         if now_s < self._output_due_s and not now:
             return
@@ -395,7 +399,7 @@ class NodeThread(threading.Thread):
             self._step(output)
 
     def _report_stuck_trainer(self) -> None:
-        """Report a trainer that does not react to a failure, because it is inside a step."""
+        """Report the trainer's stack once, after FAIL: the trainer may be stuck inside a step."""
         command = self._machine.directive
         if command.order is not Command.FAIL or self._stuck_reported:
             return

@@ -48,7 +48,7 @@ class OptimizerStates:
 
 
 def encode_worker_state(replica: Replica, partition: int) -> bytes:
-    """Return a worker's optimizer and encoder state, without its residual, as bytes."""
+    """Return a worker's optimizer and encoder state, with ``partition`` but without residual."""
     encoder = replica.encoder.state()
     encoder.pop(RESIDUAL_KEY, None)
     updater = replica.model.updater_state()
@@ -85,9 +85,9 @@ def decode_partition(content: bytes) -> int | None:
 
 
 def decode_schedule_steps(content: bytes, default: int) -> int:
-    """Return the step of learning-rate schedules in an optimizer state, or ``default``.
+    """Return the step of learning-rate schedules that an encoded optimizer state contains.
 
-    Raise WireError if ``content`` is not empty and no encoded state.
+    Return ``default`` if it contains none or is empty. Raise WireError if it is invalid.
     """
     steps = decode_state_untrusted(content).get(SCHEDULE_STEPS_KEY) if content else None
     return steps if isinstance(steps, int) else default
@@ -106,7 +106,7 @@ def load_worker_state(replica: Replica, content: bytes) -> None:
 
 
 def remove_encoder_state(content: bytes) -> bytes:
-    """Return the state without the encoder's part, for a fit with another threshold algorithm."""
+    """Return only the optimizer's part of a state, for a fit with another threshold algorithm."""
     return encode_state(
         {OPTIMIZER_PREFIX + name: value for name, value in decode_optimizer_state(content).items()}
     )
@@ -158,7 +158,7 @@ class OptimizerStateServer:
                 yield to, chunk
 
     def chunk(self, request: OptimizerRequest) -> OptimizerChunk | None:
-        """Return the requested chunk, or None until the trainer has made a copy."""
+        """Return the requested chunk; if there is no copy to serve, request one and return None."""
         with self._lock:
             now_s = self._asked_s = self._clock.monotonic_s()
             if request.copy:
@@ -184,7 +184,7 @@ class OptimizerStateServer:
         return now_s - self._made_s > COPY_FRESH_S and not taken
 
     def at_boundary(self, state: Callable[[], bytes]) -> None:
-        """Make a copy if one was requested, and drop one that is unused.
+        """Make a copy if one was requested, and drop one that nobody has requested for a while.
 
         The trainer calls this between two steps; ``state`` returns the encoded state.
         """

@@ -1,7 +1,7 @@
 """Capture what user code prints, warns and logs in a worker, to show it in the driver program.
 
-Everything still goes to its usual destination, the executor's stderr. A bounded number of lines is
-also kept for the node's thread to send; further ones are counted.
+Everything still goes to its usual destination, the executor's stderr. A limited number of lines is
+also kept until the thread that exchanges messages sends them; further lines are only counted.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class WorkerOutput:
                 self._skipped += 1
 
     def take(self) -> OutputPrinted | None:
-        """Remove and return the oldest lines that wait, at most ``MESSAGE_LINES_MAX``, or None."""
+        """Remove and return the oldest ``MESSAGE_LINES_MAX`` lines, or None if nothing is new."""
         if not (self._lines or self._skipped):
             return None
         with self._lock:
@@ -62,8 +62,8 @@ class TeeStream:
     """A text stream that also passes each complete line to ``add``.
 
     Text is held back until a write contains a newline or a carriage return, until it is long, or
-    until ``flush``: the workers of local mode share one standard error, and their lines would mix.
-    If the stream fails (it is closed, or its disk is full), lines still reach ``add``.
+    until ``flush``, because workers in local mode share one standard error and their lines would
+    mix. If the stream is None or fails (closed, or disk full), lines still reach ``add``.
     """
 
     def __init__(self, stream: TextIO | None, add: Callable[[str], None]) -> None:
@@ -120,14 +120,14 @@ class TeeStream:
 
 @contextmanager
 def capture_output(output: WorkerOutput) -> Iterator[None]:
-    """Add prints, warnings and log records from WARNING on to ``output`` during the block."""
+    """Add prints, warnings and log records (WARNING or above) to ``output`` during the block."""
     with _capture_prints(output), _capture_warnings(output), _capture_log_records(output):
         yield
 
 
 @contextmanager
 def _capture_prints(output: WorkerOutput) -> Iterator[None]:
-    """Copy what is written to ``sys.stdout`` during the block, line by line."""
+    """Add complete lines that are written to ``sys.stdout`` during the block to ``output``."""
     before, copied = sys.stdout, TeeStream(sys.stdout, output.add)
     sys.stdout = copied
     try:
@@ -140,7 +140,7 @@ def _capture_prints(output: WorkerOutput) -> Iterator[None]:
 
 @contextmanager
 def _capture_warnings(output: WorkerOutput) -> Iterator[None]:
-    """Add warnings to ``output`` during the block, also ones that an earlier task has shown."""
+    """Add warnings to ``output`` during the block, even if an earlier task has shown them."""
     with warnings.catch_warnings():
         shows = warnings.showwarning
 
@@ -162,7 +162,10 @@ def _capture_warnings(output: WorkerOutput) -> Iterator[None]:
 
 @contextmanager
 def _capture_log_records(output: WorkerOutput) -> Iterator[None]:
-    """Add log records from WARNING on to ``output`` during the block; handlers work as usual."""
+    """Add log records of level WARNING or above to ``output`` during the block.
+
+    Handlers work as usual.
+    """
     makes, ours = logging.getLogRecordFactory(), logging.getLogger("sparkstrom")
 
     def make(name: str, level: int, *rest: Any, **keywords: Any) -> logging.LogRecord:

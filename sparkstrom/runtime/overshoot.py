@@ -19,7 +19,7 @@ from sparkstrom.protocol.common.events_and_effects import SummedWorkersLimited
 from sparkstrom.runtime.theta import Theta
 
 # The values below were chosen by measurements: benchmarks/records/convergence.md.
-# While at most so many workers train, nothing is limited. Plain SGD at a large learning rate has
+# While at most this many workers train, nothing is limited. Plain SGD at a large learning rate has
 # rounds that undo each other and still trains well; averaging its updates would only slow it.
 UNLIMITED_WORKERS = 8
 FIRST_LIMIT = 4
@@ -47,13 +47,13 @@ class OvershootControl:
 
     With a limit of n, the updates of k workers have the weight n / k, so that together they count
     as n workers' updates; with horizon="fit" their momentum is that of n workers. A limit of 1
-    averages the updates. A round is as many commits as workers train. After each round, the control
-    computes the cosine of the angle between the parameter changes of this round and of the round
-    before it. The limit starts at ``FIRST_LIMIT`` and grows, until a cosine below
-    ``OVERSHOOT_COSINE`` shows the first overshoot. This round and later ones like it reduce the
-    limit, to 2 at the lowest, or to 1 if a round at 2 has a cosine below ``UNSTABLE_COSINE``. After
-    the first reduction, the limit never grows again. It starts low because an overshoot in the
-    first rounds can do lasting damage, such as units that are never active again.
+    averages the updates. A round is a series of applied updates, as many as workers train. After
+    each round, the control computes the cosine of the angle between the parameter changes of this
+    round and of the round before it. The limit starts at ``FIRST_LIMIT`` and grows, until a cosine
+    below ``OVERSHOOT_COSINE`` shows the first overshoot. This round and later ones like it reduce
+    the limit, to 2 at the lowest, or to 1 if a round at 2 is below ``UNSTABLE_COSINE``. After the
+    first reduction, the limit never grows again. It starts low because an overshoot in the first
+    rounds can do lasting damage, such as units that are never active again.
 
     If successive updates change different parameters, as in large models at a low density, cosines
     are near zero, and the limit grows as fast as in noise.
@@ -63,7 +63,7 @@ class OvershootControl:
     Args:
         theta: the controller's replica; it is only read.
         workers: number of the fit's workers.
-        most: the limit from the start, which never grows; None: as described above.
+        most: limit at the start and maximum of the limit; None: as described above.
         is_enabled: False keeps ``most`` throughout, as do fits of at most ``UNLIMITED_WORKERS``.
     """
 
@@ -85,7 +85,7 @@ class OvershootControl:
 
     @property
     def summed_workers(self) -> int | None:
-        """The limit when more than ``UNLIMITED_WORKERS`` last trained; None: no limit below all."""
+        """The limit when more than ``UNLIMITED_WORKERS`` last trained; None if it had no effect."""
         limit = int(self._limit) if self._is_enabled else self.limit
         has_effect = self._is_used and limit is not None and limit < self._workers
         return limit if has_effect else None
@@ -99,7 +99,7 @@ class OvershootControl:
         return SummedWorkersLimited(self.limit) if self.limit != known else None
 
     def _next_limit(self, workers: int) -> int:
-        """Count an update while ``workers`` train, adapt the limit after a round; return it."""
+        """Count an update while ``workers`` train; return the limit, adapted after each round."""
         if workers <= UNLIMITED_WORKERS:
             self._before = self._change = None
             return int(self._limit) if self.is_reduced else self._most

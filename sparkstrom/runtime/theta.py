@@ -1,9 +1,10 @@
 """Hold the shared parameters in one process (``Theta``), and a worker's replica of them.
 
-Parameters are exact: all are multiples of one grid step (``encoding.grid``), so sums need no
-rounding. Processes that have applied all commits (updates that the master has numbered) once each
-have the same bits, whatever the order and the backend. Arrays are in the memory of theta's backend
-(host or GPU); some methods return copies on the host.
+Parameters are exact: all are multiples of one grid step, or quantum, so sums need no rounding.
+Decoded updates are pairs of arrays (indices, quanta), with the quanta to add at each index.
+Processes that have applied all commits (updates that the master has numbered) once each have the
+same bits, whatever the order and the backend. Arrays are in the memory of theta's backend (host or
+GPU); some methods return copies on the host.
 """
 
 from __future__ import annotations
@@ -65,10 +66,13 @@ class Theta:
     def __init__(
         self, n_params: int, k: int, layers: Layers | None = None, backend: Backend | None = None
     ) -> None:
-        """Start with zeros, in the memory of ``backend`` (None: the host)."""
+        """Start with zeros, in the memory of ``backend`` (None: the host).
+
+        ``layers``: layers whose threshold is a multiple of tau, the threshold of all others.
+        """
         self.backend = backend or host()
         self._kernels, self._memory = self.backend.kernels, self.backend.memory
-        self.n_params, self.layers = n_params, layers  # layers with their own factors of tau
+        self.n_params, self.layers = n_params, layers
         self._values: Flat = self._memory.zeros(n_params, np.float32)
         self._read_part = self._memory.reader(self._values)
         self.local: Flat | None = None
@@ -118,10 +122,10 @@ class Theta:
     def publish(
         self, encoder: Encoder, delta: Flat | None = None, *, is_last: bool = False
     ) -> Encoded | None:
-        """Encode what reached the threshold as an update, add it to theta; return it, or None.
+        """Encode residuals that reach the threshold as an update, add it to theta and return it.
 
-        ``delta`` is the change of the last step; it is needed if there is no ``local``.
-        ``is_last``: whether the worker has trained all its minibatches.
+        Return None if no residual does. ``delta`` is the last step's change, which is needed if
+        ``local`` is None. ``is_last``: whether the worker has trained all its minibatches.
         """
         return encoder.publish(self._local_or(delta), self._values, is_last=is_last)
 
@@ -154,11 +158,11 @@ class Theta:
         return read_bitmap_untrusted(*_payload_arguments(payload), self.n_params)
 
     def add(self, hits: Hits | Bitmap) -> None:
-        """Add an update to theta, and to ``local`` if there is one."""
+        """Add a decoded update to theta and, unless that is None, to ``local`` (see the class)."""
         self._add(hits, self.local)
 
     def _add(self, hits: Hits | Bitmap, local: Flat | None) -> None:
-        """Add an update to theta and, unless it is None, to ``local``."""
+        """Add a decoded update to theta and, unless that is None, to the second array ``local``."""
         kernels, put = self._kernels, self._memory.from_host
         if isinstance(hits, Bitmap):
             step = hits.tau_quanta * self.q
@@ -175,7 +179,7 @@ class Theta:
             self.count(kernels.apply_hits_both(self._values, local, indices, quanta, self.q))
 
     def add_sum(self, total: UpdateSum) -> None:
-        """Add merged updates to theta, and to ``local`` if there is one."""
+        """Add a sum of updates to theta and, unless that is None, to ``local``."""
         self.overflows += total.overflows
         if total.array is None:
             self.add(total.hits)
@@ -187,16 +191,20 @@ class Theta:
             self.count(self._kernels.add_quanta_both(self._values, self.local, array, self.q))
 
     def count(self, overflows: tuple[int, int]) -> None:
-        """Count ``overflows``, a kernel's result: (parameters that left the exact range, first)."""
+        """Add a kernel's result to the counters of parameters that left the exact range.
+
+        ``overflows``: (number of such parameters, index of the first).
+        """
         number, first = overflows
         if number and not self.overflows:
             self.first_overflow = first
         self.overflows += number
 
     def chunk(self, index: int, less: Iterable[Hits] = ()) -> Chunk:
-        """Return part ``index`` of a snapshot as of ``commit``, without the updates in ``less``.
+        """Return part ``index`` of a snapshot as of ``commit``; the last part has the buffers.
 
-        These are this worker's own uncommitted updates. Thread-safe while nothing changes theta.
+        ``less``: this worker's own uncommitted updates, which theta contains and the snapshot must
+        not. Thread-safe while nothing changes theta.
         """
         begin = index * CHUNK_PARAMS
         if begin >= self.n_params:
@@ -218,12 +226,12 @@ class Theta:
     ) -> None:
         """Replace theta by a snapshot, plus what each chunk lacks of ``held``, plus ``own``.
 
-        ``local`` moves by as much as theta does. Each chunk has all of a merged range or nothing of
-        it: no range in ``held`` extends past the chunk's commit.
+        ``local`` changes by the same amounts as theta, so the residual stays the same. A chunk
+        contains either all commits of a merged range in ``held`` or none of them.
 
         Args:
             chunks: all chunks of a snapshot, the last one with buffers; each as of its own commit.
-            held: commits that arrived meanwhile, single or merged.
+            held: commits that arrived during the transfer, single or merged.
             own: this worker's own uncommitted updates.
             commit: the commit that theta is at afterwards.
         """
@@ -259,7 +267,7 @@ class Theta:
             self._memory.add(self.local, before)
 
     def merge(self, wanted: SendMerged) -> MergedRange:
-        """Return the sum of the commits in ``wanted``, encoded; this reads no parameter."""
+        """Return the encoded sum of the commits in ``wanted``. No parameter is read."""
         total = UpdateSum(self.n_params)
         for entry in wanted.entries:
             if isinstance(entry, MergedRange):
@@ -294,7 +302,7 @@ def _payload_arguments(payload: Payload) -> tuple[bytes, int, int, int]:
 
 
 class BoundedTotal(UpdateSum):
-    """A sum of updates that rejects an update with which an entry could overflow an int32."""
+    """A sum of updates that rejects an update if an entry, an int32, could then overflow."""
 
     def __init__(self, theta: Theta) -> None:
         super().__init__(theta.n_params)
@@ -321,7 +329,7 @@ class PendingUpdate:
 
 
 class Replica:
-    """One worker's model, parameters and encoder. All methods but ``chunk`` run in the trainer.
+    """One worker's model, parameters and encoder. Only ``chunk`` is called from other threads.
 
     theta is the sum of the initial parameters, all commits up to ``commit``, and this worker's own
     uncommitted updates (``_pending``, oldest first). If ``local`` is true, the model trains on
@@ -380,17 +388,17 @@ class Replica:
         self.apply(self.theta.read(update.payload), update.commit)
 
     def mark_committed(self, commit: CommitNo) -> None:
-        """Note that this worker's oldest uncommitted update has got the number ``commit``."""
+        """Record that this worker's oldest uncommitted update has been given number ``commit``."""
         with self._lock:
             self._pending.popleft()
             self.theta.commit = commit
 
     def apply_merged(self, merged: MergedCommits[UpdateSum]) -> None:
-        """Add a sum of other workers' commits that this worker's inbox has made."""
+        """Add a sum of other workers' commits, which this worker's inbox has merged."""
         self._apply_sum(merged.total, merged.own_commits, merged.commit)
 
     def apply_range(self, item: ApplyMergedRange) -> None:
-        """Add a sum of commits that a neighbour made, less this worker's own updates in it."""
+        """Add a sum of commits that a neighbour merged, minus this worker's own updates in it."""
         self._apply_sum(self.theta.read_merged(item), len(item.own), item.merged.commit)
 
     def _apply_sum(self, total: UpdateSum, own_commits: int, commit: CommitNo) -> None:
@@ -412,18 +420,21 @@ class Replica:
         self.begin()
 
     def begin(self) -> None:
-        """Load theta's buffers into the model, unless it has begun to train from theta before."""
+        """Load theta's buffers into the model; do nothing at further calls."""
         if not self._installed:
             load_buffers(self.model, self.theta.buffers)
         self._installed = True
 
     def take_buffers(self, buffers: bytes, commit: CommitNo) -> None:
-        """Set theta's buffers to the average of all workers, but not the model's own buffers."""
+        """Set theta's buffers to the workers' average, which is commit number ``commit``.
+
+        The model keeps its own buffers.
+        """
         with self._lock:
             self.theta.buffers, self.theta.commit = buffers, commit
 
     def report_buffers(self) -> bytes:
-        """Return the model's buffers to publish; empty if it has none."""
+        """Return the model's buffers, which count as an uncommitted update; b"" if it has none."""
         buffers = get_buffers(self.model)
         if buffers:
             with self._lock:
@@ -444,7 +455,7 @@ class Replica:
     def measure(self, batches: Iterable[Batch], metric: str) -> tuple[float, float]:
         """Evaluate theta on batches; return the weighted sum of the metric and the sum of weights.
 
-        The model's own unpublished changes are set aside meanwhile. ``metric`` is "loss" or
+        The parameters that the model trains on are restored afterwards. ``metric`` is "loss" or
         "accuracy".
         """
         working = self._memory.copy(self._working)
@@ -462,7 +473,7 @@ class Replica:
             self.encoder.accumulate(self._delta)
 
     def publish(self, *, is_last: bool = False) -> Payload | None:
-        """Move what reached the threshold from the residual to theta; return it, or None.
+        """Move residuals that reach the threshold to theta; return them, or None if there are none.
 
         ``is_last``: whether the worker has trained all its minibatches.
         """

@@ -2,7 +2,7 @@
 
 ``TrainerChannel`` connects it to the thread of the worker's node, which exchanges messages with
 other nodes. The trainer posts events; the node's thread passes items, such as received updates, and
-the current directive: what the trainer has to do. A thread waits for the other only while the other
+the current directive, a command such as "train". A thread waits for the other only while the other
 changes the queue of items. ``training_loop`` decides what follows a batch boundary (the time
 between two steps) or a step. ``ResidualAge`` measures how long learned changes wait to be sent, and
 ``GlobalStepEstimator`` estimates the whole fit's progress.
@@ -125,7 +125,7 @@ class TrainerChannel:
     def take(self) -> tuple[list[TrainerItem], Directive]:
         """Remove and return the waiting items, with the current directive.
 
-        Raise the error that broke the node's thread, if any.
+        If the node's thread has failed, raise its error.
         """
         with self._changed:
             if self._error is not None:
@@ -134,7 +134,7 @@ class TrainerChannel:
 
     @property
     def command(self) -> Directive:
-        """The current directive, also if the node's thread is broken."""
+        """The current directive; the last one if the node's thread has failed."""
         return self._command
 
     def describe_activity(self) -> str:
@@ -144,17 +144,17 @@ class TrainerChannel:
     def wait(self, seconds: float, known: Directive) -> None:
         """Wait up to ``seconds`` for an item, a directive other than ``known``, or an error.
 
-        With the directive that the last ``take`` returned as ``known``, no newer one is missed.
+        If ``known`` is the directive that the last ``take`` returned, no newer one is missed.
         """
         with self._changed:
             self._changed.wait_for(lambda: self._has_changed(known), seconds)
 
     def _has_changed(self, known: Directive) -> bool:
-        """Return whether the trainer need not wait: an item, another directive or an error came."""
+        """Return whether there is an item, a directive other than ``known``, or an error."""
         return len(self._inbox) > 0 or self._command != known or self._error is not None
 
     def publish(self, items: list[TrainerItem], directive: Directive) -> None:
-        """Make new items and the directive available to the trainer, and wake it."""
+        """Make new items and the directive available to the trainer, and wake it if needed."""
         if not items and (directive is self._command or directive == self._command):
             return
         with self._changed:
@@ -164,7 +164,7 @@ class TrainerChannel:
             self._changed.notify_all()
 
     def fail(self, error: BaseException) -> None:
-        """Pass the error that broke the node's thread to the trainer."""
+        """Pass the error with which the node's thread failed to the trainer."""
         with self._changed:
             self._error = error
             self._changed.notify_all()
@@ -212,7 +212,7 @@ class GlobalStepEstimator:
         return self._base + self._workers * (steps - self._since)
 
 
-# Updates contain more steps while encoding one takes more than this share of its steps' time.
+# Updates get more steps if encoding one would otherwise exceed this share of its steps' time.
 ENCODING_SHARE_MAX = 0.2
 # A worker's first updates contain one step each, because parameters move most at the beginning.
 EARLY_PUBLICATIONS = 50
@@ -241,7 +241,7 @@ class ResidualAge:
 
     By Little's law, the mean wait is the mass of the residual, summed over all steps, divided by
     the mass that has left it. A mass is a sum of absolute values in parameter units. The residual
-    is measured from time to time, after a publication, and assumed to change linearly in between.
+    is measured after some publications, and assumed to change linearly in between.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -252,7 +252,7 @@ class ResidualAge:
         self._next_steps, self._next_s = 1, 0.0  # steps and time that make the next one due
 
     def measure_if_due(self, replica: Replica, steps: int) -> None:
-        """Measure the residual if that is due: after 1, 2, 4, 8 ... steps, and every second."""
+        """Measure the residual after 1, 2, 4, 8 ... steps and, unless costly, every second."""
         if steps < self._next_steps and self._clock.monotonic_s() < self._next_s:
             return
         self.measure(replica, steps)
@@ -276,14 +276,14 @@ EPOCH_COUNTERS_INTERVAL_S = 0.25  # at the end of epochs, for whose figures earl
 
 @dataclass(slots=True)
 class TrainerCounts:
-    """Counts of one trainer's work since it began: these fields of its ``TrainingCounters``."""
+    """Counts of one trainer's work since it began, which ``TrainingCounters`` also contains."""
 
     steps: int = 0  # minibatches trained
     examples: int = 0  # rows trained
     loss_sum: float = 0.0  # sum over minibatches of rows x mean loss
     last_loss_sum: float = 0.0  # the same sum in the last finished epoch
     last_examples: int = 0  # rows trained in the last finished epoch
-    fresh_updaters: int = 0  # 1 if it joined late and received no optimizer state in time
+    fresh_updaters: int = 0  # 1 if the worker joined late and got no optimizer state in time
     seconds: dict[str, float] = field(default_factory=dict)  # activity -> seconds
 
 
@@ -294,14 +294,15 @@ class TrainerOptions:
     epochs: int  # number of epochs to train
     # Steps per update; None: publish when the last update is committed, see ``TrainingLoop``.
     publish_every: int | None
-    # Most steps per update, times the number of workers, if ``publish_every`` is None.
+    # Limit on an update's steps times the number of workers, if ``publish_every`` is None.
     minibatches_per_update_max: int = 1
     sleep_ms: int = 0  # milliseconds added to each step, to simulate a slow worker
     show_residual: bool = False  # whether to report statistics of the residual
     metric: str = LOSS  # metric of the shared parameters on held-out rows at each epoch's end
     partition: int = 0  # number of the worker's partition
     attempt: int = 0  # attempt of the task; the counters of the highest one are used
-    minibatches_before: int | None = None  # of earlier fits; None: models count their own steps
+    # Number of minibatches of earlier fits; None: models count their own steps.
+    minibatches_before: int | None = None
     start: tuple[int, int] = (0, 0)  # epochs and minibatches of earlier fits
 
 
@@ -312,15 +313,15 @@ AddSavedResiduals = Callable[[Replica, tuple[str, ...]], None]  # adds the resid
 class Trainer:
     """Trains, publishes updates and reports until the node orders the end (END or FAIL).
 
-    ``run`` does so on the task's thread. A rehearsal calls ``pass_boundary``, ``begin_step``,
-    ``finish_training`` and ``end_step`` instead, in virtual time.
+    ``run`` does so on the task's thread. A rehearsal, which simulates a fit in virtual time, calls
+    ``pass_boundary``, ``begin_step``, ``finish_training`` and ``end_step`` instead.
 
     Args:
         channel: connection to the node.
         replica: model, parameters and encoder.
         batches: the partition's minibatches.
         options: options of the training.
-        save_residual: saves the residual for the next fit.
+        save_residual: saves the residual (changes not sent yet) for the next fit.
         add_residuals: adds residuals that earlier fits saved.
         optimizer_server: serves copies of the optimizer state.
         clock: source of time.
@@ -409,7 +410,10 @@ class Trainer:
         self._channel.post(event)
 
     def publish(self, commit_latency_s: float) -> Payload | None:
-        """Adapt the encoder to the latency; return the next update. See ``LoopDriver.publish``."""
+        """Adapt the encoder to ``commit_latency_s``; return the next update, or None.
+
+        See ``LoopDriver.publish``.
+        """
         seconds = self.counts.seconds
         step_s = (seconds.get("stepping", 0.0) + seconds.get("reading", 0.0)) / self.counts.steps
         if commit_latency_s:
@@ -419,7 +423,11 @@ class Trainer:
         return payload
 
     def min_steps_per_update(self, workers: int) -> int:
-        """Return the least number of steps per update with which encoding takes little time."""
+        """Return how many steps an update must contain so that encoding takes little time.
+
+        That is at most ``ENCODING_SHARE_MAX`` of the steps' time. The result is 1 for the first
+        updates, and never above ``TrainerOptions.minibatches_per_update_max / workers``.
+        """
         most = self._options.minibatches_per_update_max // workers
         if most < 2 or self._replica.encoder.counters.publications < EARLY_PUBLICATIONS:
             return 1
@@ -444,7 +452,10 @@ class Trainer:
         return encode_worker_state(self._replica, self._options.partition)
 
     def save_residual(self) -> ResidualCheckpoint | None:
-        """Save the residual for the next fit, after the final counters."""
+        """Report the final counters, then save the residual for the next fit.
+
+        Return the file, or None if nothing was saved.
+        """
         self._evaluate_with_others()
         self._report_counters(now=True)
         return self._save_residual(self._replica)
@@ -556,7 +567,7 @@ class Trainer:
         self._channel.stats = self._counters(is_final=now)
 
     def _counters(self, *, is_final: bool) -> TrainingCounters:
-        """Return the counters; final ones include the residual's norm, which takes longer."""
+        """Return the counters; final ones include the residual's norm, which is slow to compute."""
         sent, theta = self._replica.encoder.counters, self._replica.theta
         tau = self._replica.encoder.tau if sent.publications else None
         residual = None

@@ -2,8 +2,8 @@
 
 ``TrainingLoop`` does no I/O, has no thread and reads no clock. In production the task's thread
 drives it (``runtime.trainer_thread``), and in simulations virtual time does, so simulations test
-the same code. A step takes place between ``at_boundary`` and ``after_step``; directives may arrive
-meanwhile.
+the same code. A step takes place between ``at_boundary`` and ``after_step``. A directive, the
+node's current command to the trainer, may change during a step.
 
 ``TrainerInbox`` queues remote updates until the next batch boundary. When they reach its limit in
 bytes, it adds up further updates instead of queueing each one. A sum with few entries is stored as
@@ -84,7 +84,7 @@ class TrainerInbox:
         return len(self._items)
 
     def put(self, item: TrainerEffect) -> None:
-        """Add an item; single updates beyond the byte limit are merged."""
+        """Add an item; if it is an update that exceeds the byte limit, add it to a sum instead."""
         items = self._items
         if isinstance(item, ApplyCommit) and item.update.payload.form != BUFFERS:
             size = len(item.update.payload)
@@ -138,13 +138,13 @@ class LoopReplica(Protocol):
         """Apply commit number ``commit``, which sets the buffers to the average of all workers."""
 
     def mark_committed(self, commit: CommitNo) -> None:
-        """Note that this worker's oldest uncommitted update has got the number ``commit``."""
+        """Record that this worker's oldest uncommitted update has been given number ``commit``."""
 
     def apply_merged(self, merged: MergedCommits[Any]) -> None:
-        """Add a sum that the inbox made of other workers' commits."""
+        """Add a sum of other workers' commits, which this worker's inbox has merged."""
 
     def apply_range(self, item: ev.ApplyMergedRange) -> None:
-        """Add a sum of commits that a neighbour in the tree made, less this worker's updates."""
+        """Add a sum of commits that a neighbour merged, minus this worker's own updates in it."""
 
     def install(self, install: ev.InstallSnapshot) -> None:
         """Replace the parameters by a snapshot plus this worker's uncommitted updates."""
@@ -173,16 +173,16 @@ class LoopDriver(Protocol):
         """
 
     def min_steps_per_update(self, workers: int) -> int:
-        """Return how many steps an update must contain at least, unless the number is fixed.
+        """Return the minimum number of steps that an update must contain.
 
-        ``workers``: number of workers that train.
+        ``workers``: number of workers that train. Not called if ``publish_every`` is a number.
         """
 
     def report_buffers(self) -> bytes:
         """Return the model's buffers at an epoch's end; empty if it has none."""
 
     def load_optimizer_state(self, payload: bytes | None) -> None:
-        """Continue with another worker's optimizer state, or with a fresh one if None."""
+        """Continue with another worker's optimizer state; None keeps this worker's initial one."""
 
     def updater_state(self) -> bytes:
         """Return this worker's optimizer state, for other workers."""
@@ -210,8 +210,8 @@ class TrainingLoop:
         copier: copies the optimizer state for other workers.
         batches: minibatches per epoch.
         end: position at which training is finished.
-        publish_every: steps between publications; None publishes when the last one is committed
-            and at least ``min_steps_per_update`` of the driver have been trained since.
+        publish_every: steps between publications; None: publish when the last update is committed
+            and at least ``LoopDriver.min_steps_per_update`` steps have been trained since.
     """
 
     __slots__ = (  # the simulator has one for each of 32,768 workers
@@ -258,7 +258,7 @@ class TrainingLoop:
         return self._follow_directive(directive)
 
     def _follow_directive(self, directive: Directive) -> LoopAction:
-        """Answer the directive if it asks for something; return what to do next."""
+        """Answer the directive if it requires an answer; return what to do next."""
         is_too_far = directive.steps_max is not None and self.steps >= directive.steps_max
         match directive.order:
             case Command.TRAIN if not (self.finished or is_too_far):
@@ -300,7 +300,7 @@ class TrainingLoop:
             self._driver.post(ev.ActivityChanged(activity))
 
     def _post_once(self, directive: Directive, answer: Callable[[], ev.Event]) -> None:
-        """Post the result of ``answer`` to a directive, unless that was answered before."""
+        """Post the result of ``answer``, unless this directive was answered before."""
         key = (directive.order, directive.commit, directive.number)
         if key not in self._answered:
             self._answered.add(key)
@@ -350,8 +350,8 @@ class TrainingLoop:
     def after_step(self, directive: Directive) -> None:
         """Publish if it is due, and report progress after a step.
 
-        ``directive`` is the present one: updates in flight at the start of the step may be
-        committed by now.
+        ``directive`` is the present one, which may allow a publication that the directive at the
+        start of the step did not.
         """
         is_due = self.is_update_due(directive)
         self._advance()
@@ -366,10 +366,10 @@ class TrainingLoop:
     def is_update_due(self, directive: Directive) -> bool:
         """Return whether to publish an update after the present step.
 
-        This is so after the worker's last step. Before that, an update is due every
+        An update is due after the worker's last step. Before that, it is due every
         ``publish_every`` steps if that number is set. Otherwise it is due once the directive allows
-        publications and the update contains ``LoopDriver.min_steps_per_update`` steps; one step is
-        enough if the directive is no longer to train.
+        publications and the update contains ``LoopDriver.min_steps_per_update`` steps. If the
+        directive has changed from TRAIN to another command, one step is enough.
         """
         if self._next_position() >= self._end:
             return True
@@ -403,7 +403,10 @@ class TrainingLoop:
             self._driver.post(ev.UpdatePublished(Payload(BUFFERS, 0, 0, buffers), seen, *position))
 
     def _publish(self, commit_latency_s: float) -> None:
-        """Publish what reached the threshold; if there is nothing, report progress alone."""
+        """Publish residuals that reach the threshold; if there are none, only report progress.
+
+        ``commit_latency_s`` is as for ``LoopDriver.publish``.
+        """
         seen, payload = self._replica.commit, self._driver.publish(commit_latency_s)
         self._unpublished, self.sent = 0, self.position
         if payload is None:

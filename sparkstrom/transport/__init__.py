@@ -1,1 +1,1 @@
-"""Send bytes between processes: by Aeron or encrypted over TCP; probe UDP."""
+"""Send bytes between processes, over Aeron or encrypted over TCP, and test UDP connections."""

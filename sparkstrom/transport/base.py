@@ -1,12 +1,13 @@
-"""The interface of transports.
+"""The interface of transports, which send frames (byte strings) between processes.
 
 A transport belongs to one thread. It has one endpoint (a UDP port) with any number of numbered
 streams. Frames from one sender arrive in order, each whole or not at all. An accepted frame is
 *not* an acknowledged one: peers die and receivers restart, so the protocol above recovers losses
 with ids, commit numbers and leases.
 
-Transports on one media driver share its endpoint and its stream numbers. They can also reach one
-another on *local* streams, through shared memory, with the same results and frame lengths.
+A media driver is Aeron's process for network I/O. Transports that use the same one share its
+endpoint and its stream numbers. They can also reach one another on *local* streams, through shared
+memory, with the same results and frame lengths. The buffer of a stream is called its log.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ class OfferResult(enum.Enum):
     """What happened to offered frames; the value determines what the caller does next."""
 
     SENT = "sent"
-    BUSY = "busy"  # back-pressure or log rotation: keep the frame and offer it again next cycle
-    UNCONNECTED = "unconnected"  # no receiver (yet): the caller's lease decides how long to wait
+    BUSY = "busy"  # the log is full or rotates: keep the frame and offer it again next cycle
+    UNCONNECTED = "unconnected"  # no receiver (yet): the caller decides how long to wait
     CLOSED = "closed"  # this sender has ended: open another one
 
 
@@ -60,7 +61,7 @@ class Sender(Protocol):
         """
 
     def close(self) -> None:
-        """Close at once (revoke): frames not yet sent are lost and the log is freed. Idempotent."""
+        """Close at once; frames that are not yet sent are lost. Idempotent."""
 
 
 class Transport(Protocol):
@@ -72,11 +73,11 @@ class Transport(Protocol):
 
     @property
     def max_frame_bytes(self) -> int:
-        """Length of the longest frame that a data sender accepts; longer ones raise UsageError."""
+        """Maximum frame length of a data sender, in bytes; longer frames raise UsageError."""
 
     @property
     def max_control_frame_bytes(self) -> int:
-        """Length of the longest frame that a control sender accepts; its log is smaller."""
+        """Maximum frame length of a control sender, in bytes; its log is smaller."""
 
     def open_sender(
         self, endpoint: Endpoint, stream: int, *, control: bool, local: bool = False
@@ -88,8 +89,8 @@ class Transport(Protocol):
         Args:
             endpoint: the peer's endpoint; for a local sender only a label in messages.
             stream: stream number at the peer, from 1 to 2^31 - 1.
-            control: use a small log, for short messages.
-            local: send through shared memory to a peer on this media driver.
+            control: use a small log, for short messages; False: a larger one, for data.
+            local: send through shared memory to a peer that uses the same media driver.
         """
 
     def open_receiver(self, stream: int, *, local: bool = False) -> None:
@@ -122,7 +123,7 @@ class Transport(Protocol):
         """Make the current ``poll``, or else the next one, return without waiting. Thread-safe."""
 
     def sent(self) -> SentBytes:
-        """Return how many bytes have left the network interfaces. Works after ``close``, too."""
+        """Return how many bytes have left the network interfaces. Also works after ``close``."""
 
     def close(self) -> None:
         """Close all senders, receivers and the client. Idempotent."""

@@ -1,7 +1,7 @@
 """Choose which of this host's IP addresses to bind, by CIDR mask, explicit address or fallback.
 
-Masks have their CIDR meaning: 10.0.0.0/16 is 65,536 addresses, 192.168.1.12/32 is one, and IPv6
-masks work, too. (DL4J's NetworkOrganizer cuts most masks down to /24 and supports IPv4 only.)
+Masks have their CIDR meaning: 10.0.0.0/16 is 65,536 addresses, and 192.168.1.12/32 is one. They may
+be IPv6. (DL4J's NetworkOrganizer cuts most masks down to /24 and supports IPv4 only.)
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ RECORD_TIMEOUT_S = 30.0  # limit for receiving one record, and for sending
 
 
 class EncryptedStream:
-    """One end of an encrypted connection. Methods raise WireError once the connection is over.
+    """One end of an encrypted connection. Methods raise WireError once the connection has ended.
 
     One thread may send while another one receives.
     """
@@ -84,7 +84,7 @@ class EncryptedStream:
         self._until_s = math.inf
 
     def send(self, message: bytes) -> None:
-        """Encrypt and send a whole message; raise WireError if the connection is over."""
+        """Encrypt and send a whole message; raise WireError if the connection has ended."""
         parts = range(0, max(1, len(message)), RECORD_BYTES_MAX)
         for begin in parts:
             self._send_record(message[begin : begin + RECORD_BYTES_MAX], more=begin != parts[-1])
@@ -126,7 +126,7 @@ class EncryptedStream:
         return b"".join(parts)
 
     def wait_for_data(self, seconds: float) -> bool:
-        """Wait up to ``seconds`` until there is something to receive; return whether there is."""
+        """Wait up to ``seconds`` for data to receive; return False if none has arrived."""
         try:
             return wait_until_readable(self._socket, seconds)
         except (OSError, ValueError) as error:

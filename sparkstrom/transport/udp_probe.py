@@ -1,8 +1,8 @@
 """Measure UDP between all processes of a group: reachability, round-trip time and throughput.
 
-The probe sends plain datagrams, although training uses Aeron: an Aeron stream connects only if both
-directions work, so it cannot show which direction a firewall drops, or that only long datagrams are
-lost. The datagrams have Aeron's lengths and use the same addresses and ports. Each direction
+The probe sends plain datagrams, although training uses Aeron, because an Aeron stream connects only
+if both directions work. Aeron thus cannot show which direction a firewall drops, or that only long
+datagrams are lost. The probe's datagrams have Aeron's lengths, addresses and ports. Each direction
 between two processes is reported by the receiver.
 
     ping     to each peer: short, then in Aeron's length with and without permission to fragment
@@ -76,11 +76,11 @@ class DatagramKind(enum.IntEnum):
 class PeerResult:
     """What one process has measured about one peer."""
 
-    receives_pings: bool = False  # short pings arrive
-    receives_unfragmented: bool = False  # long pings arrive unfragmented
-    receives_fragmentable: bool = False  # long pings arrive if they may be fragmented
-    round_trip_s: float | None = None  # shortest round trip
-    bytes_s: float | None = None  # throughput from the peer to this process
+    receives_pings: bool = False  # the peer's short pings arrive at this process
+    receives_unfragmented: bool = False  # its long pings arrive unfragmented
+    receives_fragmentable: bool = False  # its long pings arrive if they may be fragmented
+    round_trip_s: float | None = None  # shortest round trip; None: not measured
+    bytes_s: float | None = None  # throughput from the peer to this process; None: not measured
     has_finished: bool = False  # the peer needs nothing more from this process
 
 
@@ -90,12 +90,12 @@ class ProbeGroup:
 
     endpoints: tuple[Endpoint, ...]  # where each process receives
     token: bytes  # secret of this measurement; datagrams without proof of it are ignored
-    seconds: float  # limit of the whole measurement
+    seconds: float  # maximum duration of the whole measurement
 
 
 @dataclass(slots=True)
 class _IncomingTrain:
-    """A train (burst of datagrams) that was requested from a peer, as far as it has arrived."""
+    """The part that has arrived of a train (burst of datagrams) that a peer was asked to send."""
 
     peer: int  # index of the sender
     requested_s: float  # monotonic time of the request
@@ -259,7 +259,10 @@ class UdpProbe:
                 train.left -= self._lengths[train.peer]
 
     def _send(self, peer: int, kind: DatagramKind, length: int = 0, stamp_ns: int = 0) -> bool:
-        """Send a datagram, padded to ``length`` bytes; return whether the interface accepted it."""
+        """Send a datagram, padded to ``length`` bytes; return whether the interface accepted it.
+
+        ``stamp_ns`` is the timestamp to send; 0 means the present time.
+        """
         assert self._socket is not None
         stamp_ns = stamp_ns or time.monotonic_ns()
         proof = self._proof(kind, self._index, length, stamp_ns, peer)

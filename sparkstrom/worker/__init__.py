@@ -1,1 +1,1 @@
-"""What runs in a worker's process, on Spark or on one machine: its network, rows and training."""
+"""Set up a worker's process, on Spark or on one machine: connect it, load its rows, and train."""

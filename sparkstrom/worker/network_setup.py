@@ -1,8 +1,9 @@
 """Connect a worker or the controller to the network.
 
 Choose the address to bind, open a transport over the media driver, and check that UDP gets through.
-"The driver" without "media" is the program that calls ``fit``; Aeron's process, which sends and
-receives for all workers of an executor, is the media driver.
+The media driver is Aeron's process, which sends and receives for all workers of an executor; the
+driver program is the one that calls ``fit``. The controller is the process that coordinates a fit's
+workers, in the driver program or in a Spark task.
 """
 
 from __future__ import annotations
@@ -52,10 +53,11 @@ DISCARD_PORT: Final = 9  # used only to find a route; nothing is sent to it
 
 
 def choose_driver_address(void: VoidConfiguration, spark_driver_host: str) -> str:
-    """Return the IP address of this machine, the driver program's, at which executors reach it.
+    """Return the IP address at which executors reach this machine, which runs the driver program.
 
     The first of these that is given decides: the options ``controller_address`` and
-    ``network_mask``, an environment variable, and the host that Spark uses for its driver.
+    ``network_mask`` of ``void``, an environment variable of ``options.resolution.LOCAL_IP``, and
+    ``spark_driver_host``, the host that Spark uses for its driver.
     """
     explicit = resolve_host(void.controller_address) if void.controller_address else None
     return choose_address(
@@ -69,8 +71,8 @@ def choose_driver_address(void: VoidConfiguration, spark_driver_host: str) -> st
 def choose_executor_address(void: VoidConfiguration, controller: Endpoint) -> str:
     """Return the IP address of this executor to bind.
 
-    The first of these that is given decides: the option ``network_mask``, an environment variable,
-    and the route to the controller.
+    The first of these that is given decides: the option ``network_mask`` of ``void``, an
+    environment variable of ``options.resolution.LOCAL_IP``, and the route to the controller.
     """
     return choose_address(
         mask=void.network_mask,
@@ -113,9 +115,10 @@ def local_address_towards(controller: Endpoint) -> str:
 
 
 def exclude_controller_port(ports: range | None, host: str, controller: Endpoint) -> range | None:
-    """Return an executor's ports without the controller's port if both share one address.
+    """Return an executor's ``ports`` without the controller's port if ``host`` is its address too.
 
-    Of the two parts that remain, the longer one is returned. Raise SetupError if none remains.
+    Removing the port leaves two ranges, of which the longer is returned. None means any port. Raise
+    SetupError if no port is left.
     """
     if ports is None or controller.host != host or controller.port not in ports:
         return ports
@@ -137,18 +140,19 @@ def transport_opener(key: str, options: DriverOptions) -> OpenTransport:
     """Return a function that opens a transport on the media driver named ``key``.
 
     The function takes the endpoint that the transport had before, or None, and reuses that
-    endpoint's port if possible.
+    endpoint's port if possible. With an endpoint, it raises DriverLost instead of SetupError if no
+    media driver can be started, so that its caller can try again.
     """
 
     def open_transport(before: Endpoint | None) -> Transport:
-        """Open a transport; try again if the media driver exits meanwhile."""
+        """Open a transport; ``before`` is the endpoint that it had before, or None."""
         if before is None:
             return join(options)
         try:
             return join(replace(options, port_preferred=before.port))
         except SetupError as error:
-            # A driver has run here, so the host may only be starved for a while, or the port not
-            # be free yet: the caller counts this as the death of one more driver.
+            # A media driver has run here before. The host may only be overloaded for a while, or
+            # the port may not be free yet. The caller counts this as one more driver's death.
             raise DriverLost("starting another media driver", 0, str(error)) from error
 
     def join(chosen: DriverOptions) -> Transport:
@@ -159,7 +163,7 @@ def transport_opener(key: str, options: DriverOptions) -> OpenTransport:
 
 
 def _join_repeatedly(join: Callable[[], Joined]) -> Joined:
-    """Return the result of ``join``; call it again if the media driver exits meanwhile."""
+    """Return the result of ``join``; call it up to JOIN_ATTEMPTS times if it raises DriverLost."""
     for _ in range(1, JOIN_ATTEMPTS):
         try:
             return join()
@@ -209,10 +213,10 @@ class ControllerRoute:
     """How a fit's executors reach its controller, and how they configure their media drivers."""
 
     job: int  # number of the fit, in the headers of its frames
-    endpoint: Endpoint  # of the controller
+    endpoint: Endpoint  # the controller's address and port
     void: VoidConfiguration  # network options of the user
-    edges: int  # neighbours on other media drivers, per executor
-    local_edges: int  # neighbours on the same media driver, per executor
+    edges: int  # number of neighbours on other media drivers, per executor
+    local_edges: int  # number of neighbours on the same media driver, per executor
     is_controller_running: bool = True  # the controller has a media driver already
 
     @property
@@ -239,10 +243,11 @@ class ControllerRoute:
 
 
 def require_controller_reachable(route: ControllerRoute, environment: TaskEnvironment) -> None:
-    """Raise NetworkError within seconds unless UDP reaches the controller and replies come back.
+    """Raise NetworkError if no reply from the controller arrives within ``route.patience_s``.
 
     Spark sends tasks over TCP. Without this check, a firewall, mask or route that blocks UDP would
-    show only as silence, after rows are read and kernels are compiled.
+    show only as silence, after rows are read and kernels are compiled. If the controller runs on
+    this host, nothing is checked.
     """
     options = route.driver_options(environment)
     if _is_same_host(route.endpoint, options.host):
@@ -274,7 +279,10 @@ def _probe_controller(
 
 
 def format_unreachable(route: ControllerRoute, own_endpoint: Endpoint, seconds: float) -> str:
-    """Return the error message for blocked UDP, as one line: Spark shows only the last line."""
+    """Return the error message for blocked UDP, as one line because Spark shows only the last one.
+
+    ``own_endpoint`` is this executor's; no answer came within ``seconds``.
+    """
     peer, void, own = route.endpoint, route.void, own_endpoint
     peer_name = master_name(void.controller)
     return (
@@ -311,7 +319,8 @@ def check_driver_machine(
     """Raise SetupError if the driver's machine lacks the library, an address or shared memory.
 
     The check takes some milliseconds and runs before any job. It is skipped if the controller runs
-    in a Spark task.
+    in a Spark task. ``scratch`` is a directory for Aeron's files if ``shared_memory`` has no room
+    for them; None: the directory for temporary files.
     """
     if parse_controller(void.controller).is_in_task:
         return

@@ -65,8 +65,8 @@ def remember_model(model: FlatModel) -> None:
 def free_last_model() -> None:
     """Free the model of this process's latest training task.
 
-    To be called before the next model is created, because a search of frozen objects freezes all
-    objects that exist: each later task would have to search them again.
+    Call this before the next model is created. To free a frozen model, all objects are searched and
+    then frozen, so a model that existed by then would have to be freed in the same way.
     """
     free_models(_last_models)
 
@@ -82,9 +82,9 @@ def refer_weakly(model: FlatModel) -> Callable[[], FlatModel | None]:
 def free_models(models: Collection[Callable[[], FlatModel | None]]) -> None:
     """Free models of earlier fits that only reference cycles keep alive.
 
-    The garbage collector skips models that were frozen with the modules they imported. To search
-    frozen objects takes 0.3 s with torch's modules, and a forked process copies the memory that it
-    shares, so this is done only for a model that is still there.
+    The garbage collector skips models that were frozen with the modules they imported. Searching
+    frozen objects takes 0.3 s with torch's modules, and makes a forked process copy the memory that
+    it shares, so this is done only for a model that still exists.
 
     Args:
         models: Weak references to models that are no longer used.
@@ -119,7 +119,10 @@ def read_executor_name(proc: Path = PROC_DIRECTORY) -> ExecutorName:
 
 
 def assigned_gpu(resources: Mapping[str, Any]) -> int | None:
-    """Return the index of the first GPU that Spark assigned to the task, or None."""
+    """Return the index of the first GPU that Spark assigned to the task, or None.
+
+    ``resources`` are those of Spark's TaskContext. If the GPU's name is no number, log a warning.
+    """
     addresses = resources["gpu"].addresses if "gpu" in resources else []
     if not addresses:
         return None
@@ -166,7 +169,7 @@ def load_batches(
 ) -> Batches:
     """Return the partition's minibatches, after checking the rows against the model.
 
-    ``blocks``: blocks of the partition's rows; None stands for no rows.
+    ``blocks``: blocks of the partition's rows; None: no rows, and their number is not checked.
     """
     master = job.master
     store = RowStore(

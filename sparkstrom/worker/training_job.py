@@ -2,11 +2,12 @@
 
 The checks find models that cannot be pickled, before any task starts.
 
-The initial parameters are one Spark broadcast variable: executors fetch its blocks from one
-another, each block once per executor, and executors that Spark starts later still find them. If
-Spark picks any holder of a block, the driver sends about 1 + 1/2 + ... + 1/n times the bytes to n
-executors. That is why the encoding is compact, and why blocks are so small that executors which
-start together read different ones.
+The initial parameters are one Spark broadcast variable, which consists of blocks. An executor
+fetches each block once, from the driver or from an executor that already has it, even if it starts
+later than the others. If this source is chosen at random, the driver sends each block about
+1 + 1/2 + ... + 1/n times to serve n executors. To send less, the encoding uses three bytes per
+parameter, and blocks are so small that executors which start at the same time can fetch different
+blocks from the driver, and the others from one another.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from sparkstrom.runtime.theta import CHUNK_PARAMS, Theta
 from sparkstrom.worker.network_setup import ControllerRoute
 
 BLOCK_SIZE_OPTION = "spark.broadcast.blockSize"
-BLOCKS_PER_WORKER = 4  # so that executors that start together read different ones
+BLOCKS_PER_WORKER = 4  # executors that start at the same time can then fetch different blocks
 # Every block costs round trips: 64 blocks for four executors took 4 s more.
 BLOCKS_MIN, BLOCKS_MAX = 16, 64
 # Lower limit: a block costs a request to the driver. Upper limit: Spark's default.
@@ -121,7 +122,8 @@ def broadcast_parameters(
 ) -> Iterator[ParametersBroadcast]:
     """Broadcast the parameters, and optionally one optimizer state for all workers; yield it.
 
-    The broadcast variable is destroyed when the block ends, even if an exception ends it.
+    ``context`` is a SparkContext; the size of Spark's blocks depends on the number of ``workers``.
+    The broadcast variable is destroyed when the ``with`` block ends, even by an exception.
     """
     packed = pack_parameters(theta, state)
     blocks = min(max(BLOCKS_PER_WORKER * workers, BLOCKS_MIN), BLOCKS_MAX)
@@ -136,7 +138,10 @@ def broadcast_parameters(
 
 @contextlib.contextmanager
 def _broadcast_block_size(context: Any, kib: int) -> Iterator[None]:
-    """Set Spark's broadcast block size during the block, unless the application set its own."""
+    """Set Spark's block size for broadcasts to ``kib`` KiB within the ``with`` statement.
+
+    If the application has set a block size itself, leave it unchanged.
+    """
     conf = context._jsc.sc().conf()  # the live configuration; getConf() returns a copy
     with _CONF_LOCK:
         if conf.contains(BLOCK_SIZE_OPTION):
@@ -167,9 +172,9 @@ class TrainingJob:
     key: bytes = field(repr=False)  # secret key of this fit's frames
     model: FlatModel  # without parameters: architecture, seed, options
     master: SharedTrainingMaster  # options of training
-    k: int  # grid step 2^-k
-    layers: Layers | None  # layers with their own thresholds
-    endpoint: Endpoint  # of the controller
+    k: int  # all parameters are multiples of 2^-k
+    layers: Layers | None  # layers with their own thresholds; None: no layer has one
+    endpoint: Endpoint  # address and port of the controller, which numbers workers' updates
     join_stream: int  # the controller's stream for direct messages
     network: str  # id of the network, in names of files kept for the next fit
     rows: tuple[int, ...] = ()  # number of rows per partition, if counted before the fit
@@ -229,7 +234,7 @@ PickleFunction = Callable[[Any], bytes]
 
 
 def require_model(model: Any, pack: PickleFunction) -> None:
-    """Raise UsageError if a value does not implement the model protocol or cannot be pickled."""
+    """Raise UsageError if ``model`` is not a model, or the function ``pack`` cannot pickle it."""
     if (why := explain_invalid_model(model)) is not None:
         raise UsageError(why)
     require_picklable(model, pack)
@@ -262,7 +267,10 @@ def _pickling_error(value: Any, pack: PickleFunction) -> Exception | None:
 def _find_unpicklable_part(
     value: Any, path: str, error: Exception, pack: PickleFunction
 ) -> tuple[str, Exception]:
-    """Return the path and the error of the deepest part that cannot be pickled."""
+    """Return the path and the error of the deepest part of ``value`` that cannot be pickled.
+
+    ``path`` and ``error`` are those of ``value`` itself.
+    """
     for _ in range(DEPTH_MAX):
         for name, part in _iter_parts(value):
             inner = _pickling_error(part, pack)

@@ -1,7 +1,8 @@
 """The training task: prepare this process, join the fit, train one partition and report.
 
-An exception is reported to the controller, which ends the whole fit. Then it is raised again, so
-that Spark's log has it, too.
+The task's trainer trains the model; its node, in a thread of its own, exchanges messages with the
+other workers and with the controller, which numbers updates. An exception is reported to the
+controller, which ends the whole fit, and is raised again so that Spark's log contains it.
 """
 
 from __future__ import annotations
@@ -75,12 +76,12 @@ TRIM_THRESHOLD_AFTER_BYTES = 64 << 20  # twice the fallback, as the C library se
 
 @contextmanager
 def retain_freed_memory() -> Iterator[None]:
-    """During the block, keep memory that a training step frees inside the process.
+    """Keep memory that training steps free inside the process during the ``with`` block.
 
     Steps allocate and free arrays as large as a layer: gradients and an optimizer's temporaries.
     The C library returns such memory to the system, which clears it again page by page for the next
-    step: with 4.35 M parameters and torch's Adam that took 9 to 16 ms of 36 to 54 per step. After
-    the block, free memory goes back to the system. Without ``mallopt`` (musl, macOS) nothing
+    step. With 4.35 M parameters and torch's Adam, this took 9 to 16 of 36 to 54 ms per step.
+    Afterwards, free memory is returned to the system. Without ``mallopt`` (musl, macOS), nothing
     changes.
     """
     libc = ctypes.CDLL(None)
@@ -104,8 +105,9 @@ RESIDUAL_FILE_PREFIX = "sparkstrom-kept-"
 def save_residual(replica: Replica, directory: Path, network: str) -> ResidualCheckpoint:
     """Write residual, threshold and optimizer state to an npz file; return its path and mass.
 
-    The file appears only when it is complete; a failure leaves none. Its mass is the sum of
-    absolute residuals.
+    The residual is what the worker has learned but not sent; its mass is the sum of the absolute
+    values. ``network``, the network's id, is part of the file's name. The file appears in
+    ``directory`` only when it is complete; a failure leaves none.
     """
     residual = replica.residual()
     arrays = {"residual": residual}
@@ -130,7 +132,10 @@ def save_residual(replica: Replica, directory: Path, network: str) -> ResidualCh
 
 
 def restore_residual(replica: Replica, path: str) -> None:
-    """Add a saved residual and its states to this replica; only warn if its file is unusable."""
+    """Add a saved residual to this replica and load the states saved with it; delete the file.
+
+    If the file is missing or damaged, only log a warning.
+    """
     try:
         residual, states = _take_residual(path)
     except READ_ERRORS as error:
@@ -206,7 +211,7 @@ def run_training_task(
 def _run_captured(
     job: TrainingJob, environment: TaskEnvironment, blocks: Iterator[Block], output: WorkerOutput
 ) -> str:
-    """Run the task while the caller captures what the user's code prints."""
+    """Do what ``run_training_task`` describes, while that captures what the user's code prints."""
     began_s = time.monotonic()
     warm_up()
     warm_up_transport()
@@ -295,7 +300,7 @@ class TrainingSession:
         )
 
     def report(self, error: BaseException, doing: str) -> None:
-        """Report why training failed.
+        """Report to the controller why training failed; ``doing``: what the worker was doing.
 
         If the node's thread has not started yet, the node later reports the error instead of
         joining.
@@ -312,9 +317,9 @@ class TrainingSession:
             time.sleep(0.05)
 
     def _save_residual(self, replica: Replica) -> ResidualCheckpoint | None:
-        """Save the residual for the next fit, if that is enabled; only warn if that fails.
+        """Save the residual for the next fit, if that is enabled; only log a warning on failure.
 
-        All that is trained is committed by now, and a fit without this file ends well.
+        Return the file, or None if nothing was saved. The present fit does not need the file.
         """
         if not self._job.keep_residuals:
             return None
@@ -364,7 +369,7 @@ def make_trainer_options(job: TrainingJob, partition: int = 0, attempt: int = 0)
 def load_initial_theta(job: TrainingJob, backend: Backend | None = None) -> Theta:
     """Return the parameters and buffers with which the fit starts.
 
-    If the job does not contain them, the parameters are not loaded yet.
+    If the job does not contain them, all parameters are 0 until a snapshot is fetched.
     """
     theta = Theta(job.spec.n_params, job.k, job.layers, backend)
     if job.initial is not None:
@@ -445,8 +450,11 @@ class StalenessLimits(TypedDict):
 def staleness_limits(master: SharedTrainingMaster) -> StalenessLimits:
     """Return the limits on how far workers may drift apart, by ``max_lead`` and ``max_staleness``.
 
-    "auto" also sets limits in minibatches: for staleness always, for lead only if ``publish_every``
-    is "auto" as well.
+    ``lead_minibatches`` and ``age_of_updates`` are in minibatches of all workers, the other limits
+    in steps of one worker. A round is ``publish_every`` steps, or 1 if that is "auto". A number of
+    rounds for ``max_staleness`` is converted to steps. With "auto", ``max_lead`` is one round, and
+    ``lead_minibatches`` is set in addition if ``publish_every`` is "auto" as well. With "auto",
+    ``max_staleness`` is 0, because ``age_of_updates`` is set instead.
     """
     every = 1 if isinstance(master.publish_every, str) else master.publish_every
     lead, rounds, age, lead_minibatches = master.max_lead, master.max_staleness, 0, 0

@@ -51,17 +51,17 @@ class BufferSizes:
     data_term: int  # a third of the log of a data stream
     control_term: int  # a third of the log of a control stream
     window: int  # receive window of one stream: bytes sent and not yet consumed
-    receive_buffer: int  # of the socket
-    send_buffer: int  # of the socket
+    receive_buffer: int  # the socket's receive buffer
+    send_buffer: int  # the socket's send buffer
 
     @property
     def data_frame_bytes_max(self) -> int:
-        """Most bytes of a data frame; longer ones would waste much space at the end of a term."""
+        """Maximum data frame in bytes; longer frames would waste much space at a term's end."""
         return self.data_term // 16
 
     @property
     def control_frame_bytes_max(self) -> int:
-        """Most bytes of a control frame: Aeron's limit for a log of this size."""
+        """Maximum control frame in bytes, which is Aeron's limit for a log of this size."""
         return self.control_term // 8
 
 
@@ -80,6 +80,8 @@ def log_file_bytes(term: int) -> int:
 
 def required_log_bytes(edges: int, data_term: int, control_term: int) -> int:
     """Return how many bytes the files of a media driver with ``edges`` neighbours need.
+
+    ``data_term`` and ``control_term`` are the lengths of one term of the two kinds of logs.
 
     Each neighbour has four streams: data and control, each way. Two neighbouring tasks on the same
     driver count as one neighbour, because they share their logs.
@@ -186,7 +188,10 @@ LOCAL_SUBSCRIPTION_URI = "aeron:ipc?tether=true"
 
 
 def probe_uri(peer: Endpoint, session: int, term: int) -> str:
-    """Return the channel URI of a publication that only tests whether an endpoint is reachable."""
+    """Return the channel URI of a publication that only tests whether an endpoint is reachable.
+
+    ``term``: length of a term of its log, in bytes.
+    """
     return (
         f"aeron:udp?endpoint={peer}|session-id={session}|term-length={term}"
         f"|mtu={MTU_NETWORK}|sparse=false|linger=0"
@@ -194,13 +199,16 @@ def probe_uri(peer: Endpoint, session: int, term: int) -> str:
 
 
 def choose_mtu(peer: Endpoint, own: Endpoint) -> int:
-    """Return the most bytes in a datagram from ``own`` to ``peer``: more within a host."""
+    """Return the maximum size in bytes of a datagram from ``own`` to ``peer``.
+
+    It is larger between processes of one host.
+    """
     local = peer.host == own.host or ipaddress.ip_address(peer.host).is_loopback
     return MTU_LOCAL if local else MTU_NETWORK
 
 
 def stays_on_host(peer: Endpoint, own: Endpoint) -> bool:
-    """Return whether frames to ``peer`` use no network interface, not even loopback."""
+    """Return whether ``peer`` is on this host, at an address other than a loopback address."""
     return peer.host == own.host and not ipaddress.ip_address(peer.host).is_loopback
 
 

@@ -121,7 +121,10 @@ class SubscriptionPoller:
     """
 
     def __init__(self, aeron: AeronLibrary, frame_max: int, bell: Doorbell) -> None:
-        """Allocate the buffers for received frames of up to ``frame_max`` bytes."""
+        """Allocate the buffers for received frames of up to ``frame_max`` bytes.
+
+        ``bell``: this client's doorbell, which ends the wait for frames.
+        """
         self._aeron, self._frame_max, self._bell = aeron, frame_max, bell
         self._rung_streams: set[int] = set()  # local streams, whose senders ring the bell
         self._frames: U8 = np.empty(BUFFER_FRAMES * frame_max, np.uint8)
@@ -614,7 +617,10 @@ class AeronTransport:
         self._inbox.wake()
 
     def _poll_openings(self) -> None:
-        """Check which requested streams are open now, and poll those; forget released senders."""
+        """Process the driver's answers to requests for streams; forget released senders.
+
+        Start to poll the receivers that are now open, and close those that nobody needs any more.
+        """
         opened = [s for s, each in self._pending_subscriptions.items() if not each.is_opening()]
         for stream in opened:
             subscription = self._pending_subscriptions.pop(stream).subscription
@@ -629,7 +635,7 @@ class AeronTransport:
         self._senders = [sender for sender in self._senders if not sender.is_released()]
 
     def _sum_counters(self, senders: Iterable[AeronSender]) -> dict[str, int]:
-        """Return the totals of released senders plus the counters of these senders, by name."""
+        """Return the totals of released senders plus the counters of ``senders``, by name."""
         totals = self._released_totals.copy()
         for sender in senders:
             for name in SENDER_COUNTERS:
@@ -640,7 +646,7 @@ class AeronTransport:
         """Raise DriverLost unless the media driver is alive and serves this client.
 
         ``operation`` names in the error what the caller is doing. Raise UsageError if the transport
-        is closed.
+        is closed. The driver is checked at most every ``LIVENESS_POLL_S`` seconds.
         """
         if self._closed:
             raise UsageError(f"{operation}: this transport is closed")

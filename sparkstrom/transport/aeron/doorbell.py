@@ -1,6 +1,6 @@
 """Doorbells: FIFOs through which senders wake receivers that use the same media driver.
 
-Aeron does not signal that frames have arrived, so a receiver would have to look again and again.
+Aeron does not signal that frames have arrived, so a receiver would have to poll all the time.
 Instead, each client owns a FIFO, its doorbell, in the media driver's directory, and waits for a
 byte in it. A sender rings, which means that it writes a byte. Beside the FIFO is a symbolic link
 for each local stream that the client receives, named after the stream's number, so that a sender
@@ -10,9 +10,8 @@ finds the bell of its receiver.
         <token>                 a client's FIFO
         <stream> -> <token>
 
-Frames from other media drivers ring no bell, and a ring may be lost; so a waiting receiver also
-looks by itself, at least every 5 ms. Rings that have not been read yet fill the FIFO; further ones
-are dropped.
+Frames from other media drivers ring no bell, and a ring may be lost. A waiting receiver therefore
+also checks for frames at least every 5 ms. Rings that do not fit into the FIFO are dropped.
 """
 
 from __future__ import annotations
@@ -38,7 +37,10 @@ class Doorbell:
     """One client's FIFO; a byte written to it ends the client's wait. ``ring`` is thread-safe."""
 
     def __init__(self, driver_directory: Path) -> None:
-        """Create the FIFO. Raise OSError if that fails, as it does once the driver has ended."""
+        """Create the FIFO in the media driver's directory.
+
+        Raise OSError if that fails, as it does once the driver has ended.
+        """
         directory = driver_directory / BELLS_DIRECTORY
         directory.mkdir(mode=0o700, exist_ok=True)
         self._path = directory / secrets.token_hex(8)

@@ -21,7 +21,7 @@ dies. Files with pids or heartbeats would be wrong after kill -9.
     driver.lock    exclusive, by the media driver's process for its lifetime
     clients.lock   shared, by each client process while it uses the driver
 
-Other users can write to the roots, too. So a directory is used or removed only if it belongs to
+Other users can also write to the roots. So a directory is used or removed only if it belongs to
 this user, has mode 700 and is not a link. A name that another user has taken is left alone, and the
 home gets another name. ``current`` is a symbolic link because that needs no disk block: a full file
 system cannot make a home unusable.
@@ -70,9 +70,10 @@ def is_process_alive(process: ProcessIdentity, proc: Path = PROC_DIRECTORY) -> b
 
 
 def find_executor_process(pid: int | None = None, proc: Path = PROC_DIRECTORY) -> ProcessIdentity:
-    """Return the executor's JVM: the nearest ancestor of this Python worker named ``java``.
+    """Return the executor's JVM, which is the nearest process named ``java`` from ``pid`` upwards.
 
-    If there is none (the driver program as plain ``python``), return this process itself.
+    ``pid``: None means this process. If there is no such ancestor, as in a driver program that was
+    started as plain ``python``, return the identity of ``pid`` itself.
     """
     own_pid = pid = pid or os.getpid()
     while (stat := _read_process_stat(pid, proc)) is not None and pid > 1:
@@ -117,9 +118,10 @@ def open_lock(path: Path) -> int:
 
 
 def try_lock(descriptor: int, *, shared: bool = False) -> bool:
-    """Lock the file without waiting; return whether that succeeded.
+    """Lock the file without waiting; return False if another descriptor has a conflicting lock.
 
-    If the lock is held already, its mode changes.
+    ``shared`` selects a shared instead of an exclusive lock. If ``descriptor`` holds a lock of the
+    other kind, that lock is converted.
     """
     try:
         fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
@@ -135,9 +137,10 @@ def unlock(descriptor: int) -> None:
 
 @contextmanager
 def hold_lock_if_free(path: str | Path, dir_fd: int | None = None) -> Iterator[bool]:
-    """Hold the lock of an existing file during the block if it is free; yield whether it was.
+    """Lock an existing file exclusively during the block if it is free; yield whether it was.
 
-    Raise FileNotFoundError if the file does not exist.
+    A relative ``path`` refers to the open directory ``dir_fd``, or to the working directory if that
+    is None. Raise FileNotFoundError if the file does not exist.
     """
     descriptor = os.open(path, _OPEN_FLAGS, dir_fd=dir_fd)
     try:
@@ -181,7 +184,7 @@ def open_private_directory(path: Path) -> Iterator[int | None]:
     """Yield a descriptor of the directory, or None if it is not private to this user.
 
     Links are never followed. Operations relative to the descriptor act on the directory that was
-    checked, even if the name is replaced meanwhile.
+    checked, even if the name is replaced later.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -200,7 +203,7 @@ def open_private_directory(path: Path) -> Iterator[int | None]:
 def hold_start_lock(home: Path, deadline_s: float) -> Iterator[bool]:
     """Hold the start lock of ``home`` during the block; yield whether it was free in time.
 
-    The home and the lock file are created if necessary.
+    Wait for the lock at most ``deadline_s`` seconds. Create home and lock file if necessary.
     """
     end_s = time.monotonic() + deadline_s
     descriptor = _try_start_lock(home)
@@ -263,8 +266,8 @@ class DriverHome:
     is the one that clients join.
     """
 
-    name: str  # of the directory, which contains the user id and the key
-    roots: tuple[Path, ...]  # the first holds the home; drivers may be under any
+    name: str  # the directories' name, which contains the user id and the key
+    roots: tuple[Path, ...]  # the first one contains the home; drivers may be under any of them
 
     @property
     def path(self) -> Path:
@@ -306,6 +309,8 @@ class DriverHome:
 
 def resolve_home(key: str, shared_memory: Path, scratch: Path) -> DriverHome:
     """Return the home of ``key``, which is the same for all workers that pass equal arguments.
+
+    ``shared_memory`` and ``scratch`` are the possible roots; the first writable one has the home.
 
     Raise UsageError for an invalid key, SetupError if neither directory is writable.
     """
@@ -364,7 +369,7 @@ def is_driver_in_use(directory: str | Path, dir_fd: int | None = None) -> bool:
 def remove_stale_homes(roots: tuple[Path, ...], keep: str) -> None:
     """Remove what dead drivers of this user left under ``roots``, except in the home ``keep``.
 
-    This is a courtesy to the host, so failures are ignored.
+    Failures are ignored, because the caller does not depend on the result.
     """
     for name in _list_homes(roots) - {keep}:
         own_roots = tuple(root for root in roots if not _is_foreign(root / name))

@@ -1,9 +1,9 @@
 """The media driver's own process: bind a port, report it, and exit when no client needs the driver.
 
 ``python -m sparkstrom.transport.aeron.driver_process STATUS_FD SETTINGS`` is started only by
-``media_driver.ensure_driver``. One native thread does Aeron's work. Meanwhile Python sleeps, and
-checks ten times a second whether there are clients and whether the executor is alive. Only the
-standard library and cffi are imported, because the driver must be ready within a second.
+``media_driver.ensure_driver``. One native thread does Aeron's work. Python only checks, ten times a
+second, whether the driver has clients and the executor is alive. The process imports only the
+standard library and cffi, because the driver must be ready within a second.
 """
 
 from __future__ import annotations
@@ -59,11 +59,12 @@ EPHEMERAL_PORT_ATTEMPTS = 16
 
 
 def candidate_ports(host: str, ports: range | None, preferred: int | None) -> Iterator[int]:
-    """Yield ports of ``host`` that are free now, best first; 0 stands for a port that was taken.
+    """Yield UDP ports of ``host`` that are free now, best first.
 
-    First comes the preferred port, then the ports in ``ports``, or ephemeral ports without a range.
-    A plain socket can bind these ports now, but Aeron binds a moment later, so the caller must be
-    ready to try the next one. Raise SetupError if the host's address cannot be bound.
+    The ``preferred`` port comes first, unless it is outside ``ports``. Then come all of ``ports``
+    or, if that is None, some ephemeral ports (0 if none is free). Aeron binds a port a moment
+    later, so the caller must be ready to try the next one. Raise SetupError if the host's address
+    cannot be bound.
     """
     if preferred and (ports is None or preferred in ports) and find_free_port(host, preferred):
         yield preferred
@@ -227,7 +228,10 @@ class MediaDriver:
     """The C driver, and a client with one subscription (the anchor), which keeps the port bound."""
 
     def __init__(self, settings: dict[str, Any], directory: Path) -> None:
-        """Load the Aeron library; ``directory`` will hold the driver's files."""
+        """Load the Aeron library; ``directory`` will hold the driver's files.
+
+        ``settings`` are the values that ``media_driver.ensure_driver`` passes to this process.
+        """
         self._aeron = AeronLibrary(settings["library"])
         self._settings = settings
         self._directory = directory
@@ -344,7 +348,10 @@ def run_until_unneeded(
     settings: dict[str, Any],
     stop: StopSignal,
 ) -> None:
-    """Run until SIGTERM, the executor's exit, a failure, or ``linger_s`` seconds without client."""
+    """Run until SIGTERM, the executor's exit, a failure, or ``linger_s`` seconds without a client.
+
+    Before returning, hide the driver from new clients.
+    """
     executor, linger_s = ProcessIdentity(*settings["watch"]), settings["linger_s"]
     clients = open_lock(directory / CLIENTS_LOCK)
     seen_s = time.monotonic()

@@ -176,7 +176,7 @@ def warn_if_library_missing(stacklevel: int) -> None:
 
 @functools.cache
 def _find_and_load(path: str) -> AeronLibrary:
-    """Return the library at ``path``, or if that is empty, the first usable one at known places."""
+    """Return the library at ``path`` or, if that is "", the first usable one at known places."""
     if path:  # set by the user, so its own error is the relevant one
         try:
             return AeronLibrary(path)
@@ -209,7 +209,7 @@ def _wheel_libraries() -> tuple[str, ...]:
 
 
 def _fetched_libraries() -> tuple[str, ...]:
-    """Return the library that ``sparkstrom fetch-aeron`` installed, if any."""
+    """Return the file that ``sparkstrom fetch-aeron`` has installed, as a tuple, or ()."""
     path = fetched_library_path()
     return (str(path),) if path.exists() else ()
 

@@ -78,10 +78,11 @@ class DriverOptions:
     """Settings of a media driver. Workers that share a driver pass equal options."""
 
     host: str = "127.0.0.1"  # address of this machine to bind, IPv4 or IPv6
-    ports: tuple[int, int] | None = None  # first and last; the first free one is used
+    # First and last UDP port to try; the first free one is used. None: any port.
+    ports: tuple[int, int] | None = None
     port_preferred: int | None = None  # port of a driver that died, because peers know it
-    edges: int = 8  # neighbours on other drivers to allocate space for
-    local_edges: int = 0  # pairs of neighbours that both use this driver
+    edges: int = 8  # number of neighbours on other drivers, for which space is allocated
+    local_edges: int = 0  # number of pairs of neighbours that both use this driver
     # Directory for logs that do not fit into shared memory.
     scratch: Path = field(default_factory=lambda: Path(tempfile.gettempdir()))
     shared_memory: Path = SHARED_MEMORY  # directory for logs, if they fit
@@ -151,7 +152,7 @@ def ensure_driver(
         key: names executor and job, such as ``f"{application}-{job}-{executor}"``: equal for all
             workers that share the driver, and otherwise unique on the host.
         options: settings, used only if the driver is started.
-        deadline_s: seconds to wait for the start lock and the driver.
+        deadline_s: maximum number of seconds to wait for the start lock and the driver.
 
     Raises:
         SetupError: the driver did not start in time; the message has the end of its log.
@@ -354,7 +355,7 @@ def _import_path() -> list[str]:
 
 
 def _read_status(descriptor: int, end_s: float) -> bytes:
-    """Return what the process wrote until it closed the pipe, or a timeout message."""
+    """Return all that the process writes to the pipe, or TIMEOUT_MESSAGE if that takes too long."""
     parts: list[bytes] = []
     while True:
         left_s = end_s - time.monotonic()
@@ -458,7 +459,7 @@ def is_driver_reachable(handle: MediaDriverHandle, peer: Endpoint, seconds: floa
     A publication to the peer's anchor stream becomes connected when a status message replies to its
     setup datagrams, so one reply shows that both directions work. No data are sent.
 
-    Raise DriverLost if this host's driver dies meanwhile, TransportError if it cannot send.
+    Raise DriverLost if this host's driver dies during the test, TransportError if it cannot send.
     """
     aeron = load_library()
     end_s = time.monotonic() + seconds

@@ -84,7 +84,8 @@ PARKING_TIMESPEC, PARKING_RINGS, PARKING_FIELDS = 1, 3, 67
 def _c_call_intrinsic(result_bits: int, arguments: int) -> Any:
     """Return (result type, code generator) of an intrinsic that calls a C function by address.
 
-    The C function returns an integer of ``result_bits`` and takes so many 64-bit ``arguments``.
+    The C function returns an integer of ``result_bits`` bits and takes ``arguments`` arguments of
+    64 bits.
     """
     result = {32: types.int32, 64: types.int64}[result_bits]
 
@@ -152,7 +153,7 @@ def copy_bytes(typing: Any, target: Any, source: Any, count: Any) -> Any:
 
 @helper
 def find_slot(slots: Any, session: int) -> int:
-    """Return the index of the slot in which a sender's frame is being assembled, or -1."""
+    """Return the index of the slot that assembles a frame of the sender ``session``, or -1."""
     for i in range(GATHER_SLOTS):
         if slots[i, 0] == session:
             return i
@@ -235,7 +236,7 @@ def gather_fragment(inbox: Any, flags: int, session: int, payload: int, length: 
 
 @helper
 def park(functions: Any, bell: int, parking: Any, parking_address: int, park_us: int) -> Any:
-    """Wait up to ``park_us`` for bytes in the doorbell; read them and return whether any came."""
+    """Wait up to ``park_us`` us for bytes in the doorbell; read them; return whether any came."""
     parking[0] = bell | POLLIN << 32
     parking[PARKING_TIMESPEC] = park_us // 1_000_000
     parking[PARKING_TIMESPEC + 1] = park_us % 1_000_000 * 1000
