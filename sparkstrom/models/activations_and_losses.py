@@ -1,7 +1,7 @@
 """Activations and losses of the built-in NumPy network.
 
-Each loss comes with a check of labels. ``loss_name`` returns the name of any loss, also of PyTorch,
-JAX or Keras; models recognize kinds of losses by this name, and use it in messages.
+Each loss comes with a check of labels. ``loss_name`` returns the name of any loss, including those
+of PyTorch, JAX and Keras. Models recognize kinds of losses by this name, and use it in messages.
 """
 
 from __future__ import annotations
@@ -19,7 +19,10 @@ F32 = NDArray[np.float32]
 
 
 class Activation(NamedTuple):
-    """An activation function a = f(z) and the multiplication by its derivative, both in place."""
+    """An activation function a = f(z), and the multiplication of a gradient by its derivative.
+
+    Both work in place.
+    """
 
     forward: Callable[[F32], F32]
     backward: Callable[[F32, F32], None]  # called as (a, upstream): upstream *= f'(z)
@@ -136,9 +139,9 @@ def squared_error(z: F32, labels: Labels, weights: Weights = None) -> tuple[floa
 
 
 def _average_loss(losses: NDArray[Any], gradient: F32, weights: Weights) -> tuple[float, F32]:
-    """Return the mean of the rows' losses, weighted if they have weights, and its gradient.
+    """Return the mean of the rows' ``losses``, weighted if ``weights`` are given, and its gradient.
 
-    ``gradient`` contains the gradient of each row's loss and is scaled in place.
+    ``gradient`` contains the gradient of each row's loss. It is scaled in place, and returned.
     """
     if weights is None:
         gradient /= np.float32(len(losses))
