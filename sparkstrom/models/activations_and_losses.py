@@ -19,10 +19,7 @@ F32 = NDArray[np.float32]
 
 
 class Activation(NamedTuple):
-    """An activation function a = f(z), and the multiplication of a gradient by its derivative.
-
-    Both work in place.
-    """
+    """An activation function a = f(z) and the multiplication by its derivative, both in place."""
 
     forward: Callable[[F32], F32]
     backward: Callable[[F32, F32], None]  # called as (a, upstream): upstream *= f'(z)

@@ -3,10 +3,8 @@
 The interfaces are ``typing.Protocol`` classes. Each model must implement ``FlatModel``; it supports
 any other interface by having the methods of that interface. The flat vector contains all
 parameters, one array after the other. ``from_description`` makes a model from the description in a
-saved network.
-
-In a fit (one call of ``SparkNetwork.fit``), each worker trains its own copy of the model on its
-partition of the rows.
+saved network. In a fit (one call of ``SparkNetwork.fit``), each worker trains its own copy of the
+model on its partition of the rows.
 """
 
 from __future__ import annotations
@@ -55,12 +53,12 @@ class Batch(NamedTuple):
 
 
 def count_rows(columns: Columns) -> int:
-    """Return the number of rows of the columns' first array; all arrays have the same number."""
+    """Return the number of rows, which is the same in all arrays of ``columns``."""
     return len(columns) if isinstance(columns, np.ndarray) else len(arrays_of(columns)[0])
 
 
 def arrays_of(columns: Columns) -> tuple[NDArray[Any], ...]:
-    """Return all arrays as a tuple, in the order of their positions or of the dict's insertions."""
+    """Return all arrays as a tuple, ordered by position, or for a dict by insertion."""
     if isinstance(columns, np.ndarray):
         return (columns,)
     return tuple(columns.values()) if isinstance(columns, dict) else columns
@@ -224,13 +222,10 @@ class HasPenalty(Protocol):
 
 @runtime_checkable
 class HasOptimizerState(Protocol):
-    """A model trained elsewhere, such as by DL4J, whose optimizer continues the state saved there.
-
-    Only a network's first fit starts with this state.
-    """
+    """A model that was trained elsewhere, such as by DL4J, and continues its optimizer's state."""
 
     def continuing_state(self) -> State:
-        """Return the state with which the optimizer starts a network's first fit; {}: a new one."""
+        """Return the optimizer state for a network's first fit; {} means a new state."""
 
 
 @runtime_checkable
@@ -272,7 +267,7 @@ class Placeable(Protocol):
     """A model that must be told which of an executor's resources it may use."""
 
     def place(self, share: Share) -> None:
-        """Use these resources; called before ``bind``. Raise UsageError if it needs others."""
+        """Use these resources; called before ``bind``. Raise UsageError if they do not suffice."""
 
 
 @runtime_checkable
@@ -398,10 +393,7 @@ class Exporting(Protocol):
     """A model that can be saved in the file format of its own library."""
 
     def exported(self) -> tuple[str, bytes]:
-        """Return the (name suffix, content) of a file with the bound parameters, for that library.
-
-        The suffix includes the dot, as in ".pt".
-        """
+        """Return (suffix, content), such as (".pt", bytes), of a file of the bound parameters."""
 
 
 Shape = tuple[int, ...]
@@ -451,9 +443,9 @@ def check_bindable(params: Flat, n_params: int) -> Flat:
 
 
 def check_bindable_on_device(params: Any, n_params: int) -> Any:
-    """Return ``params``, an array with ``__cuda_array_interface__``.
+    """Return ``params``, an array in GPU memory with ``__cuda_array_interface__``.
 
-    Raise UsageError unless it is a writable contiguous f32[n_params].
+    Raise UsageError unless it is a contiguous and writable f32[n_params].
     """
     interface = params.__cuda_array_interface__
     shape, read_only = tuple(interface["shape"]), interface["data"][1]

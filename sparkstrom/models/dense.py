@@ -157,7 +157,7 @@ class DenseNetwork:
         return loss
 
     def keep_pace(self, workers: int, minibatches: int, counted: int) -> None:
-        """Scale momentum to the number of workers; ignore the rest, as there is no schedule."""
+        """Scale momentum to ``workers``; ignore the fit's position, as there is no schedule."""
         if workers != self._workers:
             self._scaled_optimizer, self._workers = scale_optimizer(self._updater, workers), workers
 

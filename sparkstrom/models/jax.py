@@ -97,17 +97,14 @@ class MomentumScaler:
         self._scaled: dict[int, tuple[Any, Any]] = {}  # id -> (original, copy)
 
     def scale(self, value: Any) -> Any:
-        """Return a copy of ``value`` with all momenta scaled; the same copy if called again."""
+        """Return a copy of ``value`` with all momenta scaled; always the same for one object."""
         if id(value) not in self._scaled:
             self._scaled[id(value)] = value, value
             self._scaled[id(value)] = value, self._scale_in_value(value)
         return self._scaled[id(value)][1]
 
     def _scale_in_value(self, value: Any) -> Any:
-        """Return a scaled copy, made as its type requires, or ``value`` itself if of other types.
-
-        Record the class names of callables that cannot be inspected.
-        """
+        """Return a scaled copy, as the type requires; record callables that cannot be inspected."""
         if isinstance(value, FunctionType):
             return self._scale_in_function(value) if value.__closure__ else value
         if isinstance(value, MethodType):
@@ -333,7 +330,7 @@ class JaxModel(FlatJaxModel):
         return np.array(ravel_pytree(tree)[0], np.float32)
 
     def place(self, share: Share) -> None:
-        """Limit XLA's threads (without effect after its first use); seed the random keys."""
+        """Limit XLA's threads, if XLA is not in use yet; seed this worker's random keys."""
         limit_to_task_cpus(share.threads)
         self._key_seed = [share.seed % 2**32, 0]
 
@@ -540,10 +537,7 @@ def require_callables(**functions: Any) -> None:
 
 
 def resolve_outputs(outputs: str | None, loss: Any) -> str:
-    """Return a model's output kind, such as "logits": ``outputs``, or what the loss's name implies.
-
-    Raise UsageError for an unknown kind.
-    """
+    """Return the valid output kind ``outputs``, or for None the one that the loss implies."""
     if outputs is None:
         return LOGITS if "cross_entropy" in loss_name(loss) else VALUES
     return str(OUTPUTS_OPTION.read("outputs", outputs))

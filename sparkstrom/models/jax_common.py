@@ -315,9 +315,9 @@ def _refuse_beyond_int32(role: str, columns: Columns) -> None:
 
 
 def _check_loss_shape(losses: Any) -> None:
-    """Raise UsageError unless ``losses`` has an entry per row or is a scalar.
+    """Raise UsageError unless ``losses`` is a scalar or has an entry for each row.
 
-    Also raise it if outputs and labels were broadcast to [rows, rows].
+    The shape [rows, rows] is also an error, because outputs and labels were broadcast.
     """
     rows = TRIAL_ROWS
     if losses.shape and losses.shape[0] != rows:
@@ -338,7 +338,7 @@ def _has_floating_labels(labels: Columns) -> bool:
 
 
 class FlatJaxModel:
-    """Base class of flat-parameter models that JAX computes.
+    """Base class of models that JAX computes and whose parameters are one flat vector.
 
     A subclass sets the attributes that have no value here, and defines ``_compute_outputs``,
     ``_compute_losses`` and ``_buffer_values``.
@@ -378,7 +378,7 @@ class FlatJaxModel:
         return self._outputs
 
     def bind(self, params: Flat) -> None:
-        """Make later steps and predictions read, and steps also write, this f32[n_params]."""
+        """Use this memory, f32[n_params], for the parameters; each step changes it in place."""
         self._params = check_bindable(params, self.n_params)
 
     def keep_pace(self, workers: int, minibatches: int, counted: int) -> None:

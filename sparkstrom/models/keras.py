@@ -382,9 +382,9 @@ class KerasModel(FlatJaxModel):
         return copied
 
     def describe(self) -> dict[str, Any]:
-        """Return the description for a saved network: parameter names and shapes, and the parts.
+        """Return the parameters' names and shapes, and what is needed to make the model again.
 
-        The parts are Keras' configurations of model, optimizer and loss if all their classes are
+        That is Keras' configurations of model, optimizer and loss if all their classes are
         Keras' own; otherwise ``code_of`` contains the names of the user's classes and losses.
         """
         arrays = zip(self._layout.names, self._layout.shapes, strict=True)

@@ -353,10 +353,7 @@ def _cast_floats(tree: Any, dtype: str) -> Any:
 
 
 def resolve_outputs(outputs: str | None, loss: Any) -> str:
-    """Return a model's output kind, such as "logits": ``outputs``, or what the loss implies.
-
-    Raise UsageError for an unknown kind.
-    """
+    """Return the valid output kind ``outputs``, or for None the one that the loss implies."""
     if outputs is not None:
         return str(OUTPUTS_OPTION.read("outputs", outputs))
     if "crossentropy" not in normalize_loss_name(loss):
@@ -395,7 +392,7 @@ def describe_loss(loss: Any) -> Any:
 
 
 def get_variable_name(variable: Any) -> str:
-    """Return "layer/variable", the end of a variable's path; ``SEED_STATE`` for a seed."""
+    """Return the end of a variable's path, "layer/variable", which is equal in all processes."""
     return SEED_STATE if is_seed(variable) else "/".join(variable.path.split("/")[-2:])
 
 
@@ -410,10 +407,7 @@ def is_seed(variable: Any) -> bool:
 
 
 def find_buffer_variables(model: Any) -> list[int]:
-    """Return the indices of the variables, among non-trainable ones, that training updates.
-
-    Seeds of random generators are not included.
-    """
+    """Return the indices, among non-trainable variables, of those that layers update."""
     frozen = set(find_frozen_variables(model))
     return [
         i
@@ -459,10 +453,7 @@ def find_custom_classes(objects: Iterable[Any]) -> dict[str, type]:
 
 
 def deserialize(configuration: Any, classes: dict[str, Any]) -> Any:
-    """Make an object from its serialized configuration; raise UsageError if Keras cannot.
-
-    ``classes`` are custom classes by registered name.
-    """
+    """Make an object from its configuration and custom classes; raise UsageError if Keras fails."""
     try:
         return keras.saving.deserialize_keras_object(configuration, classes)
     except (TypeError, ValueError, ImportError) as error:
@@ -625,8 +616,8 @@ def scaled_optimizer(optimizer: Any, fit_position: tuple[Any, Any] | None) -> It
     """Adapt the optimizer, in place, to the fit's position within the context.
 
     ``fit_position`` is (number of workers, minibatches of the whole fit so far), or None to change
-    nothing. Momenta are scaled to the number of workers, which is None, for no scaling, as long as
-    there has been only one. A schedule is evaluated at the number of minibatches. Both numbers are
+    nothing. Momenta are scaled to the number of workers, or not if that is None, as while only one
+    worker has trained. A schedule is evaluated at the number of minibatches. Both numbers are
     traced values, so the step is not recompiled when they change.
     """
     if fit_position is None:

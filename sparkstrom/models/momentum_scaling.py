@@ -27,10 +27,7 @@ BY_FIT = "steps by the fit's minibatches"  # text for what changes in a learning
 
 
 def scale_momentum(value: Any, workers: Any) -> Any:
-    """Return the momentum ``value`` scaled to ``workers`` workers: value ** workers.
-
-    Both may be arrays or JAX tracers. For the int 1, ``value`` itself is returned.
-    """
+    """Return the momentum ``value`` scaled to ``workers`` workers, value ** workers."""
     return value if isinstance(workers, int) and workers == 1 else value**workers
 
 
@@ -63,10 +60,7 @@ def join_changes(changes: Iterable[MomentumChange], separator: str = "; ") -> Mo
 
 
 def join_changes_by_name(changes: Iterable[tuple[str, MomentumChange]]) -> dict[str, str]:
-    """Return name -> text; the changes of hyperparameters with equal names are joined.
-
-    Equal changes of a name occur once in its text.
-    """
+    """Group (name, change) pairs by name; return name -> text of its different changes."""
     grouped: dict[str, dict[MomentumChange, None]] = {}
     for name, change in changes:
         grouped.setdefault(name, {})[change] = None

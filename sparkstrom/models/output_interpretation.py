@@ -185,7 +185,7 @@ def _find_class_axis(
 
 
 def to_class_indices(labels: Columns) -> NDArray[Any]:
-    """Return class indices [rows]; for labels [rows, shares of the classes], the largest's index.
+    """Return class indices [rows]; for labels [rows, classes], the index of the largest share.
 
     Raise UsageError for several arrays, and for a row in which several classes have the share 1.
     """

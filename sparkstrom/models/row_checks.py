@@ -19,7 +19,7 @@ from sparkstrom.models.base import Columns, arrays_of
 
 
 def is_raised_by_user_code(error: BaseException, *libraries: str) -> bool:
-    """Return whether a ``raise`` or ``assert`` outside the packages ``libraries`` raised it."""
+    """Return whether ``error`` is from a ``raise`` or ``assert`` outside these packages."""
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
@@ -96,10 +96,7 @@ def refuse_invalid_values(
 
 
 def refuse_non_finite(role: str, columns: Columns) -> None:
-    """Raise BadValue for the first value in the columns that is NaN or infinite.
-
-    ``role`` is ``FEATURES`` or ``LABELS``. Arrays that are not floating-point are not checked.
-    """
+    """Raise BadValue for the first NaN or infinity in the floating-point arrays of the columns."""
     for i, array in enumerate(arrays_of(columns)):
         if array.dtype.kind == "f":
             refuse_invalid_values(role, columns, i, np.isfinite(array), FILL_REMEDY)

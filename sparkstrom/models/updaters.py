@@ -215,7 +215,7 @@ def get_momenta(optimizer: Updater) -> dict[str, float]:
 
 
 def scale_optimizer(optimizer: Updater, workers: int) -> Updater:
-    """Return a copy with momenta scaled to ``workers`` workers; the optimizer if it has none."""
+    """Return an equal optimizer, but with all momenta scaled to ``workers`` workers."""
     changes = {
         name: scale_momentum(value, workers) for name, value in get_momenta(optimizer).items()
     }

@@ -74,7 +74,7 @@ class ImportedDenseNetwork(DenseNetwork):
 
         Args:
             arrays: weights and biases of each layer.
-            states: each layer's state as vector name -> array name -> values; empty: a new state.
+            states: each layer's state as vector name -> array name -> values; [] for a new state.
             steps: number of minibatches that DL4J trained.
         """
         self.start_from(_flatten_arrays(arrays))
@@ -101,7 +101,7 @@ class ImportedDenseNetwork(DenseNetwork):
         self._resume_state = copy.deepcopy(state)
 
     def continuing_state(self) -> State:
-        """Return the state with which the optimizer starts the first fit; {}: a new one."""
+        """Return a copy of the optimizer state for the first fit; {} means a new state."""
         return copy.deepcopy(self._resume_state or {})
 
     def describe(self) -> dict[str, Any]:
@@ -131,7 +131,7 @@ class ImportedDenseNetwork(DenseNetwork):
 
 
 def make_dense_network(network: SavedNetwork) -> ImportedDenseNetwork | None:
-    """Return the network as a DenseNetwork; None if none computes and trains identically."""
+    """Return the network as a DenseNetwork; None if it would not compute or train identically."""
     specs = network.specs
     try:
         rules = [

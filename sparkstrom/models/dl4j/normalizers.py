@@ -43,7 +43,10 @@ class StandardizeNormalizer:
         return _standardize(labels, self.label_mean, self.label_std)
 
     def revert_labels(self, outputs: NDArray[Any]) -> F32:
-        """Convert outputs to the units of the original labels if it was fitted to labels."""
+        """Convert outputs to the units of the original labels, as float32.
+
+        The values do not change if the normalizer was not fitted to labels.
+        """
         if self.label_mean is None or self.label_std is None:
             return np.asarray(outputs, np.float32)
         numbers = _to_float32(outputs, self.label_mean.size)
@@ -78,7 +81,10 @@ class MinMaxNormalizer:
         return self._rescale(labels, self.label_lower, self.label_upper)
 
     def revert_labels(self, outputs: NDArray[Any]) -> F32:
-        """Convert outputs to the units of the original labels if it was fitted to labels."""
+        """Convert outputs to the units of the original labels, as float32.
+
+        The values do not change if the normalizer was not fitted to labels.
+        """
         if self.label_lower is None or self.label_upper is None:
             return np.asarray(outputs, np.float32)
         numbers = _to_float32(outputs, self.label_lower.size)
@@ -214,7 +220,7 @@ def _check_equal_lengths(arrays: list[F32]) -> list[F32]:
 
 
 def _standardize(values: NDArray[Any], mean: F32, std: F32) -> F32:
-    """Return (values - mean) / std, matched along dimension 1; a std of 0 is replaced by 1."""
+    """Return (values - mean) / std, with statistics along dimension 1; a std of 0 counts as 1."""
     numbers = _to_float32(values, mean.size)
     centered = numbers - _reshape_for_broadcast(mean, numbers)
     scale = _reshape_for_broadcast(std, numbers)

@@ -517,7 +517,7 @@ class LightningModel(FlatModule):
         return loss.detach()
 
     def _begin_epoch(self) -> None:
-        """Call the module's hooks if this is the first step of all or of an epoch.
+        """Call the hooks for the start of training and of an epoch, before the first step of each.
 
         At the start of an epoch, also reset all metrics.
         """
@@ -627,7 +627,7 @@ class LightningModel(FlatModule):
 
 
 def make_default_batch(batch: TorchBatch) -> Any:
-    """Return (features, labels), or one dict of both if both are dicts, or unlabelled features.
+    """Return (features, labels), or one dict of both if both are dicts; the features if unlabelled.
 
     Raise UsageError if both dicts have the same key.
     """

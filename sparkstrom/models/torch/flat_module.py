@@ -129,7 +129,7 @@ def activate_parametrizations(module: nn.Module) -> nn.Module:
 
 
 def _has_active_parametrizations(part: nn.Module) -> bool:
-    """Return whether the module has active parametrizations, as a class that torch generated."""
+    """Return whether the module's class is one that torch generated to apply parametrizations."""
     return parametrize.is_parametrized(part) and type(part).__name__.startswith("Parametrized")
 
 
@@ -214,7 +214,7 @@ def refuse_captured_module(
     Args:
         module: the module.
         remedy: end of the error message.
-        functions: function or None, by the argument's name in the message.
+        functions: name of an argument, for the message -> function or None.
     """
     names: dict[int, str] = {id(p): name for name, p in module.named_parameters()}
     for name, part in module.named_modules():
@@ -265,7 +265,7 @@ def _referenced_objects(value: Any) -> Iterator[Any]:
 def _iter_used_globals(function: types.FunctionType) -> Iterator[Any]:
     """Yield the torch modules, tensors and functions among the globals that a function reads.
 
-    Functions that are defined in another Python module are left out.
+    Functions that are defined in another Python module are not included.
     """
     for name in _list_global_names(function.__code__):
         value = function.__globals__.get(name)
@@ -341,7 +341,7 @@ def choose_device(name: str | None, gpu: int | None) -> torch.device:
     """Return the device for this task: the named device, else Spark's GPU, else the CPU.
 
     Args:
-        name: the option ``device``; "cuda" also selects Spark's GPU if there is one.
+        name: the option ``device``; "cuda" also means Spark's GPU, unless ``gpu`` is None.
         gpu: number of the GPU that Spark assigned to the task, or None.
 
     Raises:

@@ -7,10 +7,9 @@ times while one worker takes a step. Therefore a momentum m becomes m ** k
 
 A worker's BatchNorm sees only that worker's minibatches. Its statistics, with torch's momentum of
 0.1, remember about ten of them. With k workers, the parameters change ``10 * k`` times during these
-ten minibatches, so the statistics belong to parameters that are long outdated. A momentum of
-1 - (1 - m) ** k corrects this. Measured with 16 workers (a convolution with BatchNorm on digits,
-SGD with momentum), it reduced the difference between the loss and that on one machine from 0.146 to
-0.051.
+ten minibatches, so the statistics belong to outdated parameters. A momentum of 1 - (1 - m) ** k
+corrects this. Measured with 16 workers (a convolution with BatchNorm on digits, SGD with momentum),
+it reduced the difference between the loss and that on one machine from 0.146 to 0.051.
 
 Parameter groups contain the user's unscaled values except during a step. Schedulers, saved states
 and other readers therefore see these values, and a momentum that a scheduler has changed is scaled

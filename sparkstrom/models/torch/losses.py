@@ -34,10 +34,7 @@ WEIGHT_SUM_MIN = 1e-30  # lower bound of a sum of weights, to avoid division by 
 
 
 def resolve_outputs(outputs: str | None, loss: Any) -> str:
-    """Return a model's output kind, such as "logits": ``outputs``, or what the loss implies.
-
-    Without a loss, it is "logits". Raise UsageError for an unknown kind.
-    """
+    """Return the valid output kind ``outputs``, or for None the one that the loss implies."""
     if outputs is None:
         name = _normalized_name(loss)
         if name in ("bceloss", "binarycrossentropy"):

@@ -204,12 +204,11 @@ class TorchModel(FlatModule):
         return (float(mean) * weight if weight else 0.0), weight
 
     def set_position(self, epoch: int, batch: int, batches: int) -> None:
-        """Set the epoch of the next step, for a scheduler that steps by epochs.
+        """Set the epoch of the next step, for a scheduler that steps by epochs; see ``EpochAware``.
 
         In the first epoch, warn if a scheduler reduces the rate by a factor of ``RATE_DROP_MAX``.
         For a fixed schedule, simulate it and warn before the first step; for ReduceLROnPlateau,
-        warn after the reduction. The next step is for minibatch ``batch`` (from 0) of the
-        ``batches`` in this worker's epoch.
+        warn after the reduction.
         """
         self._scaling.epoch = epoch
         if epoch == 0 and batch > 0 and not self._is_warned:
@@ -357,10 +356,7 @@ class TorchModel(FlatModule):
 
     @contextlib.contextmanager
     def _broadcast_warning_as_error(self) -> Iterator[None]:
-        """Turn torch's warning about broadcasting [n, 1] to [n] into an error within the context.
-
-        Do nothing after the model's first step.
-        """
+        """Make torch's warning about broadcasting [n, 1] to [n] an error until the first step."""
         if self._has_stepped:
             yield
             return

@@ -43,8 +43,7 @@ REFUSED_OPTIMIZERS = {
     " touch; use Adam without sparse=True, or SGD or Adagrad, which take sparse gradients, too",
 }
 
-# Prefixes of the attributes that torch and its schedulers set on optimizers, besides those of
-# ``_torch_attributes``.
+# Prefixes of attributes that torch and schedulers set on optimizers, besides ``_torch_attributes``.
 TORCH_PREFIXES = (
     "_optimizer_",
     "_opt_called",
@@ -147,10 +146,7 @@ def make_optimizer(
 def format_optimizer(
     factory: OptimizerFactory, groups: GroupFactory | None, named: NamedParameters
 ) -> str:
-    """Return text such as "Adam(lr=0.001)", with all values of an option that differs in groups.
-
-    If the factory fails, return its ``repr``.
-    """
+    """Return text such as "SGD(lr=0.1 and 0.2)"; if the factory fails, return its ``repr``."""
     try:
         optimizer = make_optimizer(factory, groups, named)
     except Exception:  # repr must not raise, whatever the user's factory does

@@ -94,7 +94,7 @@ def outputs_to_numpy(outputs: Tensors) -> Any:
 def join_outputs(pieces: list[Any]) -> Any:
     """Join outputs for consecutive rows, which are arrays, or tuples or dicts of arrays.
 
-    Of scalars, the first is returned.
+    For scalars, return the first one.
     """
     first = pieces[0]
     if isinstance(first, dict):

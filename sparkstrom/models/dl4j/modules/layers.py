@@ -177,7 +177,7 @@ def _is_scheduled(parsed: TypedObject) -> bool:
 
 
 def _get_dropout_parameter(spec: LayerSpec, parsed: TypedObject) -> float:
-    """Return the dropout's number: probability of keeping a value, or noise rate or deviation."""
+    """Return the probability of keeping a value, or for noise its rate or standard deviation."""
     name = {"gaussiandropout": "rate", "gaussiannoise": "stddev"}.get(parsed.kind, "p")
     return read_float(spec.path, f"dropout of {spec.label}", parsed.fields, name, 0.0)
 
@@ -191,8 +191,8 @@ PER_POSITION_LOSSES = ("rnnlosslayer", "cnnlosslayer")  # a loss for each step o
 class Dl4jLayer(nn.Module):  # type: ignore[misc]
     """Base class of layers; ``default`` is the activation if DL4J wrote none.
 
-    ``forward(x, rows)`` also gets the minibatch's number of rows, for preprocessors: between some
-    of them, each step of a sequence is a row of x, so that x has more rows than the minibatch.
+    ``forward(x, rows)`` also gets the minibatch's number of rows, for preprocessors: after some of
+    them, each step of a sequence is a row of x, so that x has more rows than the minibatch.
     """
 
     def __init__(self, spec: LayerSpec, default: str = "identity") -> None:
@@ -285,10 +285,7 @@ class Embedding(Dl4jLayer):
         self._add_parameters(weight=shapes["W"], bias=shapes.get("b"))
 
     def before_activation(self, x: Tensor) -> Tensor:
-        """Return the vectors for the indices x, [rows, nOut], or for sequences [rows, nOut, steps].
-
-        Raise UsageError for an index outside [0, nIn).
-        """
+        """Return the vectors for the indices x: [rows, nOut], or [rows, nOut, steps]."""
         values = x.reshape(len(x), -1)
         out = self.weight[self._to_indices(values if self._has_sequences else values[:, 0])]
         out = out + self.bias if hasattr(self, "bias") else out
@@ -379,7 +376,10 @@ class PRelu(Dl4jLayer):
         self._add_parameters(slopes=get_prelu_shape(spec))
 
     def forward(self, x: Tensor, rows: int) -> Tensor:
-        """Return x after input dropout, negative values times the slopes; ``rows`` is ignored."""
+        """Return x after input dropout, with negative values multiplied by the slopes.
+
+        ``rows`` is ignored; see ``Dl4jLayer``.
+        """
         x = self.input_dropout(x, self.training)
         return torch.where(x < 0, x * self.slopes, x)
 

@@ -108,7 +108,7 @@ class Dl4jModel(TorchModel):
     def predict(self, features: Columns) -> Any:
         """Return the outputs after the last activation, [rows, ...], like DL4J's method ``output``.
 
-        The features are not normalized: call ``normalizer.transform`` first if there is one. Raise
+        The features are not normalized: call ``normalizer.transform`` first unless it is None. Raise
         UsageError unless they are arrays of numbers [rows, ...].
         """
         known = isinstance(features, np.ndarray | tuple | dict)
@@ -147,9 +147,9 @@ class Dl4jModel(TorchModel):
         self.continue_from(state)
 
     def continuing_state(self) -> State:
-        """Return a copy of the state from ``load_optimizer_state`` or ``continue_from``; else {}.
+        """Return a copy of the state from ``load_optimizer_state`` or ``continue_from``, else {}.
 
-        A network's first fit starts with this state; {} means a new one.
+        A network's first fit starts with this state; {} means a new state.
         """
         return dict(self._resume_state)
 
@@ -174,7 +174,7 @@ class Dl4jModel(TorchModel):
         return total
 
     def describe(self) -> dict[str, Any]:
-        """Return a description, which contains DL4J's configuration and the normalizer."""
+        """Return a description for JSON, with DL4J's configuration and the normalizer."""
         trains = self._custom is None
         source = {"configuration": self._configuration, "training": trains}
         return {**super().describe(), **source, **describe_normalizer(self.normalizer)}
@@ -210,7 +210,7 @@ class Dl4jModel(TorchModel):
             return self._module.before_activation(features)
 
     def _gradient_step(self, optimizer: Optimizer, batch: TorchBatch, rows: int) -> Tensor:
-        """Take a step and return its loss; for TruncatedBPTT, a step per segment, the sum."""
+        """Take one step, or for TruncatedBPTT one per segment; return the sum of their losses."""
         if not self._module.tbptt_length:
             return super()._gradient_step(optimizer, batch, rows)
         total = torch.zeros(())
@@ -251,7 +251,10 @@ def _split_segments(path: str, batch: TorchBatch, length: int) -> list[TorchBatc
 
 
 def _make_loss(spec: LayerSpec, training: bool) -> Dl4jLoss | None:
-    """Return the layer's loss; if it is unsupported, None, or raise NotImported if ``training``."""
+    """Return the layer's loss, or None if it is not supported and the network only predicts.
+
+    Raise NotImported if it is not supported and ``training`` is True.
+    """
     try:
         return Dl4jLoss(spec)
     except NotImported:
@@ -298,7 +301,7 @@ def _predicts_probabilities(network: SavedNetwork) -> bool:
 
 
 def _refuse_untrainable(network: SavedNetwork) -> None:
-    """Raise NotImported, naming them all, if the network has options that training here lacks."""
+    """Raise NotImported, with all reasons, if the network cannot be trained here as in DL4J."""
     untrainable = list(find_untrainable_options(network))
     both_ways = [spec for spec in network.specs if "bidirectional" in spec.kind]
     if network.tbptt_length and both_ways:

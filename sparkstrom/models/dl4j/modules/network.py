@@ -1,8 +1,7 @@
-"""Dl4jModule, a DL4J network as one torch module, with its vertices and many of its layers.
+"""Dl4jModule, a DL4J network as one torch module; graph vertices; layers for sequences and images.
 
-Layers for sequences and images are defined here, all others in ``layers``. Recurrent layers take
-sequences [rows, features, steps]. Masks are not supported. Most layers ignore the argument ``rows``
-of ``forward``, the minibatch's number of rows.
+All other layers are in ``layers``. Recurrent layers take sequences [rows, features, steps]. Masks
+are not supported. Most layers ignore the argument ``rows`` of ``forward``; see ``Dl4jLayer``.
 """
 
 from __future__ import annotations
@@ -227,7 +226,7 @@ SEQUENCE_LAYERS = ("convolution1dlayer", "subsampling1dlayer")  # computed as im
 
 
 class SlidingWindow:
-    """Kernel, stride, padding and dilation of a convolution or pooling, each (height, width).
+    """Kernel, stride, padding and dilation, as (height, width), of a convolution or pooling layer.
 
     ``default`` and ``stride`` are the kernel's size and the stride if DL4J wrote none.
     """
@@ -339,7 +338,7 @@ class Subsampling(nn.Module):  # type: ignore[misc]
         return window.from_images(out)
 
     def _sum_windows(self, x: Tensor, padding: tuple[int, int, int, int]) -> Tensor:
-        """Return the sums over all windows of x, padded by zeros (left, right, top, bottom)."""
+        """Return the sums over windows of x after padding with zeros (left, right, top, bottom)."""
         window, channels = self._window, x.shape[1]
         ones = x.new_ones(channels, 1, *window.kernel)
         x = fn.pad(x, padding)

@@ -115,7 +115,7 @@ def _normalize_gradients(groups: list[Group]) -> None:
 
 
 def _scale_gradients(gradients: list[Tensor], norm: float, kind: str, limit: float) -> None:
-    """Scale gradients in place from joint ``norm`` to 1, or if ``kind`` clips, to the ``limit``."""
+    """Scale gradients in place from joint ``norm`` to 1, or for clipping at most to ``limit``."""
     clips = kind.startswith("clip")
     if not norm or (clips and norm <= limit):
         return
@@ -243,7 +243,7 @@ def _sigmoid_rate(options: dict[str, Any], z: float) -> float:
 
 
 def _cycle_rate(options: dict[str, Any], position: int) -> float:
-    """Return the rate at ``position`` of DL4J's cycle: it rises, falls, then decays further."""
+    """Return the rate at ``position`` of DL4J's cycle, in which it rises, falls and then decays."""
     first = options["initiallearningrate"]
     half = (options["cyclelength"] - options["annealinglength"]) // 2
     rise = (options["maxlearningrate"] - first) / half
