@@ -108,8 +108,8 @@ class Dl4jModel(TorchModel):
     def predict(self, features: Columns) -> Any:
         """Return the outputs after the last activation, [rows, ...], like DL4J's method ``output``.
 
-        The features are not normalized: call ``normalizer.transform`` first unless it is None. Raise
-        UsageError unless they are arrays of numbers [rows, ...].
+        The features are not normalized; if ``normalizer`` is not None, call its ``transform``
+        first. Raise UsageError unless they are arrays of numbers [rows, ...].
         """
         known = isinstance(features, np.ndarray | tuple | dict)
         for array in arrays_of(features) if known else (features,):
