@@ -1,6 +1,7 @@
-"""Models trained on one flat parameter vector, and the optimizers of the built-in NumPy network.
+"""Models whose parameters are one flat vector, and the optimizers of the built-in NumPy network.
 
-``from_dl4j`` is imported lazily: training tasks do not need it.
+``from_dl4j``, which imports a network that Deeplearning4j (DL4J) saved, is itself imported on first
+use, because training tasks do not need it.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -34,5 +35,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """Return the public names, without importing them."""
+    """Return the public names without importing ``from_dl4j``."""
     return sorted(__all__)

@@ -1,7 +1,7 @@
 """Activations and losses of the built-in NumPy network.
 
-Each loss comes with a check of labels. ``loss_name`` returns the name of any loss, also of PyTorch,
-JAX or Keras; models recognize kinds of losses by this name, and use it in messages.
+Each loss comes with a check of labels. ``loss_name`` returns the name of any loss, including those
+of PyTorch, JAX and Keras. Models recognize kinds of losses by this name, and use it in messages.
 """
 
 from __future__ import annotations
@@ -136,9 +136,9 @@ def squared_error(z: F32, labels: Labels, weights: Weights = None) -> tuple[floa
 
 
 def _average_loss(losses: NDArray[Any], gradient: F32, weights: Weights) -> tuple[float, F32]:
-    """Return the mean of the rows' losses, weighted if they have weights, and its gradient.
+    """Return the mean of the rows' ``losses``, weighted if ``weights`` are given, and its gradient.
 
-    ``gradient`` contains the gradient of each row's loss and is scaled in place.
+    ``gradient`` contains the gradient of each row's loss. It is scaled in place, and returned.
     """
     if weights is None:
         gradient /= np.float32(len(losses))

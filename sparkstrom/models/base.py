@@ -1,8 +1,10 @@
 """Define the interfaces of trainable models, their minibatches, and the layout of the flat vector.
 
-The interfaces are ``typing.Protocol`` classes. ``FlatModel`` is required; a model supports another
-interface if it has the methods. The flat vector holds all parameters, one array after the other.
-``from_description`` makes a model from the description in a saved network.
+The interfaces are ``typing.Protocol`` classes. Each model must implement ``FlatModel``; it supports
+any other interface by having the methods of that interface. The flat vector contains all
+parameters, one array after the other. ``from_description`` makes a model from the description in a
+saved network. In a fit (one call of ``SparkNetwork.fit``), each worker trains its own copy of the
+model on its partition of the rows.
 """
 
 from __future__ import annotations
@@ -51,12 +53,12 @@ class Batch(NamedTuple):
 
 
 def count_rows(columns: Columns) -> int:
-    """Return the number of rows, which is the same for all arrays of the columns."""
+    """Return the number of rows, which is the same in all arrays of ``columns``."""
     return len(columns) if isinstance(columns, np.ndarray) else len(arrays_of(columns)[0])
 
 
 def arrays_of(columns: Columns) -> tuple[NDArray[Any], ...]:
-    """Return the arrays in order: by position, or in the insertion order of a dict."""
+    """Return all arrays as a tuple, ordered by position, or for a dict by insertion."""
     if isinstance(columns, np.ndarray):
         return (columns,)
     return tuple(columns.values()) if isinstance(columns, dict) else columns
@@ -73,8 +75,8 @@ def map_columns(function: Callable[[Any], Any], columns: Any) -> Columns:
 class FlatModel(Protocol):
     """A model whose parameters are one contiguous float32 vector that training changes in place.
 
-    Models are pickled to send them to executors. A pickle contains the architecture and the seed;
-    parameters are sent separately.
+    Models are pickled to send them to executors. A pickle contains the architecture and the seed,
+    but no parameters, which are sent separately.
     """
 
     @property
@@ -94,7 +96,7 @@ class FlatModel(Protocol):
         """Return outputs for the bound parameters: f32[rows, outputs], or model-specific arrays."""
 
     def check(self, features: Columns, labels: Columns) -> None:
-        """Raise UsageError, with value, reason and remedy, if these rows do not fit the model."""
+        """Raise UsageError, naming value, reason and remedy, if these rows do not fit the model."""
 
     def updater_state(self) -> State:
         """Return the optimizer's state by name, as accepted by ``load_updater_state``."""
@@ -106,10 +108,11 @@ class FlatModel(Protocol):
         """Return the name of the layer and array that contain parameter ``index``."""
 
     def describe(self) -> dict[str, Any]:
-        """Return a description for JSON, from which ``from_description`` makes an equal model."""
+        """Return a JSON-serializable dict from which ``from_description`` makes an equal model."""
 
 
-WRAPPERS = {  # top-level package of a foreign model's class or base class -> what wraps the model
+# Top-level package of the class of another library's model, or of a base class -> its wrapper here.
+WRAPPERS = {
     **dict.fromkeys(
         ("lightning", "pytorch_lightning"), "a LightningModel of sparkstrom.models.lightning"
     ),
@@ -133,10 +136,10 @@ def explain_invalid_model(value: Any) -> str | None:
 
 @runtime_checkable
 class HasInitialValues(Protocol):
-    """A model that can start from given parameters, which are not pickled, instead of a seed."""
+    """A model that can start from given parameters, which its pickle lacks, instead of a seed."""
 
     def start_from(self, params: Flat) -> None:
-        """Make ``initial`` return a copy of these parameters, f32[n_params], from now on."""
+        """Make later calls of ``initial`` return a copy of these parameters, f32[n_params]."""
 
 
 @runtime_checkable
@@ -160,7 +163,7 @@ class Buffered(Protocol):
         """
 
     def average_buffers(self, reports: list[bytes]) -> bytes:
-        """Return the mean of the workers' buffers ``reports``; for integers the maximum.
+        """Return the mean of ``reports``, each a worker's buffers; for integers the maximum.
 
         Sums are computed in float64 and in the given order, so equal reports give equal bytes.
         """
@@ -181,19 +184,20 @@ def load_buffers(model: Any, buffers: bytes) -> None:
 class WeighedBuffers(Protocol):
     """A ``Buffered`` model that can average buffers with a weight for each report.
 
-    Round-based training then weights each worker by its number of rows. For other models all
-    workers count equally.
+    Round-based training, in which workers train alone for some steps and then average parameters,
+    weights each worker's buffers by its number of rows. For other models, all workers count
+    equally.
     """
 
     def weighed_buffers(self, reports: list[bytes], weights: Sequence[float]) -> bytes:
-        """Return the mean as ``average_buffers`` does, with a weight of at least 0 per report."""
+        """Return the mean as ``average_buffers`` does, but with a weight >= 0 for each report."""
 
 
 @runtime_checkable
 class Measured(Protocol):
     """A model that can compute its loss without training, for ``score`` and early stopping.
 
-    All models of this package implement this protocol.
+    All models of this package implement this interface.
     """
 
     @property
@@ -210,34 +214,35 @@ class Measured(Protocol):
 
 @runtime_checkable
 class HasPenalty(Protocol):
-    """A model trained with a penalty on its parameters, such as l2, that ``loss`` leaves out."""
+    """A model trained with a penalty on its parameters, such as l2, which ``loss`` leaves out."""
 
     def penalty(self) -> float:
-        """Return the penalty that training adds to the loss for the bound parameters."""
+        """Return the penalty that training adds to the loss, for the currently bound parameters."""
 
 
 @runtime_checkable
 class HasOptimizerState(Protocol):
-    """A model trained elsewhere, such as by DL4J, whose optimizer continues its saved state."""
+    """A model that was trained elsewhere, such as by DL4J, and continues its optimizer's state."""
 
     def continuing_state(self) -> State:
-        """Return the optimizer state for the first fit; {} to start with a new one."""
+        """Return the optimizer state for a network's first fit; {} means a new state."""
 
 
 @runtime_checkable
 class CanRestoreOptimizerState(HasOptimizerState, Protocol):
-    """A model whose optimizer can continue a state that was saved apart from its description."""
+    """A model that can be given the optimizer state with which its first fit starts."""
 
     def continue_from(self, state: State) -> None:
-        """Make ``continuing_state`` return a copy of this state from now on."""
+        """Make later calls of ``continuing_state`` return a copy of this state."""
 
 
 @runtime_checkable
 class KnowsOptimizerKind(Protocol):
     """A model that knows what kind of optimizer trains it. All models of this package do.
 
-    Called before ``bind``, and only with ``scaling="ddp"``, which gives updates of adaptive
-    optimizers a larger weight. The optimizer of a model without this method counts as not adaptive.
+    ``has_adaptive_optimizer`` is called before ``bind``, and only with ``scaling="ddp"``, which
+    gives updates of adaptive optimizers a larger weight. The optimizer of a model without this
+    method counts as not adaptive.
     """
 
     def has_adaptive_optimizer(self) -> bool:
@@ -250,7 +255,7 @@ class KnowsOptimizerKind(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """A worker's share of its machine, and its random seed."""
+    """The resources of its machine that a worker may use, and the worker's random seed."""
 
     threads: int  # number of CPUs of the task
     gpu: int | None  # index of the GPU that Spark assigned to the task; None: no GPU
@@ -262,17 +267,18 @@ class Placeable(Protocol):
     """A model that must be told which of an executor's resources it may use."""
 
     def place(self, share: Share) -> None:
-        """Use these resources, before ``bind``; raise UsageError if the model needs others."""
+        """Use these resources; called before ``bind``. Raise UsageError if they do not suffice."""
 
 
 @runtime_checkable
 class DeviceModel(Protocol):
     """A model that can train in place in the memory of a GPU.
 
-    ``cuda_device`` is read on executors, after ``place``. If it is not None, parameters, residual
-    and encoding are on that GPU, and ``bind`` gets an array with ``__cuda_array_interface__``,
-    f32[n_params]. When ``step`` starts, none of sparkstrom's kernels is running on the device; when
-    ``step`` returns, none of the model's may be running, on any stream.
+    ``cuda_device`` is read on executors, after ``place``. If it is not None, the parameters, the
+    residual (changes not sent yet) and the encoding are on that GPU, and ``bind`` gets an array
+    with ``__cuda_array_interface__``, f32[n_params]. When ``step`` starts, none of sparkstrom's
+    kernels is running on the device; when ``step`` returns, none of the model's kernels may be
+    running, on any stream.
     """
 
     @property
@@ -284,9 +290,9 @@ class DeviceModel(Protocol):
 class Paced(Protocol):
     """A model whose momentum and schedules follow the whole fit's progress, not only its own steps.
 
-    All models of this package implement this protocol. Saved optimizer states contain the user's
+    All models of this package implement this interface. Saved optimizer states contain the user's
     unscaled hyperparameters. In round-based training, a model with the attribute
-    ``counts_own_steps = True`` gets the number of steps of its own worker instead.
+    ``counts_own_steps = True`` gets its own worker's number of steps as ``minibatches``.
     """
 
     def keep_pace(self, workers: int, minibatches: int, counted: int) -> None:
@@ -297,15 +303,16 @@ class Paced(Protocol):
                 ``scaling="limited"`` or ``limit_overshoot``.
             minibatches: minibatches of all workers so far, including earlier fits; an estimate that
                 never decreases.
-            counted: how many of these minibatches the controller has definitely counted.
+            counted: how many of these minibatches the controller, the process that numbers all
+                updates, has definitely counted.
 
         If one worker trains alone, so that all minibatches are its own, nothing is scaled.
         """
 
     def horizons(self, workers: int) -> dict[str, str]:
-        """Return what this many workers change: name -> text, such as momentum -> "0.9 -> 0.81".
+        """Return what changes if ``workers`` workers train; {} if nothing does.
 
-        The result is empty if nothing changes.
+        The result maps names of hyperparameters to texts, such as "momentum" to "0.9 -> 0.81".
         """
 
 
@@ -328,7 +335,8 @@ class FitLength:
     # Number of minibatches, as schedules count them: of all workers; with horizon="worker", of one.
     minibatches: int
     first_epoch: int = 0  # number of epochs in earlier fits
-    minibatches_before: int = 0  # all workers', in earlier fits whose optimizer state is continued
+    # Minibatches of all workers in those earlier fits whose optimizer state this fit continues.
+    minibatches_before: int = 0
 
 
 @runtime_checkable
@@ -336,13 +344,14 @@ class FitLengthAware(Protocol):
     """A model whose learning-rate schedule can depend on the length of the fit."""
 
     def set_fit_length(self, length: FitLength) -> None:
-        """Set the length before the first step of a fit. Repeating a call changes nothing."""
+        """Set the length, before the fit's first step. A repeated call changes nothing."""
 
 
 def buffers_to_save(model: Any) -> bytes:
     """Return the bytes that a saved network stores as buffers; b"" for a model without buffers.
 
-    A model with ``saved_buffers_bytes()`` also saves the weights of its frozen layers there.
+    They come from the model's method ``saved_buffers_bytes``, which adds the weights of frozen
+    layers, or, if it has no such method, from ``buffers_bytes``.
     """
     if hasattr(model, "saved_buffers_bytes"):
         saved: bytes = model.saved_buffers_bytes()
@@ -359,7 +368,10 @@ class HasFrozenParameters(Protocol):
 
 
 def zero_frozen_entries(model: Any, residual: Flat) -> Flat:
-    """Return the residual f32[n_params] with zeros for parameters that are currently frozen."""
+    """Return the residual (changes not sent yet), f32[n_params], with 0 for frozen parameters.
+
+    The result is a copy if the model currently has frozen parameters, else ``residual`` itself.
+    """
     frozen = model.frozen_parameters() if isinstance(model, HasFrozenParameters) else []
     if frozen:
         residual = residual.copy()
@@ -373,7 +385,7 @@ class RequiresLoss(Protocol):
     """A ``Measured`` model that may have been created without a loss function."""
 
     def need_loss(self) -> None:
-        """Raise UsageError if ``loss`` cannot be computed; called before any work starts."""
+        """Raise UsageError if ``loss`` cannot be computed; called before anything is computed."""
 
 
 @runtime_checkable
@@ -381,7 +393,7 @@ class Exporting(Protocol):
     """A model that can be saved in the file format of its own library."""
 
     def exported(self) -> tuple[str, bytes]:
-        """Return (suffix, content) of a file with the bound parameters for the model's library."""
+        """Return (suffix, content), such as (".pt", bytes), of a file of the bound parameters."""
 
 
 Shape = tuple[int, ...]
@@ -420,7 +432,7 @@ class Layout:
 
 
 def check_bindable(params: Flat, n_params: int) -> Flat:
-    """Return ``params``; raise UsageError unless float32[n_params], contiguous and writable."""
+    """Return ``params``; raise UsageError unless it is a writable C-contiguous f32[n_params]."""
     fits = params.shape == (n_params,) and params.dtype == np.float32
     if not (fits and params.flags.c_contiguous and params.flags.writeable):
         raise UsageError(
@@ -431,7 +443,10 @@ def check_bindable(params: Flat, n_params: int) -> Flat:
 
 
 def check_bindable_on_device(params: Any, n_params: int) -> Any:
-    """Return ``params`` in GPU memory; raise UsageError unless float32, contiguous and writable."""
+    """Return ``params``, an array in GPU memory with ``__cuda_array_interface__``.
+
+    Raise UsageError unless it is a contiguous and writable f32[n_params].
+    """
     interface = params.__cuda_array_interface__
     shape, read_only = tuple(interface["shape"]), interface["data"][1]
     fits = shape == (n_params,) and interface["typestr"] == "<f4"
@@ -444,7 +459,10 @@ def check_bindable_on_device(params: Any, n_params: int) -> Any:
 
 
 def require_single_array(columns: Columns, what: str = "features") -> NDArray[Any]:
-    """Return the only array in ``columns``; raise UsageError, naming ``what``, if not exactly 1."""
+    """Return the only array in ``columns``; raise UsageError if there are none or several.
+
+    ``what`` names the columns in the message.
+    """
     if isinstance(columns, np.ndarray):
         return columns
     if not columns:
@@ -468,7 +486,8 @@ MODEL_CLASSES = {
     "keras": ("sparkstrom.models.keras", "KerasModel"),
 }
 
-# ``kind`` -> a key that only a self-contained description has. Other kinds need the user's code.
+# ``kind`` of a description -> a key that the description has only if it is self-contained. Models
+# of other kinds always need the user's code.
 SELF_CONTAINED_KEYS = {
     "dense": "widths",
     "dl4j-dense": "widths",

@@ -41,7 +41,8 @@ _WIDTHS_REMEDY = "give at least inputs and outputs, each above 0, such as [64, 3
 def _check_optimizer(value: Any) -> Any:
     """Return the value if it is None or a built-in updater; otherwise raise Refused.
 
-    Workers and saved files get only the updater's name and options, so subclasses are refused, too.
+    Subclasses are also refused, because workers and saved files get only the updater's name and
+    options.
     """
     if value is not None and type(value) not in UPDATERS.values():
         raise Refused(
@@ -69,7 +70,7 @@ class DenseNetwork:
         l2: factor of the l2 penalty, which is half the squared norm of the weight matrices.
 
     Raises:
-        UsageError: an option is invalid, or rows do not fit.
+        UsageError: an option is invalid.
     """
 
     def __init__(
@@ -156,7 +157,7 @@ class DenseNetwork:
         return loss
 
     def keep_pace(self, workers: int, minibatches: int, counted: int) -> None:
-        """Scale momentum to the number of workers. The network has no schedule."""
+        """Scale momentum to ``workers``; ignore the fit's position, as there is no schedule."""
         if workers != self._workers:
             self._scaled_optimizer, self._workers = scale_optimizer(self._updater, workers), workers
 
@@ -218,7 +219,7 @@ class DenseNetwork:
         return self._state
 
     def load_updater_state(self, state: State) -> None:
-        """Restore a state from ``updater_state``; raise UsageError if names or shapes differ."""
+        """Copy a state from ``updater_state``; raise UsageError if names or shapes differ."""
         fresh = self._updater.init(self.n_params)
         if set(state) != set(fresh):
             raise UsageError(
@@ -234,11 +235,11 @@ class DenseNetwork:
         self._state = fresh
 
     def layer_of(self, index: int) -> str:
-        """Return the name of the array with parameter ``index``, such as ``layer 2 weights``."""
+        """Return the name of parameter ``index``'s array, such as ``layer 2 weights``."""
         return self._layout.name_at(index)
 
     def describe(self) -> dict[str, Any]:
-        """Return options and array shapes for JSON; ``from_description`` makes an equal network."""
+        """Return options and array shapes, from which ``from_description`` makes the network."""
         return {
             "kind": "dense",
             "widths": list(self._widths),
@@ -286,7 +287,8 @@ class DenseNetwork:
     def _forward(self, features: NDArray[Any], layers: list[tuple[Any, F32]]) -> list[Any]:
         """Return the inputs followed by each layer's output, in the precision of the weights.
 
-        The last output is taken before the loss's output activation: for cross_entropy, the logits.
+        ``layers`` are (weights, biases) of each layer. The last output is taken before the loss's
+        output activation, so that it consists of logits for cross_entropy.
         """
         # The width is computed, because reshape cannot infer -1 for zero rows.
         shape = len(features), math.prod(features.shape[1:])
@@ -308,7 +310,7 @@ class DenseNetwork:
 
 
 def _name_shapes(widths: Sequence[int]) -> Iterator[tuple[str, Shape]]:
-    """Yield (name, shape) of the arrays in the flat vector: each layer's weights and biases."""
+    """Yield (name, shape) of the arrays in the flat vector: weights, then biases, by layer."""
     for layer, shape in enumerate(pairwise(widths), 1):
         yield f"layer {layer} weights", shape
         yield f"layer {layer} biases", shape[1:]

@@ -1,12 +1,13 @@
-"""JaxModel: pure functions and an optax optimizer as a flat-parameter model.
+"""JaxModel: pure functions and an optax optimizer as a model whose parameters are one flat vector.
 
 The parameters are a pytree, flattened into the vector in the order of ``ravel_pytree``. A step is
-one jitted function from a flat vector to the next vector, which is then copied back into the bound
-memory, because JAX arrays cannot be changed in place.
+one jitted function from a flat vector to the next vector, which is then copied back into the memory
+given to ``bind``, because JAX arrays cannot be changed in place.
 
 To scale momentum to the number of workers, the optax transformation is copied. optax keeps
-hyperparameters only in closures, so its functions are copied with changed closure variables. A
-schedule is evaluated at a count in the optimizer's state, which is set to the fit's position.
+hyperparameters only in closures, so its functions are copied with changed closure variables. optax
+evaluates a schedule at a count in the optimizer's state. Before each step, this count is set to the
+fit's position, the number of minibatches that all workers have trained.
 """
 
 from __future__ import annotations
@@ -80,8 +81,8 @@ GRADIENT_SIZES = {
 class MomentumScaler:
     """Copies optax transformations, with their momenta scaled to a number of workers.
 
-    In the copies, the schedules inside ``optax.MultiSteps`` follow the fit; see
-    ``advance_schedules`` for those outside.
+    In the copies, the schedules inside ``optax.MultiSteps`` also follow the fit's number of
+    minibatches. For all other schedules, ``advance_schedules`` does this.
 
     Attributes:
         momenta_found: (name, original value) of each momentum.
@@ -96,14 +97,14 @@ class MomentumScaler:
         self._scaled: dict[int, tuple[Any, Any]] = {}  # id -> (original, copy)
 
     def scale(self, value: Any) -> Any:
-        """Return a copy of ``value`` in which all momenta are scaled."""
+        """Return a copy of ``value`` with all momenta scaled; always the same for one object."""
         if id(value) not in self._scaled:
             self._scaled[id(value)] = value, value
             self._scaled[id(value)] = value, self._scale_in_value(value)
         return self._scaled[id(value)][1]
 
     def _scale_in_value(self, value: Any) -> Any:
-        """Return a scaled copy, depending on the type; record uninspectable callables."""
+        """Return a scaled copy, as the type requires; record callables that cannot be inspected."""
         if isinstance(value, FunctionType):
             return self._scale_in_function(value) if value.__closure__ else value
         if isinstance(value, MethodType):
@@ -131,8 +132,9 @@ class MomentumScaler:
     ) -> Any:
         """Call ``update`` of a MultiSteps, with its inner schedules advanced to the fit's position.
 
-        They count gradient steps, each of which takes several minibatches. If their number changes
-        during training, the largest is used, so that a schedule is never ahead of the fit.
+        These schedules count gradient steps, each of which takes several minibatches. The position
+        is divided by the number of minibatches of the first or of the current gradient step,
+        whichever is larger, so that a schedule is never ahead of the fit.
         """
         every = steps._every_k_schedule
         size = jnp.maximum(every(jnp.zeros_like(state.gradient_step)), every(state.gradient_step))
@@ -176,10 +178,10 @@ class MomentumScaler:
 
 
 def adapt_optimizer(optimizer: Any, state: Any, workers: Any, minibatches: Any) -> tuple[Any, Any]:
-    """Return the optax optimizer and its state for a step at the fit's position.
+    """Return the optax optimizer and its state, adapted for one step.
 
     Momenta are scaled to this many workers, unless ``workers`` is None. Schedules are evaluated at
-    the fit's ``minibatches`` or later.
+    ``minibatches``, those of the whole fit so far, or at their own count if it is higher.
     """
     leaves = jax.tree_util.tree_leaves(state, is_leaf=_is_multi_steps_state)
     if workers is not None or any(map(_is_multi_steps_state, leaves)):
@@ -188,12 +190,12 @@ def adapt_optimizer(optimizer: Any, state: Any, workers: Any, minibatches: Any) 
 
 
 def _is_multi_steps_state(part: Any) -> bool:
-    """Return whether this is the state of an ``optax.MultiSteps``."""
+    """Return whether this part of a state is that of an ``optax.MultiSteps``."""
     return isinstance(part, optax.MultiStepsState)
 
 
 def advance_schedules(state: Any, minibatches: Any) -> Any:
-    """Return the optimizer state, with the count of each schedule at least ``minibatches``.
+    """Return the optimizer state with each schedule's count raised to at least ``minibatches``.
 
     Schedules inside ``optax.MultiSteps`` do not change.
     """
@@ -210,14 +212,15 @@ def advance_schedules(state: Any, minibatches: Any) -> Any:
 
 
 def _is_schedule_state(part: Any) -> bool:
-    """Return whether this is the state of a schedule."""
+    """Return whether this part of a state is that of a schedule."""
     return type(part).__name__ in SCHEDULE_STATES
 
 
 def describe_scaling(optimizer: Any, state: Any, workers: int) -> dict[str, str]:
-    """Return what changes in the optimizer with this many workers: name -> text.
+    """Return what changes in the optimizer with this many workers: hyperparameter -> text.
 
-    ``state`` is the optimizer's state; its leaves may be shapes instead of arrays.
+    ``state`` is the optimizer's state; its leaves may be shapes instead of arrays. The key
+    ``UNINSPECTABLE`` lists the classes whose momenta, if they have any, cannot be found.
     """
     scaler = MomentumScaler(workers)
     scaler.scale(optimizer)
@@ -232,7 +235,7 @@ def describe_scaling(optimizer: Any, state: Any, workers: int) -> dict[str, str]
 
 
 def explain_invalid_optimizer(value: Any) -> str:
-    """Return the error message, with the code to write, for a value that is not an optimizer."""
+    """Return an error message, if possible with the code to write, for an invalid optimizer."""
     if isinstance(value, functools.partial):
         options = [*map(repr, value.args), *(f"{k}={v!r}" for k, v in value.keywords.items())]
         code = f"optax.{value.func.__name__}({', '.join(options)})"
@@ -250,9 +253,10 @@ SEED = whole(-(2**63))[KEY]  # range of jax.random.key
 class JaxModel(FlatJaxModel):
     """A model defined by pure functions.
 
-    If ``init`` returns further collections besides ``params``, as Flax does for BatchNorm, they are
-    buffers: ``apply`` gets them together with the parameters, and ``apply_train`` returns (outputs,
-    changed collections), like Flax's ``module.apply(..., mutable=["batch_stats"])``.
+    If ``init`` returns a dict with other collections besides ``params``, as Flax does for
+    BatchNorm, these are the model's buffers. ``apply`` then gets them together with the parameters,
+    and ``apply_train`` must return (outputs, changed collections), like Flax's
+    ``module.apply(..., mutable=["batch_stats"])``.
 
     JAX compiles the step for each new number of rows, so a worker compiles it twice: for a full
     minibatch and for the last one.
@@ -326,7 +330,7 @@ class JaxModel(FlatJaxModel):
         return np.array(ravel_pytree(tree)[0], np.float32)
 
     def place(self, share: Share) -> None:
-        """Limit XLA's threads, if XLA has not computed yet; seed this worker's random keys."""
+        """Limit XLA's threads, if XLA is not in use yet; seed this worker's random keys."""
         limit_to_task_cpus(share.threads)
         self._key_seed = [share.seed % 2**32, 0]
 
@@ -346,7 +350,7 @@ class JaxModel(FlatJaxModel):
         return float(loss)
 
     def horizons(self, workers: int) -> dict[str, str]:
-        """Return what changes in the optimizer with this many workers: name -> text."""
+        """Return what changes in the optimizer with this many workers: hyperparameter -> text."""
         state = jax.eval_shape(self._jit_init, np.zeros(self.n_params, np.float32))
         return describe_scaling(self._optimizer, state, workers)
 
@@ -377,14 +381,14 @@ class JaxModel(FlatJaxModel):
 
     @classmethod
     def from_description(cls, description: dict[str, Any]) -> JaxModel:
-        """Raise UsageError, because a description does not contain the functions."""
+        """Raise UsageError, because a description does not contain the model's functions."""
         raise UsageError(
             "a JaxModel is made of functions, which are not in a saved file: create the model as"
             " before, and load it with SparkNetwork.load(path, spark, model=JaxModel(...))"
         )
 
     def exported(self) -> tuple[str, bytes]:
-        """Return (".arrays.npz", content): parameters and buffers by path, readable with NumPy."""
+        """Return (".arrays.npz", content): a NumPy file of parameters and buffers by path."""
         file = io.BytesIO()
         arrays = {
             **dict(self._layout.views(self._require_bound())),
@@ -394,14 +398,15 @@ class JaxModel(FlatJaxModel):
         return ".arrays.npz", file.getvalue()
 
     def parameters(self, flat: Any) -> Any:
-        """Return the values of f32[n_params] as a pytree like the one that ``init`` returns.
+        """Return the parameters ``flat``, f32[n_params], as a pytree like the result of ``init``.
 
-        If ``flat`` is a NumPy array, the leaves are views of it. Buffers have their current values.
+        If ``flat`` is a NumPy array, the parameters are views of it. Buffers are included with
+        their current values.
         """
         return self._merge_buffers(self._unravel_params(flat), self._get_non_trainable())
 
     def load_buffers_bytes(self, buffers: bytes) -> None:
-        """Restore buffers from ``buffers_bytes`` of an equal model."""
+        """Restore buffers from ``buffers_bytes``; raise UsageError if the size differs."""
         values = [jnp.array(value) for value in unpack_buffers(self._buffer_values(), buffers)]
         tree = jax.tree_util.tree_structure(self._get_non_trainable())
         self._non_trainable = jax.tree_util.tree_unflatten(tree, values)
@@ -441,13 +446,14 @@ class JaxModel(FlatJaxModel):
     ) -> tuple[Any, Any, Any, Any]:
         """Compute a step; return the new (flat vector, optimizer state, buffers, mean loss).
 
-        A pure function, as JAX compiles it. ``weights`` are those of the rows, or None. Random keys
-        follow from ``key_seed``, (the worker's seed, its step number). ``fit_position`` is (number
-        of workers or None, minibatches of the fit); None: scale nothing; see ``keep_pace``.
+        This is a pure function, because JAX compiles it. ``weights`` are those of the rows, or
+        None. Random keys are derived from ``key_seed``, (the worker's seed, its step number).
+        ``fit_position`` is (number of workers, minibatches of the fit so far), as set by
+        ``keep_pace``, or None to leave the optimizer as it is.
         """
 
         def objective(params: Any) -> Any:
-            """Return the loss and the changed buffers."""
+            """Return (loss, changed buffers)."""
             outputs, changed = self._forward(params, buffers, features, key_seed)
             return mean_loss(self._compute_losses(outputs, labels), features, weights), changed
 
@@ -470,18 +476,18 @@ class JaxModel(FlatJaxModel):
         return outputs, self._compute_losses(outputs, labels)
 
     def _compute_losses(self, outputs: Any, labels: Any) -> Any:
-        """Return the user's losses; convert labels to integers if the loss takes class indices."""
+        """Return the user's loss; convert float labels to integers if it takes class indices."""
         is_array = hasattr(labels, "dtype")
         if self._takes_class_indices and is_array and jnp.issubdtype(labels.dtype, jnp.floating):
             labels = labels.astype(jnp.int32)
         return self._loss(outputs, labels)
 
     def _compute_outputs(self, flat: Any, buffers: Any, features: Any) -> Any:
-        """Return the outputs of ``apply``; a pure function of all its inputs."""
+        """Return the outputs of ``apply``. This is a pure function of its arguments."""
         return self._apply(self._merge_buffers(self._unravel_params(flat), buffers), features)
 
     def _forward(self, params: Any, buffers: Any, features: Any, key_seed: Any) -> tuple[Any, Any]:
-        """Return (outputs in training mode, new buffers)."""
+        """Return (outputs in training mode, new buffers); see ``_train_step`` for ``key_seed``."""
         variables = self._merge_buffers(params, buffers)
         if self._apply_train is None:
             return self._apply(variables, features), buffers
@@ -531,14 +537,14 @@ def require_callables(**functions: Any) -> None:
 
 
 def resolve_outputs(outputs: str | None, loss: Any) -> str:
-    """Return what a model outputs, such as "logits": the option, or what the loss suggests."""
+    """Return the valid output kind ``outputs``, or for None the one that the loss implies."""
     if outputs is None:
         return LOGITS if "cross_entropy" in loss_name(loss) else VALUES
     return str(OUTPUTS_OPTION.read("outputs", outputs))
 
 
 def split_collections(tree: Any) -> tuple[Any, dict[str, Any]]:
-    """Split ``init``'s result into (parameters, collections besides ``params``)."""
+    """Split ``init``'s result into (parameters, dict of the collections besides ``params``)."""
     if not (isinstance(tree, Mapping) and "params" in tree):
         return tree, {}
     return {"params": tree["params"]}, {name: tree[name] for name in tree if name != "params"}
@@ -596,11 +602,11 @@ def require_float32_parameters(tree: Any) -> None:
 
 
 def find_state_fields(state: Any) -> set[str]:
-    """Return the names of the fields of optax's own tuples in an optimizer state."""
+    """Return the names of all fields of optax's named tuples in an optimizer state."""
     fields: set[str] = set()
 
     def collect_fields(node: Any) -> bool:
-        """Record the fields of a node; return False, because it is no leaf."""
+        """Record the fields of a node; return False, so that JAX also visits its children."""
         if type(node).__module__.startswith("optax"):
             fields.update(getattr(node, "_fields", ()))
         return False  # visit what the node contains
@@ -610,10 +616,10 @@ def find_state_fields(state: Any) -> set[str]:
 
 
 def find_learning_rates(part: Any, depth: int = 12) -> list[float]:
-    """Return the constant learning rates of an optax transformation, in order.
+    """Return the constant learning rates in an optax transformation, in the order of its parts.
 
-    optax keeps them only in closures: that of ``scale_by_learning_rate`` holds the negative rate as
-    step_size. ``depth`` limits the recursion.
+    optax keeps a rate only in the closure of ``scale_by_learning_rate``, as the negative variable
+    ``step_size``. ``depth`` limits the recursion.
     """
     if depth == 0:
         return []

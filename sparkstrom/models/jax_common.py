@@ -1,8 +1,9 @@
 """Common parts of models on JAX: buffers, thread limits, named pytree leaves, losses, row checks.
 
-JAX arrays cannot be changed in place, whereas the flat vector is NumPy memory to which other
-workers' updates are added between two steps. A step on JAX therefore copies the vector once in each
-direction.
+JAX arrays cannot be changed in place, whereas the flat vector of all parameters is NumPy memory to
+which other workers' updates are added between two steps. A step on JAX therefore copies the vector
+once in each direction. Buffers are model state other than parameters, such as BatchNorm's
+statistics.
 """
 
 from __future__ import annotations
@@ -102,10 +103,11 @@ TASK_CPUS = "OMP_NUM_THREADS"  # Spark sets it to spark.task.cpus in its Python 
 
 
 def limit_to_task_cpus(threads: int | None = None) -> None:
-    """Limit XLA to ``threads`` or the Spark task's CPUs, and use the CPU instead of a GPU.
+    """Limit XLA to ``threads`` threads, and make it use the CPU even if there is a GPU.
 
-    Do nothing if both are unknown. XLA reads ``NPROC`` and selects the platform in a process's
-    first computation, so later calls have no effect. A user's ``JAX_PLATFORMS`` takes precedence.
+    Without ``threads``, the number of the Spark task's CPUs is used; outside a Spark task, nothing
+    is done. XLA reads ``NPROC`` and selects the platform in a process's first computation, so later
+    calls have no effect. A user's ``JAX_PLATFORMS`` takes precedence.
     """
     cpus = threads or os.environ.get(TASK_CPUS)
     if cpus is None:
@@ -117,7 +119,10 @@ def limit_to_task_cpus(threads: int | None = None) -> None:
 
 
 def named_leaves(tree: Any) -> list[tuple[str, Any]]:
-    """Return (path, value) of each leaf, as in ``layers/0/kernel``, in ``ravel_pytree``'s order."""
+    """Return (path, value) of each leaf in ``ravel_pytree``'s order.
+
+    A path looks like ``layers/0/kernel``; if the tree is a single leaf, it is ``value``.
+    """
     leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
     return [("/".join(map(_key_name, path)) or "value", leaf) for path, leaf in leaves]
 
@@ -149,7 +154,7 @@ def leaves_from_state(state: State, templates: list[tuple[str, Any]]) -> list[An
 
     Args:
         state: result of ``state_from_leaves``.
-        templates: (name, array) of each leaf; instead of the array, its shape and dtype will do.
+        templates: (name, array) of each leaf; a ``ShapeDtypeStruct`` may replace the array.
 
     Raises:
         UsageError: names or shapes differ.
@@ -183,8 +188,8 @@ def mean_loss(losses: Any, features: Any, weights: Any) -> Any:
     """Return sum(weight * loss) / sum(weight), or the plain mean if ``weights`` is None.
 
     ``losses`` is either one loss per row, [rows, ...], or already their mean, which is returned
-    unchanged. ``features`` only give the number of rows. Raise UsageError for a mean if the rows
-    have weights.
+    unchanged. ``features`` only provide the number of rows. Raise UsageError if ``losses`` is a
+    mean and the rows have weights.
     """
     if jnp.ndim(losses) == 0:
         if weights is not None:
@@ -212,15 +217,16 @@ TRIAL_ROWS = 7  # number of rows when tracing: an unlikely size for a model's ow
 
 
 class ShapeCheck:
-    """Checks rows before training by tracing the model on their shapes, once for each kind of rows.
+    """Checks rows before training; traces the model once for each combination of shapes and dtypes.
 
     Args:
-        run: (features, labels) -> (outputs, losses); only traced, never computed.
-        libraries: packages whose errors are explained; errors raised by user code are not.
+        run: (features, labels) -> (outputs, losses); it is only traced, never computed.
+        libraries: packages of which errors become UsageErrors; errors that other code raises on
+            purpose are not changed.
         takes_classes: whether the loss takes class indices, which may be stored as doubles.
         ignored_label: the label that the loss ignores, or None.
-        every_label_counts: whether labels [rows, steps, ...] must be classes, too; False if the
-            loss may leave some of them out.
+        every_label_counts: whether each label of [rows, steps, ...] must be a class; False if the
+            loss may ignore some of them.
     """
 
     def __init__(
@@ -252,8 +258,8 @@ class ShapeCheck:
     def _check_class_labels(self, labels: Any, outputs: tuple[int, ...]) -> None:
         """Raise BadValue for a label out of range, which JAX would treat as another class.
 
-        Labels [rows] are classes if outputs are [rows, several] and the labels are integers, or the
-        loss takes class indices, even as doubles.
+        Labels are class indices if ``outputs``, the shape of the outputs, has one dimension more,
+        of a size above 1, and either the labels are integers or the loss takes class indices.
         """
         has_classes = len(outputs) == labels.ndim + 1 and outputs[-1] > 1
         are_classes = self._takes_classes or np.issubdtype(labels.dtype, np.integer)
@@ -262,7 +268,10 @@ class ShapeCheck:
             refuse_unknown_classes(labels, outputs[-1], self._ignored_label, remedy)
 
     def _trace_outputs(self, features: Columns, labels: Columns) -> Any:
-        """Return the outputs' shapes for rows like these; raise UsageError if the model fails."""
+        """Return the shapes of the outputs for rows like these.
+
+        Raise UsageError if a library rejects the shapes or the loss's shape is wrong.
+        """
         kinds = [f"{a.dtype}{list(a.shape[1:])}" for a in arrays_of(features)]
         try:
             like = jax.tree_util.tree_map(_make_trial_rows, (features, labels))
@@ -290,13 +299,13 @@ class ShapeCheck:
 
 
 def _make_trial_rows(array: Any) -> Any:
-    """Return shape and dtype of ``TRIAL_ROWS`` rows like the rows of the array."""
+    """Return a ShapeDtypeStruct for ``TRIAL_ROWS`` rows like those of the array."""
     dtype = jax.dtypes.canonicalize_dtype(array.dtype)
     return jax.ShapeDtypeStruct((TRIAL_ROWS, *array.shape[1:]), dtype)
 
 
 def _refuse_beyond_int32(role: str, columns: Columns) -> None:
-    """Raise BadValue for the first integer that does not fit into 32 bits."""
+    """Raise BadValue for the first 64-bit integer that does not fit into an int32."""
     for i, array in enumerate(arrays_of(columns)):
         if array.dtype.kind in "iu" and array.dtype.itemsize == 8:
             fits = (array >= INT32_RANGE.min) & (array <= INT32_RANGE.max)
@@ -306,7 +315,10 @@ def _refuse_beyond_int32(role: str, columns: Columns) -> None:
 
 
 def _check_loss_shape(losses: Any) -> None:
-    """Raise UsageError unless ``losses`` has an entry per row or is a scalar."""
+    """Raise UsageError unless ``losses`` is a scalar or has an entry for each row.
+
+    The shape [rows, rows] is also an error, because outputs and labels were broadcast.
+    """
     rows = TRIAL_ROWS
     if losses.shape and losses.shape[0] != rows:
         raise UsageError(
@@ -326,7 +338,7 @@ def _has_floating_labels(labels: Columns) -> bool:
 
 
 class FlatJaxModel:
-    """Base class of flat-parameter models that JAX computes.
+    """Base class of models that JAX computes and whose parameters are one flat vector.
 
     A subclass sets the attributes that have no value here, and defines ``_compute_outputs``,
     ``_compute_losses`` and ``_buffer_values``.
@@ -338,17 +350,17 @@ class FlatJaxModel:
     _shape_check: ShapeCheck
     _jit_predict: Any  # ``_compute_outputs``, compiled
     _jit_loss: Any  # ``_compute_loss``, compiled
-    _non_trainable: Any  # current values besides the parameters that the computation needs
+    _non_trainable: Any  # current values that the computation needs besides the parameters
     _params: Flat | None = None
     # (workers, minibatches of the fit); workers is None while there has only been one.
     _fit_position: tuple[int | None, int] | None = None
 
     def _compute_outputs(self, flat: Any, non_trainable: Any, features: Any) -> Any:
-        """Return the outputs in inference mode; a pure function of all its inputs."""
+        """Return the outputs in inference mode. This is a pure function of its arguments."""
         raise NotImplementedError
 
     def _compute_losses(self, outputs: Any, labels: Any) -> Any:
-        """Return one loss per row, or their mean; a pure function."""
+        """Return one loss per row, or their mean. This is a pure function of its arguments."""
         raise NotImplementedError
 
     def _buffer_values(self) -> list[Any]:
@@ -366,14 +378,14 @@ class FlatJaxModel:
         return self._outputs
 
     def bind(self, params: Flat) -> None:
-        """Use this memory, f32[n_params], from now on: each step reads and writes it."""
+        """Use this memory, f32[n_params], for the parameters; each step changes it in place."""
         self._params = check_bindable(params, self.n_params)
 
     def keep_pace(self, workers: int, minibatches: int, counted: int) -> None:
-        """Scale momentum to the number of workers and advance schedules to the fit's position.
+        """Make later steps scale momentum to ``workers`` and set schedules to ``minibatches``.
 
-        The step is recompiled once, when a second worker joins. Later changes need no compilation,
-        because the number of workers is an input of the compiled function.
+        ``counted`` is not used. The step is recompiled once, when a second worker joins. Later
+        changes need no compilation, because both numbers are inputs of the compiled function.
         """
         alone = workers == 1 and (self._fit_position is None or self._fit_position[0] is None)
         self._fit_position = None if alone else workers, minibatches
@@ -389,11 +401,11 @@ class FlatJaxModel:
         return mean * batch.total_weight, batch.total_weight
 
     def check(self, features: Columns, labels: Columns) -> None:
-        """Raise UsageError if rows do not fit, naming row and value or the error about shapes."""
+        """Raise UsageError for rows that do not fit, naming row and value, or the wrong shapes."""
         self._shape_check.check(features, labels)
 
     def layer_of(self, index: int) -> str:
-        """Return the array that contains parameter ``index``, like ``params/Dense_0/kernel``."""
+        """Return the name of parameter ``index``'s array, like ``params/Dense_0/kernel``."""
         return self._layout.name_at(index)
 
     def buffers_bytes(self) -> bytes:
@@ -401,7 +413,7 @@ class FlatJaxModel:
         return pack_buffers(self._buffer_values())
 
     def average_buffers(self, reports: list[bytes]) -> bytes:
-        """Return the mean of the workers' buffers ``reports``; for integers the maximum."""
+        """Return the mean of ``reports``, each a worker's buffers; for integers the maximum."""
         return average_buffers(self._buffer_values(), reports)
 
     def weighed_buffers(self, reports: list[bytes], weights: Sequence[float]) -> bytes:
@@ -409,13 +421,13 @@ class FlatJaxModel:
         return average_buffers(self._buffer_values(), reports, weights)
 
     def _get_non_trainable(self) -> Any:
-        """Return the current values besides the parameters that the computation needs."""
+        """Return the current values that the computation needs besides the parameters."""
         return self._non_trainable
 
     def _compute_loss(
         self, flat: Any, non_trainable: Any, features: Any, labels: Any, weights: Any
     ) -> Any:
-        """Return the mean loss of the outputs in inference mode; a pure function."""
+        """Return the mean loss in inference mode. This is a pure function of its arguments."""
         outputs = self._compute_outputs(flat, non_trainable, features)
         return mean_loss(self._compute_losses(outputs, labels), features, weights)
 

@@ -1,9 +1,9 @@
-"""KerasModel: a Keras 3 model on the JAX backend as a flat-parameter model.
+"""KerasModel: a Keras 3 model on the JAX backend, with its parameters in one flat vector.
 
-A step is a pure function built from Keras' stateless calls and jitted like JaxModel's. The flat
-vector contains the trainable variables. There are three kinds of non-trainable variables: layer
-statistics (BatchNorm) are buffers, averaged over the workers; seeds differ between workers; weights
-of frozen layers do not change.
+A step is a pure function, built from Keras' stateless calls and jitted. The flat vector contains
+the trainable variables. There are three kinds of non-trainable variables: layer statistics
+(BatchNorm's) are buffers, which are averaged over the workers; seeds of random generators differ
+between workers; weights of frozen layers do not change.
 """
 
 from __future__ import annotations
@@ -65,7 +65,8 @@ from sparkstrom.models.keras_support import (
 __all__ = ["KerasModel"]
 
 SERIALIZED_PARTS = ("model", "optimizer")
-# Trainable variables excluded from weight decay: their indices, and a pattern of their names.
+# Trainable variables excluded from weight decay: those with these indices, and those whose names
+# match this pattern.
 DecayExclusions = tuple[list[int], str | None]
 NO_EXCLUSIONS: DecayExclusions = ([], None)
 NAME_COUNTER = re.compile(r"_\d+(?=/)")  # the number that Keras adds to names, unique in a process
@@ -74,17 +75,18 @@ NAME_COUNTER = re.compile(r"_\d+(?=/)")  # the number that Keras adds to names, 
 class KerasModel(FlatJaxModel):
     """A built Keras model with its loss and optimizer.
 
-    The initial parameters are the values that the model has when it is passed. Arguments of Keras'
-    ``compile`` are not used. Custom layers are sent to executors as their class and ``get_config``.
-    JAX compiles the step for each new number of rows, so a worker compiles it twice: for a full
-    minibatch and for the last one.
+    The initial parameters are the values that the Keras model has when this object is created.
+    Arguments of Keras' ``compile`` are not used. Custom layers are sent to executors as their class
+    and the result of ``get_config``. JAX compiles the step for each new number of rows, so a worker
+    compiles it twice: for a full minibatch and for the last one.
 
     Args:
         model: a ``keras.Model`` that has been built.
         loss: the name of a Keras loss, a ``keras.losses.Loss``, or a function (labels, outputs) ->
             one loss per row. For several outputs, a list of losses or a dict by output name; they
             are summed.
-        optimizer: a ``keras.optimizers.Optimizer``, with a schedule if any, or an optimizer's name.
+        optimizer: a ``keras.optimizers.Optimizer``, whose learning rate may be a schedule, or an
+            optimizer's name. The model trains with a copy of it.
         outputs: what the model returns, for metrics: logits, probabilities or values; by default
             determined by the loss.
 
@@ -108,7 +110,10 @@ class KerasModel(FlatJaxModel):
     def _set_up(
         self, model: Any, loss: Any, optimizer: Any, outputs: str, exclusions: DecayExclusions
     ) -> None:
-        """Initialize everything that is derived from these parts; also called after unpickling."""
+        """Initialize all attributes from these arguments; also called after unpickling.
+
+        ``outputs`` is the output kind; ``exclusions`` are variables without weight decay.
+        """
         self._model, self._loss, self._outputs = model, loss, outputs
         names = getattr(model, "output_names", None) or ()
         self._row_loss = resolve_row_loss(loss, names)
@@ -144,7 +149,7 @@ class KerasModel(FlatJaxModel):
     def _finalize_adapted_layers(self) -> None:
         """Make layers fitted by Keras' ``adapt`` use this model's values of their variables.
 
-        Needed because Keras builds the results of ``adapt`` into functions as constants.
+        This is needed because Keras compiles the results of ``adapt`` into functions as constants.
         """
         if layers := find_adapted_layers(self._model):
             self._assign_non_trainable()
@@ -153,7 +158,7 @@ class KerasModel(FlatJaxModel):
             self._compile_functions()
 
     def _assign_non_trainable(self) -> None:
-        """Copy the non-trainable variables into the user's Keras model."""
+        """Copy the current non-trainable values into the variables of the Keras model."""
         for value, variable in zip(
             self._non_trainable, self._model.non_trainable_variables, strict=True
         ):
@@ -183,7 +188,7 @@ class KerasModel(FlatJaxModel):
 
     @property
     def module(self) -> Any:
-        """The user's Keras model, with the bound parameters and other variables copied into it."""
+        """The Keras model; each access copies the bound parameters and other values into it."""
         for (_, view), variable in zip(
             self._layout.views(self._require_bound()), self._model.trainable_variables, strict=True
         ):
@@ -192,7 +197,11 @@ class KerasModel(FlatJaxModel):
         return self._model
 
     def initial(self) -> Flat:
-        """Return the values f32[n_params] that the model was passed with; not after unpickling."""
+        """Return the initial parameters, f32[n_params].
+
+        They are those given to ``start_from``, else the Keras model's at the creation of this
+        object. Raise UsageError if it was unpickled without ``start_from``.
+        """
         if self._initial is None:
             raise UsageError(
                 "this KerasModel was pickled, and pickles contain no parameters: bind parameters,"
@@ -201,11 +210,11 @@ class KerasModel(FlatJaxModel):
         return self._initial.copy()
 
     def start_from(self, params: Flat) -> None:
-        """Make ``initial`` return a copy of these parameters, f32[n_params]."""
+        """Make later calls of ``initial`` return a copy of these parameters, f32[n_params]."""
         self._initial = check_bindable(params, self.n_params).copy()
 
     def place(self, share: Share) -> None:
-        """Set this worker's random seeds; XLA's threads were already limited at Keras' import."""
+        """Set this worker's random seeds. XLA's threads were already limited at Keras' import."""
         limit_to_task_cpus(share.threads)
         for i, variable in enumerate(self._model.non_trainable_variables):
             if is_seed(variable):
@@ -221,7 +230,7 @@ class KerasModel(FlatJaxModel):
         return float(loss)
 
     def horizons(self, workers: int) -> dict[str, str]:
-        """Return what this many workers change in optimizer and BatchNorm layers: name -> text."""
+        """Return what this many workers change in optimizer and BatchNorm: name -> text."""
         return describe_scaling(self._optimizer, self._model, workers)
 
     def has_adaptive_optimizer(self) -> bool:
@@ -237,7 +246,7 @@ class KerasModel(FlatJaxModel):
         )
 
     def load_updater_state(self, state: State) -> None:
-        """Restore an optimizer state returned by ``updater_state`` of an equal model."""
+        """Restore a state from ``updater_state``; raise UsageError if names or shapes differ."""
         wanted = list(zip(self._optimizer_state_names(), self._optimizer_state, strict=True))
         unnumbered = {NAME_COUNTER.sub("", name): value for name, value in state.items()}
         self._optimizer_state = leaves_from_state(unnumbered, wanted)
@@ -250,7 +259,10 @@ class KerasModel(FlatJaxModel):
             return path.suffix, path.read_bytes()
 
     def load_buffers_bytes(self, buffers: bytes) -> None:
-        """Restore buffers from ``buffers_bytes`` or ``saved_buffers_bytes`` of an equal model."""
+        """Restore the result of ``buffers_bytes`` or ``saved_buffers_bytes`` of an equal model.
+
+        The size of ``buffers`` tells which of them it is. Raise UsageError if it is neither.
+        """
         indices = self._buffers
         if len(buffers) != sum(self._non_trainable[i].nbytes for i in indices):
             indices = [*self._buffers, *self._frozen]
@@ -283,9 +295,9 @@ class KerasModel(FlatJaxModel):
     ) -> tuple[Any, Any, Any, Any]:
         """Compute a step; return the new (flat vector, optimizer state, other variables, loss).
 
-        A pure function, as JAX compiles it. ``non_trainable`` are the other variables,
-        ``fit_position`` is (number of workers, minibatches of the fit); see ``keep_pace``. The loss
-        is the mean without penalties.
+        This is a pure function, because JAX compiles it. ``non_trainable`` are the other variables,
+        ``weights`` those of the rows, or None. ``fit_position`` is (number of workers, minibatches
+        of the fit so far), as set by ``keep_pace``, or None. The loss is a mean without penalties.
         """
 
         def objective(variables: Any) -> Any:
@@ -317,13 +329,13 @@ class KerasModel(FlatJaxModel):
             return outputs, self._compute_losses(outputs, labels)
 
     def _compute_outputs(self, flat: Any, non_trainable: Any, features: Any) -> Any:
-        """Return the outputs in inference mode; a pure function."""
+        """Return the outputs in inference mode. This is a pure function of its arguments."""
         return self._model.stateless_call(
             self._split_params(flat), non_trainable, features, training=False
         )[0]
 
     def _compute_losses(self, outputs: Any, labels: Any) -> Any:
-        """Return the losses [rows, ...]; a pure function."""
+        """Return the losses [rows, ...]. This is a pure function of its arguments."""
         return self._row_loss(labels, outputs)
 
     def _split_params(self, flat: Any) -> list[Any]:
@@ -338,7 +350,10 @@ class KerasModel(FlatJaxModel):
         ]
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return configurations, custom classes and non-trainable variables, but no parameters."""
+        """Return the parts of a pickle: configurations, custom classes and non-trainable values.
+
+        Parameters and the optimizer's state are not included.
+        """
         return {
             "model": keras.saving.serialize_keras_object(self._model),
             "loss": self._loss,
@@ -351,7 +366,7 @@ class KerasModel(FlatJaxModel):
         }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Recreate the model from its configuration, without values for its parameters."""
+        """Recreate the model from its configuration, without initial parameters."""
         require_jax_backend()
         model, optimizer = (deserialize(state[part], state["classes"]) for part in SERIALIZED_PARTS)
         exclusions = state.get("excluded", NO_EXCLUSIONS)  # pickles of earlier versions lack this
@@ -367,10 +382,10 @@ class KerasModel(FlatJaxModel):
         return copied
 
     def describe(self) -> dict[str, Any]:
-        """Return names and shapes of the parameters, and how to make the model again.
+        """Return the parameters' names and shapes, and what is needed to make the model again.
 
-        The description contains Keras' configurations if all classes and losses are Keras' own,
-        otherwise only the names of the user's.
+        That is Keras' configurations of model, optimizer and loss if all their classes are
+        Keras' own; otherwise ``code_of`` contains the names of the user's classes and losses.
         """
         arrays = zip(self._layout.names, self._layout.shapes, strict=True)
         described: dict[str, Any] = {
@@ -394,7 +409,8 @@ class KerasModel(FlatJaxModel):
     def from_description(cls, description: dict[str, Any]) -> KerasModel:
         """Make the model that ``describe`` described, using only Keras' own classes.
 
-        Raise UsageError if the description lacks the user's code or names other packages' code.
+        Raise UsageError if the model contains classes or losses of the user's own, or if the
+        description names code of other packages.
         """
         if "model" not in description:
             raise UsageError(
@@ -419,12 +435,12 @@ class KerasModel(FlatJaxModel):
 
 
 def collect_custom_objects(model: Any) -> dict[str, Any]:
-    """Return all registered objects and the model's custom classes, by their names in Keras."""
+    """Return all objects registered with Keras and the model's custom classes, by Keras' names."""
     return {**keras.saving.get_custom_objects(), **find_custom_classes(list_layers(model))}
 
 
 def _format_custom_loss(loss: Any) -> str:
-    """Return the text that names a user's loss in a description's ``code_of``."""
+    """Return the text for a user's loss in the list ``code_of`` of a description."""
     kind = "functools.partial of " if isinstance(loss, partial) else ""
     return f"loss {kind}{loss_name(loss)}"
 

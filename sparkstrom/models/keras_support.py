@@ -1,7 +1,7 @@
 """Helpers of KerasModel: check and convert models, losses and optimizers; scale momentum.
 
-Other modules import Keras only from here. Importing Keras already runs a computation. This module
-therefore first selects the backend and, in a Spark task, limits the number of threads.
+Other modules import Keras only from here. Because importing Keras already runs a computation, this
+module first selects the backend JAX and, in a Spark task, limits the number of XLA's threads.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ MEAN_REDUCTIONS = (None, "none", "sum_over_batch_size", "mean", "mean_with_sampl
 
 @contextlib.contextmanager
 def unfiltered_tracebacks() -> Iterator[None]:
-    """Disable Keras' traceback filter, which adds arguments to users' errors, in the context."""
+    """Disable Keras' traceback filter, which adds arguments to errors, within the context."""
     was_enabled = keras.config.is_traceback_filtering_enabled()
     keras.config.disable_traceback_filtering()
     try:
@@ -71,7 +71,7 @@ def require_jax_backend() -> None:
 
 
 def require_built_model(model: Any) -> None:
-    """Raise UsageError unless this is a built Keras model that can be trained here."""
+    """Raise UsageError unless ``model`` is a built Keras model that can be trained here."""
     if not isinstance(model, keras.Model):
         raise UsageError(f"model is a {type(model).__name__}: pass a keras.Model")
     if not (model.built and model.trainable_variables):
@@ -171,10 +171,11 @@ def get_decay_exclusions(optimizer: Any, variables: Sequence[Any]) -> tuple[list
 
 
 def resolve_optimizer(optimizer: Any) -> Any:
-    """Return a new, unbuilt optimizer with the same options.
+    """Return a new, unbuilt copy of an optimizer, which may be given by name, such as "adam".
 
     Raise UsageError for a value that is not an optimizer, an optimizer that has already trained, or
-    features that are not available here.
+    one with features that are not available here: loss scaling, averages of the parameters
+    (``use_ema``), or a function as its learning rate.
     """
     if isinstance(optimizer, type | partial):
         kind: Any = getattr(optimizer, "func", optimizer)
@@ -233,7 +234,7 @@ def get_schedule(optimizer: Any) -> Any:
 
 
 def resolve_row_loss(loss: Any, output_names: Sequence[str] = ()) -> RowLoss:
-    """Return a function (labels, outputs) -> losses that are not yet reduced to a single number.
+    """Return a function (labels, outputs) -> losses [rows, ...], not reduced to a single number.
 
     Args:
         loss: a name, ``Loss`` or function; for several outputs a list, or a dict by output name,
@@ -241,7 +242,7 @@ def resolve_row_loss(loss: Any, output_names: Sequence[str] = ()) -> RowLoss:
         output_names: names of the model's outputs.
 
     Raises:
-        UsageError: the loss is unknown, or is not a mean over rows.
+        UsageError: the loss is unknown or not a mean over rows, or an output has no loss.
     """
     if isinstance(loss, list | tuple | dict):
         return _sum_losses(loss, output_names)
@@ -272,10 +273,10 @@ def resolve_row_loss(loss: Any, output_names: Sequence[str] = ()) -> RowLoss:
 
 
 def _with_equal_ranks(function: RowLoss) -> RowLoss:
-    """Return the function, made to be called with labels and outputs of the same rank.
+    """Return a loss function that calls ``function`` with labels and outputs of the same rank.
 
-    As in Keras' ``compile``, labels [rows] become [rows, 1] for outputs [rows, 1], with which they
-    would otherwise be broadcast. Tuples and dicts are unchanged.
+    As after Keras' ``compile``, labels [rows] become [rows, 1] for outputs [rows, 1], with which
+    they would otherwise be broadcast. Tuples and dicts are passed unchanged.
     """
 
     def losses(labels: Any, outputs: Any) -> Any:
@@ -288,7 +289,10 @@ def _with_equal_ranks(function: RowLoss) -> RowLoss:
 
 
 def _sum_losses(losses: Any, output_names: Sequence[str]) -> RowLoss:
-    """Return a function that sums the losses of all outputs; raise UsageError if one is missing."""
+    """Return a function that sums the losses of all outputs, one sum per row.
+
+    Raise UsageError unless ``losses``, a list or a dict by name, has one loss for each output.
+    """
     keys = list(losses) if isinstance(losses, dict) else list(output_names)
     if sorted(map(str, keys)) != sorted(output_names) or len(losses) != len(output_names):
         given = ", ".join(map(str, losses)) if isinstance(losses, dict) else len(losses)
@@ -349,7 +353,7 @@ def _cast_floats(tree: Any, dtype: str) -> Any:
 
 
 def resolve_outputs(outputs: str | None, loss: Any) -> str:
-    """Return what a model outputs, such as "logits": the option, or what the loss suggests."""
+    """Return the valid output kind ``outputs``, or for None the one that the loss implies."""
     if outputs is not None:
         return str(OUTPUTS_OPTION.read("outputs", outputs))
     if "crossentropy" not in normalize_loss_name(loss):
@@ -378,7 +382,7 @@ def list_losses(loss: Any) -> list[Any]:
 
 
 def describe_loss(loss: Any) -> Any:
-    """Return Keras' own losses in serialized form, in the structure of ``loss``."""
+    """Return ``loss`` with each of its losses, which must be Keras' own, serialized for JSON."""
     if isinstance(loss, dict):
         return {name: describe_loss(each) for name, each in loss.items()}
     if isinstance(loss, list | tuple):
@@ -388,7 +392,7 @@ def describe_loss(loss: Any) -> Any:
 
 
 def get_variable_name(variable: Any) -> str:
-    """Return "layer/variable", the part of a variable's path that is the same in all processes."""
+    """Return the end of a variable's path, "layer/variable", which is equal in all processes."""
     return SEED_STATE if is_seed(variable) else "/".join(variable.path.split("/")[-2:])
 
 
@@ -403,7 +407,7 @@ def is_seed(variable: Any) -> bool:
 
 
 def find_buffer_variables(model: Any) -> list[int]:
-    """Return the indices of the non-trainable variables that layers update during training."""
+    """Return the indices, among non-trainable variables, of those that layers update."""
     frozen = set(find_frozen_variables(model))
     return [
         i
@@ -413,7 +417,7 @@ def find_buffer_variables(model: Any) -> list[int]:
 
 
 def find_frozen_variables(model: Any) -> list[int]:
-    """Return the indices of the non-trainable variables that belong to frozen layers."""
+    """Return the indices, among non-trainable variables, of those that belong to frozen layers."""
     frozen_ids = {
         id(variable)
         for layer in list_layers(model)
@@ -449,7 +453,7 @@ def find_custom_classes(objects: Iterable[Any]) -> dict[str, type]:
 
 
 def deserialize(configuration: Any, classes: dict[str, Any]) -> Any:
-    """Make an object from its serialized configuration; raise UsageError if Keras fails to."""
+    """Make an object from its configuration and custom classes; raise UsageError if Keras fails."""
     try:
         return keras.saving.deserialize_keras_object(configuration, classes)
     except (TypeError, ValueError, ImportError) as error:
@@ -463,7 +467,10 @@ def deserialize(configuration: Any, classes: dict[str, Any]) -> Any:
 
 
 def require_equal_copy(model: Any, copied: Any) -> None:
-    """Raise UsageError if a copy made from the model's configuration has different variables."""
+    """Raise UsageError if ``copied``, made from the model's configuration, differs in variables.
+
+    Names, shapes and the options ``VARIABLE_OPTIONS`` of the variables are compared.
+    """
     expected, actual = (
         [
             (get_variable_name(v), tuple(v.shape))
@@ -518,10 +525,11 @@ UNSAFE_CLASSES = ("Lambda", "TorchModuleWrapper", "TFSMLayer", "JaxLayer", "Flax
 
 
 def _is_safe_class(module: Any, name: Any, registered: Any) -> bool:
-    """Return whether a saved description may name this class.
+    """Return whether it is safe to make an instance of a class that a saved description names.
 
-    Safe are plain values, and Keras' own public classes whose configuration contains no code.
-    Functions, such as losses and activations, occur in a description only as plain names.
+    This is so for plain values, and for Keras' own public classes whose configuration contains no
+    code. Functions, such as losses and activations, occur in a description only as plain names.
+    ``module``, ``name`` and ``registered`` are Keras' serialized reference to the class.
     """
     if module is None:
         return name in SAFE_VALUE_NAMES
@@ -552,7 +560,7 @@ def require_safe_keras() -> None:
 
 
 def refuse_foreign_code(configuration: Any) -> None:
-    """Raise UsageError if a saved description names code that is not Keras' own."""
+    """Raise UsageError if a saved description, at any depth, names code that is not Keras' own."""
     if isinstance(configuration, dict):
         module, name = configuration.get("module"), configuration.get("class_name")
         if name is not None and not _is_safe_class(
@@ -570,7 +578,7 @@ def refuse_foreign_code(configuration: Any) -> None:
 
 
 class PositiveTracer:
-    """A traced number that claims to be above 0.
+    """A number traced by JAX that claims to be above 0, as a replacement for a momentum.
 
     Keras compares momentum with 0 in Python, which JAX does not allow for traced numbers.
     """
@@ -607,10 +615,10 @@ class PositiveTracer:
 def scaled_optimizer(optimizer: Any, fit_position: tuple[Any, Any] | None) -> Iterator[None]:
     """Adapt the optimizer, in place, to the fit's position within the context.
 
-    Its momenta are scaled to the number of workers, and its schedule is evaluated at the whole
-    fit's minibatches. ``fit_position`` is (workers, minibatches), or None to change nothing;
-    workers is None while there has only been one. Both are traced values, so the step is not
-    recompiled when they change.
+    ``fit_position`` is (number of workers, minibatches of the whole fit so far), or None to change
+    nothing. Momenta are scaled to the number of workers, or not if that is None, as while only one
+    worker has trained. A schedule is evaluated at the number of minibatches. Both numbers are
+    traced values, so the step is not recompiled when they change.
     """
     if fit_position is None:
         yield
@@ -637,10 +645,10 @@ def scaled_optimizer(optimizer: Any, fit_position: tuple[Any, Any] | None) -> It
 
 @contextlib.contextmanager
 def scaled_statistics(model: Any, fit_position: tuple[Any, Any] | None) -> Iterator[None]:
-    """Scale the momentum of BatchNormalization to the number of workers within the context.
+    """Scale the momentum of BatchNormalization layers to the number of workers within the context.
 
-    Nothing is scaled while there has only been one worker. ``fit_position`` is as in
-    ``scaled_optimizer``.
+    ``fit_position`` is as in ``scaled_optimizer``. Nothing is scaled if it, or its number of
+    workers, is None.
     """
     workers = None if fit_position is None else fit_position[0]
     originals = (
@@ -667,7 +675,10 @@ def list_momentum_attributes(optimizer: Any) -> list[str]:
 
 
 def describe_scaling(optimizer: Any, model: Any, workers: int) -> dict[str, str]:
-    """Return what changes in optimizer and layers with this many workers: name -> text."""
+    """Return what this many workers change in the optimizer and in layers: name -> text.
+
+    The key "statistics" is for BatchNormalization layers, "scheduler" for a learning-rate schedule.
+    """
     changes: dict[str, str] = {
         name: describe_change(getattr(optimizer, name), workers)
         for name in list_momentum_attributes(optimizer)

@@ -1,4 +1,7 @@
-"""Interpret a model's outputs: predict in blocks; derive classes, probabilities and accuracy."""
+"""Predict in blocks of rows; derive classes, probabilities and accuracy from a model's outputs.
+
+A model's output kind says what its outputs are: "probabilities" of classes, "logits" or "values".
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,7 @@ Outputs = NDArray[np.float32]  # [rows, outputs]
 
 
 def get_output_kind(model: object) -> str:
-    """Return what a model outputs: probabilities, values, or logits if it does not declare it."""
+    """Return the model's output kind; LOGITS for a model that does not declare it."""
     return model.outputs if isinstance(model, Measured) else LOGITS
 
 
@@ -95,7 +98,7 @@ def concatenate_outputs(pieces: Sequence[NDArray[Any]]) -> NDArray[Any]:
 
 
 def _describe_outputs(outputs: Any) -> str:
-    """Return the type of outputs, and the keys of a dict, for an error message."""
+    """Return the type of outputs as text, with the keys of a dict, for an error message."""
     if isinstance(outputs, dict):
         return f"a dict of {', '.join(map(str, outputs))}"
     return f"a {type(outputs).__name__}"
@@ -138,10 +141,11 @@ def flatten_positions(
 ) -> tuple[Outputs, NDArray[Any]]:
     """Return outputs [n, classes] and class indices [n], with an entry for each row or position.
 
-    Sequences and images have a label for each position. Their outputs are [rows, classes, steps
-    ...], or [rows, steps ..., classes] if the labels' shape implies it. With a loss per label, each
-    output counts as a position with two classes, and the returned outputs are [n, 1]. Raise
-    UsageError if the labels' shape does not fit.
+    Sequences and images may have a label for each position (step or pixel). Their outputs are
+    [rows, classes, steps ...], or [rows, steps ..., classes] if the labels' shape implies it. If
+    the model's loss treats each output as a label of its own, each output counts as a position with
+    two classes, and the returned outputs are [n, 1]. Raise UsageError if the labels' shape does not
+    fit.
     """
     if has_label_per_output(model, outputs):
         if labels.size != outputs.size:
@@ -163,10 +167,10 @@ def flatten_positions(
 def _find_class_axis(
     model: object, outputs: tuple[int, ...], labels: tuple[int, ...]
 ) -> int | None:
-    """Return the axis of the classes, from the shapes of outputs and labels.
+    """Return the axis of the classes, given the shapes of ``outputs`` and ``labels``.
 
-    The result is None if each row has a single label. If the labels' shape fits both possible axes,
-    the model's ``class_axis`` decides.
+    The result is None unless the labels' shape shows that each position has a label. If that shape
+    fits both possible axes, 1 and -1, the model's ``class_axis`` decides.
     """
     positions_by_axis = {1: outputs[2:], -1: outputs[1:-1]}
     if len(outputs) < 3 or outputs[0] != labels[0]:
@@ -181,9 +185,9 @@ def _find_class_axis(
 
 
 def to_class_indices(labels: Columns) -> NDArray[Any]:
-    """Return class indices [rows]; if labels are a share for each class, the largest share's index.
+    """Return class indices [rows]; for labels [rows, classes], the index of the largest share.
 
-    Raise UsageError for several arrays, and for rows with several true labels.
+    Raise UsageError for several arrays, and for a row in which several classes have the share 1.
     """
     array = require_single_array(labels, "labels")
     has_classes = array.ndim > 1 and array.shape[1] > 1
@@ -212,10 +216,10 @@ def mask_counted_labels(
 
 
 def measure_batch(model: Any, batch: Batch, metric: str) -> tuple[float, float]:
-    """Evaluate the metric "loss" or "accuracy"; return (weighted sum, sum of weights) of the rows.
+    """Evaluate ``metric``, "loss" or "accuracy", on a batch; return (weighted sum, sum of weights).
 
-    For "loss" the sum is of weight x loss, for "accuracy" of the weights of correct rows. The
-    latter is NaN if a counted row's scores are not finite, because the model has diverged.
+    For "loss", weight x loss is summed over the rows; for "accuracy", weight x share of correct
+    labels. The latter is NaN if a counted row's scores are not finite, as after divergence.
     """
     if metric == "loss":
         total, weight = model.loss(batch)
@@ -238,8 +242,9 @@ def measure_batch(model: Any, batch: Batch, metric: str) -> tuple[float, float]:
 def compute_raw_scores(outputs: Outputs, kind: str) -> NDArray[np.float64]:
     """Return f64[rows, classes]: probabilities, or logits minus their mean over the classes.
 
-    The largest score of a row belongs to the predicted class. Logits are only defined up to a
-    constant per row; subtracting the mean makes them comparable between rows.
+    ``kind`` is the output kind; all but PROBABILITIES are treated as logits. The largest score of a
+    row belongs to the predicted class. Logits are only defined up to a constant per row;
+    subtracting the mean makes them comparable between rows.
     """
     scores: NDArray[np.float64] = outputs.astype(np.float64)
     if kind == PROBABILITIES:
@@ -251,7 +256,7 @@ def compute_raw_scores(outputs: Outputs, kind: str) -> NDArray[np.float64]:
 
 
 def compute_probabilities(outputs: Outputs, kind: str) -> NDArray[np.float64]:
-    """Return the probabilities f64[rows, classes]; each row sums to 1."""
+    """Return the probabilities f64[rows, classes] for outputs of this kind; each row sums to 1."""
     raw = compute_raw_scores(outputs, kind)
     return raw if kind == PROBABILITIES else softmax(raw)
 
@@ -259,7 +264,8 @@ def compute_probabilities(outputs: Outputs, kind: str) -> NDArray[np.float64]:
 def compute_class_score(outputs: Outputs, kind: str, index: int) -> NDArray[np.float32]:
     """Return a score f32[rows] that is higher the more likely class ``index`` is.
 
-    Raise UsageError if the model has no such class.
+    It is the class's probability; for two classes whose outputs are not probabilities, its logit
+    minus the mean. Raise UsageError if the model has no such class.
     """
     if not 0 <= index < count_classes(outputs):
         raise UsageError(

@@ -1,6 +1,7 @@
 """Check rows before training, with errors that name the row and the value; used by all models.
 
-``is_raised_by_user_code`` separates errors of the user's code from those of a model's library.
+``is_raised_by_user_code`` distinguishes errors that the user's code raises on purpose from those of
+a model's library.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from sparkstrom.models.base import Columns, arrays_of
 
 
 def is_raised_by_user_code(error: BaseException, *libraries: str) -> bool:
-    """Return whether the error comes from a ``raise`` or ``assert`` outside these packages."""
+    """Return whether ``error`` is from a ``raise`` or ``assert`` outside these packages."""
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
@@ -49,7 +50,7 @@ FILL_REMEDY = "it must be a finite number; fill it or drop the row"
 class BadValue(UsageError):
     """Raised for a value that a model cannot train on.
 
-    Callers that know the names of the columns build a better message from the attributes.
+    A caller that knows the names of the columns can build a better message from the attributes.
 
     Attributes:
         role: ``FEATURES`` or ``LABELS``.
@@ -81,7 +82,10 @@ class BadValue(UsageError):
 def refuse_invalid_values(
     role: str, columns: Columns, index: int, valid: NDArray[np.bool_], reason: str
 ) -> None:
-    """Raise BadValue for the first value of array ``index`` whose entry in ``valid`` is False."""
+    """Raise BadValue for the first value of array number ``index`` that ``valid`` marks as False.
+
+    ``valid`` has the array's shape. ``role`` and ``reason`` become attributes of the error.
+    """
     if valid.all():
         return
     row, *position = (int(at) for at in np.argwhere(~valid)[0])
@@ -92,7 +96,7 @@ def refuse_invalid_values(
 
 
 def refuse_non_finite(role: str, columns: Columns) -> None:
-    """Raise BadValue for the first value in the columns that is NaN or infinite."""
+    """Raise BadValue for the first NaN or infinity in the floating-point arrays of the columns."""
     for i, array in enumerate(arrays_of(columns)):
         if array.dtype.kind == "f":
             refuse_invalid_values(role, columns, i, np.isfinite(array), FILL_REMEDY)
@@ -101,9 +105,10 @@ def refuse_non_finite(role: str, columns: Columns) -> None:
 def refuse_unknown_classes(
     labels: NDArray[Any], classes: int, ignored: int | None = None, remedy: str = ""
 ) -> None:
-    """Raise BadValue for the first label that is neither in [0, classes) nor ``ignored``.
+    """Raise BadValue for the first label that is neither a class index nor ``ignored``.
 
-    ``remedy``: end of the message, after the usual remedies.
+    Class indices are the whole numbers in [0, classes), also if stored as floats. ``remedy`` is
+    text to add to the end of the message.
     """
     is_class = (labels >= 0) & (labels < classes) & (labels == np.floor(labels))
     if ignored is not None:

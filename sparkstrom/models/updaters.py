@@ -1,4 +1,8 @@
-"""Optimizers of the built-in NumPy network, named after DL4J's updaters, and momentum scaling."""
+"""Optimizers of the built-in NumPy network, named after DL4J's updaters.
+
+``scale_optimizer`` adapts an optimizer's momenta to the number of workers that train at the same
+time; ``momentum_scaling`` explains why.
+"""
 
 from __future__ import annotations
 
@@ -28,12 +32,12 @@ class Updater(Protocol):
     name: ClassVar[str]
 
     def init(self, n_params: int) -> State:
-        """Return a new state: arrays f32[n_params] and scalars."""
+        """Return a new state by name: arrays f32[n_params] and scalars."""
 
     def update(self, gradient: Flat, state: State) -> Flat:
         """Convert the mean gradient f32[n_params], in place, to the step to add to the parameters.
 
-        ``state`` is updated in place.
+        Return that array. ``state`` is also updated in place.
         """
 
 
@@ -211,7 +215,7 @@ def get_momenta(optimizer: Updater) -> dict[str, float]:
 
 
 def scale_optimizer(optimizer: Updater, workers: int) -> Updater:
-    """Return a copy of the optimizer with its momenta scaled to this many workers."""
+    """Return an equal optimizer, but with all momenta scaled to ``workers`` workers."""
     changes = {
         name: scale_momentum(value, workers) for name, value in get_momenta(optimizer).items()
     }

@@ -101,7 +101,10 @@ LOSS_ALIASES = {
 
 
 def _parse_named(value: Any, prefix: str, names: dict[str, str]) -> TypedObject | None:
-    """Parse a typed object; remove ``prefix`` from its class and replace old versions' names."""
+    """Parse a typed object; remove ``prefix`` from its kind, and replace a kind in ``names``.
+
+    Return None if the value is not a typed object.
+    """
     parsed = parse_typed(value)
     if parsed is None:
         return None
@@ -122,20 +125,20 @@ LAYER_VERTICES = ("layer", "preprocessor", LAST_TIME_STEP)
 
 
 class LayerConf(NamedTuple):
-    """A layer's NeuralNetConfiguration, or a vertex without one, together with its inputs."""
+    """A layer's NeuralNetConfiguration, or a vertex that has none, together with its inputs."""
 
     name: str  # the layer's name, unless ``fields`` contains another one
     fields: dict[str, Any]  # the options, with keys in lower case
     preprocessor: Any  # JSON of the preprocessor before the layer, or None
-    sources: tuple[int, ...]  # numbers of the LayerConfs it gets input from, or NETWORK_INPUT
+    sources: tuple[int, ...]  # numbers of the LayerConfs that are its input, or NETWORK_INPUT
     vertex: str | None = None  # the vertex's kind; None for a layer
 
 
 def parse_graph(path: str, config: dict[str, Any]) -> list[LayerConf]:
     """Return the vertices of a ComputationGraphConfiguration in the order of their parameters.
 
-    Raise NotImported for a graph without exactly one input and one output, NoDl4jNetwork if it is
-    invalid.
+    Raise NotImported unless the graph has one input and one output, to which each vertex leads.
+    Raise NoDl4jNetwork if the graph is invalid.
     """
     inputs, outputs = config.get("networkinputs"), config.get("networkoutputs")
     vertices, sources = config["vertices"], config.get("vertexinputs")
@@ -210,7 +213,10 @@ def _order_vertices(path: str, config: dict[str, Any], start: str) -> list[str]:
 
 
 def _sort_topologically(names: list[str], sources: dict[str, list[str]]) -> list[str]:
-    """Return the names in the order of DL4J's ``ComputationGraph.calculateIndices``."""
+    """Return vertex names in the order of DL4J's ``ComputationGraph.calculateIndices``.
+
+    ``sources`` maps a vertex to its inputs. Vertices in a cycle are omitted.
+    """
     number = {name: i for i, name in enumerate(names)}
     missing = {name: {*sources.get(name, ())} for name in names}
     ordered: list[str] = []
@@ -264,10 +270,10 @@ class LayerSpec:
     Its methods that return numbers or sizes raise NoDl4jNetwork for an invalid value.
 
     Attributes:
-        kind: the short name of its class in DL4J, in lower case.
+        kind: the short name of its class in DL4J, in lower case, such as ``denselayer``.
         name: the layer's name in DL4J.
         fields: its options as DL4J wrote them, with keys in lower case.
-        path: the file, for error messages.
+        path: the saved network's file, for error messages.
         frozen: whether it is not trained and always in evaluation mode.
         stops_gradients: whether earlier layers get no gradients through it.
         variables: names of its arrays, if DL4J wrote them.
@@ -356,8 +362,8 @@ class LayerSpec:
 def read_float(path: str, label: str, fields: dict[str, Any], name: str, default: float) -> float:
     """Return the finite number ``name`` of ``fields``; the default if it is missing, null or NaN.
 
-    Raise NoDl4jNetwork, with ``path`` and ``label``, for any other value. Jackson writes NaN as a
-    string.
+    Raise NoDl4jNetwork, naming ``path`` and ``label``, for any other value. NaN may be a string,
+    because DL4J's JSON library Jackson writes it as one.
     """
     value = fields.get(name)
     if value is None or value == "NaN" or (isinstance(value, float) and math.isnan(value)):
@@ -441,7 +447,7 @@ def _parse_layer_list(path: str, config: dict[str, Any]) -> list[LayerConf]:
 
 
 def _connect_specs(path: str, confs: list[LayerConf]) -> list[LayerSpec]:
-    """Return the specs of all LayerConfs, including the numbers of each spec's source specs."""
+    """Return the specs of all LayerConfs in order, each with the numbers of its source specs."""
     specs: list[LayerSpec] = []
     last = {NETWORK_INPUT: NETWORK_INPUT}  # number of each LayerConf -> of its last spec
     for number, conf in enumerate(confs):
@@ -473,7 +479,7 @@ def _expand_conf(path: str, conf: LayerConf) -> Iterator[LayerSpec]:
 
 
 def _unwrap_layer(path: str, default: str, parsed: TypedObject) -> Iterator[LayerSpec]:
-    """Yield the layer inside wrappers; a LastTimeStep wrapper adds a spec after the layer.
+    """Yield the spec of the layer inside wrappers, then one for a LastTimeStep wrapper.
 
     ``default`` is the layer's name if DL4J wrote none. Raise NotImported for an unknown layer.
     """
@@ -497,7 +503,10 @@ def _unwrap_layer(path: str, default: str, parsed: TypedObject) -> Iterator[Laye
 
 
 def _flatten_bidirectional(spec: LayerSpec) -> LayerSpec:
-    """Return the spec with the forward layer's options, which apply to both directions."""
+    """Return a Bidirectional's spec with its forward layer's options, used for both directions.
+
+    Raise NotImported if it does not contain recurrent layers.
+    """
     layers = [parse_typed(spec.fields.get(name)) for name in ("fwd", "bwd")]
     if any(layer is None or layer.kind not in RECURRENT_LAYERS for layer in layers):
         kinds = " and ".join("nothing" if layer is None else layer.kind for layer in layers)

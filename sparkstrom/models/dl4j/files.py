@@ -19,8 +19,8 @@ The shape information for rank r is r, r sizes, r strides, an offset or flags, t
 stride, and the character code of the order: 99 for 'c', 102 for 'f'. Values have no gaps and are
 ordered by the strides, not by the order character: computed arrays are often permuted.
 
-All bytes are untrusted. No more memory is allocated than the file's actual size can fill, given
-that deflate expands one byte to at most 1,032.
+All bytes are untrusted. A reader never allocates more memory than the file's actual size can fill,
+given that deflate expands one byte to at most 1,032.
 """
 
 from __future__ import annotations
@@ -181,7 +181,8 @@ class ArrayReader:
 def _parse_shape(info: list[int]) -> tuple[tuple[int, ...], list[int]]:
     """Return an array's sizes, and its axes ordered from the slowest to the fastest in memory.
 
-    Raise BadArray if the shape information is invalid, or if values would have gaps.
+    ``info`` is the shape information, as in the module's docstring. Raise BadArray if it is
+    invalid, or if values would have gaps.
     """
     rank = info[0]
     if not 0 <= rank <= RANK_MAX or len(info) != 2 * rank + 4:
@@ -271,7 +272,7 @@ class ModelZip:
             raise NoDl4jNetwork(self.path, f"{entry}: {error}") from None
 
     def _find_entry(self, entry: str) -> zipfile.ZipInfo:
-        """Return the zip info of an entry. Raise NoDl4jNetwork if it is missing."""
+        """Return the ZipInfo of an entry. Raise NoDl4jNetwork if it is missing."""
         if entry not in self._sizes:
             names = ", ".join(sorted(self._sizes)[:8]) or "nothing"
             raise NoDl4jNetwork(self.path, f"it contains no {entry}, only {names}")

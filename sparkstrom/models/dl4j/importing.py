@@ -1,4 +1,4 @@
-"""``from_dl4j``: import networks that Deeplearning4j saved.
+"""``from_dl4j``, which imports networks that Deeplearning4j (DL4J) saved.
 
 A network of dense layers becomes a DenseNetwork if that class computes and trains it identically;
 all other networks become a Dl4jModel on torch.
@@ -61,7 +61,7 @@ KIND = "dl4j-dense"  # of descriptions; earlier versions wrote "dense" if there 
 
 
 class ImportedDenseNetwork(DenseNetwork):
-    """A DenseNetwork that starts with DL4J's parameters and updater state."""
+    """A DenseNetwork that starts with DL4J's parameters and updater (optimizer) state."""
 
     normalizer: Normalizer | None = None  # the saved normalizer of the data, or None
     _imported_params: Flat | None = None
@@ -74,7 +74,7 @@ class ImportedDenseNetwork(DenseNetwork):
 
         Args:
             arrays: weights and biases of each layer.
-            states: the updater's vectors of each layer; empty for a new updater.
+            states: each layer's state as vector name -> array name -> values; [] for a new state.
             steps: number of minibatches that DL4J trained.
         """
         self.start_from(_flatten_arrays(arrays))
@@ -89,28 +89,28 @@ class ImportedDenseNetwork(DenseNetwork):
         self.continue_from(state)
 
     def start_from(self, params: Flat) -> None:
-        """Make ``initial`` return a copy of these parameters, f32[n_params]."""
+        """Make later calls of ``initial`` return a copy of these parameters, f32[n_params]."""
         self._imported_params = check_bindable(params, self.n_params).copy()
 
     def initial(self) -> Flat:
-        """Return DL4J's parameters, f32[n_params]; new random ones after unpickling."""
+        """Return DL4J's parameters or those of ``start_from``; random ones after unpickling."""
         return super().initial() if self._imported_params is None else self._imported_params.copy()
 
     def continue_from(self, state: State) -> None:
-        """Make ``continuing_state`` return a copy of this state."""
+        """Make later calls of ``continuing_state`` return a copy of this state."""
         self._resume_state = copy.deepcopy(state)
 
     def continuing_state(self) -> State:
-        """Return the optimizer state for the first fit; {} to start with a new one."""
+        """Return a copy of the optimizer state for the first fit; {} means a new state."""
         return copy.deepcopy(self._resume_state or {})
 
     def describe(self) -> dict[str, Any]:
-        """Return the description, including the normalizer if there is one."""
+        """Return options, array shapes and normalizer as JSON values for ``from_description``."""
         return {**super().describe(), "kind": KIND, **describe_normalizer(self.normalizer)}
 
     @classmethod
     def from_description(cls, description: dict[str, Any]) -> ImportedDenseNetwork:
-        """Make the network that ``describe`` described, without DL4J's initial values."""
+        """Make the network that ``describe`` described, without DL4J's parameters and state."""
         made = cls.__new__(cls)
         made.__setstate__(description)
         return made
@@ -131,7 +131,7 @@ class ImportedDenseNetwork(DenseNetwork):
 
 
 def make_dense_network(network: SavedNetwork) -> ImportedDenseNetwork | None:
-    """Return a DenseNetwork that computes and trains identically; None if no DenseNetwork does."""
+    """Return the network as a DenseNetwork; None if it would not compute or train identically."""
     specs = network.specs
     try:
         rules = [
@@ -178,7 +178,7 @@ def _is_plain_dense_layer(spec: LayerSpec) -> bool:
 
 
 def _get_plain_activation(spec: LayerSpec) -> str | None:
-    """Return the name of a layer's activation; None if it has options or cannot be parsed."""
+    """Return the kind of a layer's activation; None if it has options or is missing."""
     parsed = spec.parse_activation()
     if parsed is None or any(value is not None for value in parsed.fields.values()):
         return None
@@ -295,10 +295,11 @@ def _read_parameters(file: ModelZip, network: SavedNetwork) -> Any:
 
 
 def _read_optimizer_states(file: ModelZip, network: SavedNetwork) -> list[dict[str, Arrays]]:
-    """Return the updater's vectors of each layer.
+    """Return each layer's updater state as vector name -> array name -> values.
 
     If no state was saved, DL4J starts a new one, but continues to count steps from the network's
-    iterations. The result is empty if a new optimizer does the same, or if an updater is unknown.
+    iterations. The result is [] if an optimizer without a saved state does the same, if no updater
+    has a state, or if an updater is unknown.
     """
     count = count_state_values(network)
     if not count:

@@ -43,7 +43,10 @@ class StandardizeNormalizer:
         return _standardize(labels, self.label_mean, self.label_std)
 
     def revert_labels(self, outputs: NDArray[Any]) -> F32:
-        """Convert a network's outputs to the units of the original labels."""
+        """Convert outputs to the units of the original labels, as float32.
+
+        The values do not change if the normalizer was not fitted to labels.
+        """
         if self.label_mean is None or self.label_std is None:
             return np.asarray(outputs, np.float32)
         numbers = _to_float32(outputs, self.label_mean.size)
@@ -78,7 +81,10 @@ class MinMaxNormalizer:
         return self._rescale(labels, self.label_lower, self.label_upper)
 
     def revert_labels(self, outputs: NDArray[Any]) -> F32:
-        """Convert a network's outputs to the units of the original labels."""
+        """Convert outputs to the units of the original labels, as float32.
+
+        The values do not change if the normalizer was not fitted to labels.
+        """
         if self.label_lower is None or self.label_upper is None:
             return np.asarray(outputs, np.float32)
         numbers = _to_float32(outputs, self.label_lower.size)
@@ -150,7 +156,7 @@ def normalizer_from_description(description: dict[str, Any]) -> Normalizer | Non
 
 
 def count_normalized_features(normalizer: Normalizer) -> int | None:
-    """Return the number of features that the normalizer requires; None if any number will do."""
+    """Return the number of features that the normalizer requires; None if it takes any number."""
     if isinstance(normalizer, ImageNormalizer):
         return None
     fitted = normalizer.mean if isinstance(normalizer, StandardizeNormalizer) else normalizer.lower
@@ -214,7 +220,7 @@ def _check_equal_lengths(arrays: list[F32]) -> list[F32]:
 
 
 def _standardize(values: NDArray[Any], mean: F32, std: F32) -> F32:
-    """Return (values - mean) / std along dimension 1, with a std of 0 replaced by 1."""
+    """Return (values - mean) / std, with statistics along dimension 1; a std of 0 counts as 1."""
     numbers = _to_float32(values, mean.size)
     centered = numbers - _reshape_for_broadcast(mean, numbers)
     scale = _reshape_for_broadcast(std, numbers)

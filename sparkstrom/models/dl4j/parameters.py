@@ -1,8 +1,9 @@
 """Describe the arrays of DL4J's layers: shape, order in coefficients.bin, and how each is trained.
 
-DL4J's ParamInitializers divide one row vector into arrays, layer by layer. The state in
-updaterState.bin consists of blocks. Neighbouring arrays with equal updaters share a block, and a
-block contains the updater's state vectors one after the other.
+DL4J's ParamInitializers divide one row vector into arrays, layer by layer. An updater is DL4J's
+name for an optimizer; each array has one. The state in updaterState.bin consists of blocks.
+Neighbouring arrays with equal updaters share a block, and a block contains the updater's state
+vectors one after the other.
 """
 
 from __future__ import annotations
@@ -86,7 +87,7 @@ def get_array_shapes(spec: LayerSpec) -> dict[str, tuple[int, ...]]:
 
 
 def _dense_arrays(spec: LayerSpec, *, bias: bool) -> Iterator[ArraySpec]:
-    """Yield the arrays of a dense layer; ``bias`` is whether it has one by default."""
+    """Yield the arrays of a dense layer; ``bias`` is whether it has a bias by default."""
     n_in, n_out = spec.get_int("nin"), spec.get_int("nout")
     yield ArraySpec("W", (n_in, n_out), "F", WEIGHT)
     if spec.get_bool("hasbias", bias):
@@ -110,8 +111,8 @@ def _convolution1d_arrays(spec: LayerSpec) -> Iterator[ArraySpec]:
     """Yield the arrays of a 1D convolution.
 
     Kernels are stored like those for images up to 1.0.0-beta7, and as [size, nIn, nOut] from
-    1.0.0-M1 on. A file does not tell beta7 and M1 apart: both write ``rnnDataFormat``, whose
-    presence is taken to mean M1.
+    1.0.0-M1 on. A file does not show which of the two wrote it, because both write
+    ``rnnDataFormat``; its presence is assumed to mean M1.
     """
     size = spec.get_sizes("kernelsize", 1)[0]
     for piece in _convolution_arrays(spec, (size, 1)):
@@ -134,7 +135,7 @@ def _channelwise_arrays(spec: LayerSpec) -> Iterator[ArraySpec]:
 
 
 def get_prelu_shape(spec: LayerSpec) -> tuple[int, ...]:
-    """Return the shape of PReLU's slopes; it has no dimension for the rows of a minibatch.
+    """Return the shape of PReLU's slopes, without a dimension for the rows of a minibatch.
 
     Axes along which slopes are shared have size 1. DL4J counts these axes from 1. Raise
     NotImported for an axis that does not exist.
@@ -190,7 +191,7 @@ def _batch_norm_arrays(spec: LayerSpec) -> Iterator[ArraySpec]:
 
 
 def has_log_std(spec: LayerSpec) -> bool:
-    """Return whether BatchNormalization stores log10 of the std; before beta4, the variance."""
+    """Return whether BatchNormalization stores log10 of the std; before beta4: the variance."""
     if spec.variables:
         return VARIANCE not in spec.variables
     return spec.get_bool("uselogstd", False)
@@ -252,7 +253,7 @@ LEGACY_OPTION_NAMES = {
 
 
 def get_initial_vector_value(kind: str, options: Mapping[str, Any]) -> float:
-    """Return the initial value of an updater's state vectors."""
+    """Return the initial value of the state vectors of an updater of this kind and options."""
     if kind == "adagrad":
         return ADAGRAD_INITIAL
     return float(options["epsilon"]) if kind == "rmsprop" else 0.0
@@ -265,7 +266,7 @@ class OptimizerConf:
     Attributes:
         kind: the short name of its class, in lower case.
         options: its numeric options, by DL4J's name in lower case.
-        schedules: JSON object of its schedules by option.
+        schedules: its schedules by option, as JSON text.
     """
 
     kind: str
@@ -292,7 +293,7 @@ class TrainingRule:
 
 
 def get_training_rule(spec: LayerSpec, piece: ArraySpec) -> TrainingRule:
-    """Return how one array of a layer is trained."""
+    """Return how the array ``piece`` of a layer is trained: not at all if frozen or a statistic."""
     if spec.frozen or piece.role == STATISTIC:
         return TrainingRule(OptimizerConf(NO_OP))
     bias = piece.role == BIAS
@@ -335,7 +336,7 @@ def _make_optimizer_conf(spec: LayerSpec, parsed: TypedObject) -> OptimizerConf:
 
 
 def _read_penalties(spec: LayerSpec, bias: bool) -> dict[str, Any]:
-    """Return l1, l2 and weight decay of a layer's weights or biases, as TrainingRule fields."""
+    """Return l1, l2 and weight decay of a layer's weights or biases, as fields of TrainingRule."""
     listed = spec.fields.get("regularizationbias" if bias else "regularization")
     end = "bias" if bias else ""
     if not isinstance(listed, list):  # before 1.0.0-beta4, l2 meant what is now weight decay

@@ -1,4 +1,4 @@
-"""LightningModules, from ``lightning`` or ``pytorch_lightning``, as flat-parameter models."""
+"""Models made of LightningModules, from the package ``lightning`` or ``pytorch_lightning``."""
 
 from sparkstrom.models.lightning.model import LightningModel
 

@@ -1,6 +1,7 @@
 """LightningModel: trains a LightningModule with the module's own steps and optimizer.
 
-The module's parameters are views of one flat vector. ``TrainerStub`` replaces a Trainer.
+The module's parameters are views of one flat vector, to which other workers' updates are added.
+``TrainerStub`` replaces Lightning's Trainer, with the few attributes that modules read.
 
 The packages ``lightning`` and ``pytorch_lightning`` each define their own class LightningModule.
 Neither package is imported here; the user's module brings its own.
@@ -102,12 +103,12 @@ def find_lightning_base(module: Any) -> type | None:
 
 
 def iter_lightning_modules(module: nn.Module) -> Iterator[Any]:
-    """Yield those of the module and its submodules that are LightningModules."""
+    """Yield each LightningModule among the module and its submodules."""
     return (part for part in module.modules() if find_lightning_base(part) is not None)
 
 
 def iter_metrics(module: nn.Module) -> Iterator[Any]:
-    """Yield the torchmetrics in a module; their states are neither parameters nor buffers."""
+    """Yield the torchmetrics objects in a module; their states are not parameters or buffers."""
     for part in module.modules():
         kinds = type(part).__mro__
         if any(k.__module__ == "torchmetrics.metric" and k.__name__ == "Metric" for k in kinds):
@@ -115,16 +116,16 @@ def iter_metrics(module: nn.Module) -> Iterator[Any]:
 
 
 def is_overridden(module: Any, name: str) -> bool:
-    """Return whether the user's module overrides Lightning's method ``name``."""
+    """Return whether the user's module, or its class, overrides Lightning's method ``name``."""
     method = getattr(type(module), name, None)
     base_method = getattr(find_lightning_base(module), name, None)
     return name in vars(module) or (method is not None and method is not base_method)
 
 
 def check_module(module: Any) -> None:
-    """Raise UsageError unless this is a LightningModule that trains here as under a Trainer.
+    """Raise UsageError unless this is a LightningModule that trains here as it does with a Trainer.
 
-    A module with a hook that would not be called here is refused; the message names the hook.
+    The message names the part that prevents it, such as a hook that would not be called here.
     """
     kind = type(module).__name__
     if find_lightning_base(module) is None:
@@ -172,7 +173,10 @@ def require_validation_step(module: Any) -> None:
 
 
 def make_step_arguments(step: Callable[..., Any], batch: Any, index: int) -> tuple[Any, ...]:
-    """Return the step's arguments, (batch, index) or (batch,); raise UsageError if neither fits."""
+    """Return the arguments for the module's ``step``: (batch, index), or (batch,) if it takes one.
+
+    ``index`` is the minibatch's number. Raise UsageError if the step takes other arguments.
+    """
     parameters = inspect.signature(step).parameters
     arguments = (batch, index) if len(parameters) > 1 else (batch,)
     try:
@@ -264,7 +268,10 @@ class TrainerStub:
 
     @contextlib.contextmanager
     def attached(self, module: nn.Module, stage: str) -> Iterator[None]:
-        """Act as the module's trainer within the context, and record what the module logs."""
+        """Act as the module's trainer within the context, and record what the module logs.
+
+        ``stage`` is what the module does, such as ``TRAINING``.
+        """
         parts = [(part, part._trainer) for part in iter_lightning_modules(module)]
         self.stage, self.logged = stage, {}
         for part, _ in parts:
@@ -283,7 +290,7 @@ class TrainerStub:
         self.logged[name] = value
 
     def get_logged_number(self, name: str) -> float | None:
-        """Return the logged value, or None. Raise UsageError if it is not a single number."""
+        """Return the logged value, or None; raise UsageError unless it is a single number."""
         if name not in self.logged:
             return None
         value = self.logged[name]
@@ -306,7 +313,7 @@ def parse_optimizers(result: Any, scaling: WorkerScaling) -> tuple[Optimizer, LR
     """Parse configure_optimizers' result; return (optimizer, scheduler or None).
 
     Set the scheduler's interval and frequency in ``scaling``. Raise UsageError, with the reason, if
-    something is not supported.
+    the result is not supported, such as several optimizers.
     """
     optimizers, schedulers = _split_optimizers_result(result)
     if len(optimizers) != 1 or not isinstance(optimizers[0], Optimizer):
@@ -388,17 +395,18 @@ WEIGHTS_REMEDY = (
 
 
 class LightningModel(FlatModule):
-    """A LightningModule as a flat-parameter model, with automatic optimization.
+    """A LightningModule with automatic optimization, whose parameters are one flat vector.
 
     ``training_step``, ``configure_optimizers`` and the hooks around a step are the module's own.
     ``validation_step`` evaluates on held-out rows. Predictions come from ``predict_step`` or, if
-    the module does not define it, from ``forward``.
+    the module does not define it, from ``forward``. ``configure_model`` is called at creation.
 
     Args:
         module: the LightningModule.
         batch: function TorchBatch -> argument of the steps; by default (features, labels), one dict
             of both if both are dicts, or only the features if there are no labels.
-        monitor: name of a value that validation_step logs: a mean over rows, lower is better.
+        monitor: name of the value that validation_step logs as its loss: a mean over rows, of which
+            lower values are better.
         device: where workers train; see TorchModel.
         clip_norm: upper bound of the gradient's norm, like Trainer's ``gradient_clip_val``.
         autocast: "bfloat16" corresponds to Trainer's ``precision="bf16-mixed"``.
@@ -438,7 +446,7 @@ class LightningModel(FlatModule):
         copy_without_storage(module, self._named_parameters)
 
     def _collect_options_for_repr(self) -> dict[str, str]:
-        """Return the module's hyperparameters and learning rate, for ``repr``."""
+        """Return the module's hyperparameters and learning rate as name -> text, for ``repr``."""
         known = {name: getattr(self._module, name, None) for name in ("lr", "learning_rate")}
         known |= dict(getattr(self._module, "hparams", {}))
         return {k: repr(v) for k, v in known.items() if isinstance(v, str | int | float | bool)}
@@ -464,7 +472,7 @@ class LightningModel(FlatModule):
         self._trainer.batch, self._trainer.num_training_batches = batch, batches
 
     def keep_pace(self, workers: int, minibatches: int, counted: int) -> None:
-        """Keep pace like other torch models; set ``global_step`` to all workers' minibatches."""
+        """Set the pace as other torch models do, and ``global_step`` to ``minibatches``."""
         super().keep_pace(workers, minibatches, counted)
         self._trainer.global_step = minibatches
 
@@ -509,7 +517,10 @@ class LightningModel(FlatModule):
         return loss.detach()
 
     def _begin_epoch(self) -> None:
-        """Call the hooks for the start of training and of an epoch, if they are due."""
+        """Call the hooks for the start of training and of an epoch, before the first step of each.
+
+        At the start of an epoch, also reset all metrics.
+        """
         module: Any = self._module
         if self._started_epoch is None:
             module.on_train_start()
@@ -521,7 +532,10 @@ class LightningModel(FlatModule):
     def _call_training_step(
         self, step_batch: Any, index: int
     ) -> tuple[torch.Tensor, dict[str, Any]]:
-        """Call training_step; return the loss, and the outputs for on_train_batch_end."""
+        """Call training_step; return the loss, and the outputs for on_train_batch_end.
+
+        Raise UsageError if training_step does not return a loss.
+        """
         step = self._module.training_step
         with (
             explaining_shape_errors(step.__qualname__, STEP_REMEDY, batch=step_batch),
@@ -545,7 +559,7 @@ class LightningModel(FlatModule):
         """Return (weight x the value that validation_step logs as ``monitor``, weight).
 
         The weight is the sum of the rows' weights, or the number of rows. With weight 0, nothing is
-        computed.
+        computed. Raise UsageError if validation_step does not log that value.
         """
         self.need_loss()
         if not (weight := batch.total_weight):
@@ -572,7 +586,7 @@ class LightningModel(FlatModule):
         return value * weight, weight
 
     def check(self, features: Columns, labels: Columns) -> None:
-        """Raise UsageError with row and value for rows that are not finite numbers."""
+        """Raise UsageError, naming row and value, for rows that are not finite numbers."""
         rows = count_rows(features)
         check_rows(features, rows, "features")
         check_rows(labels, rows, "labels")
@@ -593,7 +607,10 @@ class LightningModel(FlatModule):
                 return outputs_to_numpy(step(*make_step_arguments(step, given, 0)))
 
     def _make_step_batch(self, batch: TorchBatch) -> Any:
-        """Return the argument for the module's steps, after its own batch-transfer hooks."""
+        """Return the argument for the module's steps, changed by its batch-transfer hooks.
+
+        Raise UsageError if rows have weights and the option ``batch`` was not given.
+        """
         if self._make_batch is not None:
             step_batch = self._make_batch(batch)
         elif batch.weights is not None:
@@ -610,7 +627,7 @@ class LightningModel(FlatModule):
 
 
 def make_default_batch(batch: TorchBatch) -> Any:
-    """Return (features, labels), one dict of both if both are dicts, or features if unlabelled.
+    """Return (features, labels), or one dict of both if both are dicts; the features if unlabelled.
 
     Raise UsageError if both dicts have the same key.
     """

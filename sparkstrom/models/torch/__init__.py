@@ -1,4 +1,4 @@
-"""PyTorch modules as flat-parameter models. Importing this package requires torch."""
+"""PyTorch modules with their parameters in one flat vector. Importing this requires torch."""
 
 from sparkstrom.base.errors import UsageError
 

@@ -1,6 +1,6 @@
 """FlatModule: base class of torch models whose parameters are views of one flat vector.
 
-This class provides memory, buffers, optimizer state and pickling; subclasses add the loss, the
+This class handles memory, buffers, the optimizer's state and pickling; subclasses add the loss, the
 optimizer and the training step.
 
 A pickle contains the module without the memory of its parameters. Functions such as loss and step
@@ -129,12 +129,12 @@ def activate_parametrizations(module: nn.Module) -> nn.Module:
 
 
 def _has_active_parametrizations(part: nn.Module) -> bool:
-    """Return whether the module's parametrizations are active."""
+    """Return whether the module's class is one that torch generated to apply parametrizations."""
     return parametrize.is_parametrized(part) and type(part).__name__.startswith("Parametrized")
 
 
 def _strip_storage(parameter: nn.Parameter) -> nn.Parameter:
-    """Return a parameter of equal shape and attributes with a single element of memory."""
+    """Return a parameter of equal shape and attributes whose memory is a single element, 0."""
     values = torch.zeros((), dtype=parameter.dtype).expand(parameter.shape)
     stripped = nn.Parameter(values, requires_grad=parameter.requires_grad)
     stripped.__dict__.update(parameter.__dict__)  # user-defined attributes, such as no_decay
@@ -143,10 +143,10 @@ def _strip_storage(parameter: nn.Parameter) -> nn.Parameter:
 
 @contextlib.contextmanager
 def switch_mode(module: nn.Module, training: bool) -> Iterator[None]:
-    """Set the module's mode within the context; afterwards restore each submodule's mode.
+    """Set training or evaluation mode within the context; then restore each submodule's mode.
 
-    The module's own ``train`` and ``eval`` are called before and after it, because they may also
-    change parameters: LoRA layers merge and unmerge weights.
+    The module's own ``train`` or ``eval`` is called at the start and at the end of the context,
+    because these methods may also change parameters: LoRA layers merge and unmerge weights.
     """
     modes = [(part, part.training) for part in module.modules()]
     _set_mode(module, training)
@@ -214,7 +214,7 @@ def refuse_captured_module(
     Args:
         module: the module.
         remedy: end of the error message.
-        functions: argument name -> function or None.
+        functions: name of an argument, for the message -> function or None.
     """
     names: dict[int, str] = {id(p): name for name, p in module.named_parameters()}
     for name, part in module.named_modules():
@@ -265,7 +265,7 @@ def _referenced_objects(value: Any) -> Iterator[Any]:
 def _iter_used_globals(function: types.FunctionType) -> Iterator[Any]:
     """Yield the torch modules, tensors and functions among the globals that a function reads.
 
-    Functions that are defined in another file are left out.
+    Functions that are defined in another Python module are not included.
     """
     for name in _list_global_names(function.__code__):
         value = function.__globals__.get(name)
@@ -341,7 +341,7 @@ def choose_device(name: str | None, gpu: int | None) -> torch.device:
     """Return the device for this task: the named device, else Spark's GPU, else the CPU.
 
     Args:
-        name: the option ``device``; "cuda" also selects Spark's GPU if there is one.
+        name: the option ``device``; "cuda" also means Spark's GPU, unless ``gpu`` is None.
         gpu: number of the GPU that Spark assigned to the task, or None.
 
     Raises:
@@ -373,7 +373,7 @@ TOTAL_STEPS_KEY = f"{FIT_PREFIX}total_steps"
 
 
 class FlatModule:
-    """A torch module as a flat-parameter model; loss, optimizer and training step are abstract.
+    """A torch module with its parameters in one flat vector. Optimizer and step are abstract.
 
     Class attributes of subclasses:
         KIND: ``kind`` of the model's description.
@@ -387,7 +387,10 @@ class FlatModule:
     _outputs_kind: str
 
     def _adopt_module(self, module: nn.Module) -> None:
-        """Use the user's module with its current values. Raise UsageError if it is invalid."""
+        """Use the user's module with its current values. Raise UsageError if it is invalid.
+
+        If the module as a whole is in evaluation mode, set training mode.
+        """
         self._set_up(module)
         refuse_buffer_aliases(module, self._named_parameters)
         collect_hooks(module, self._named_parameters)
@@ -459,7 +462,11 @@ class FlatModule:
         ]
 
     def initial(self) -> Flat:
-        """Return the values f32[n_params] that the module was passed with; not after unpickling."""
+        """Return the initial parameters, f32[n_params].
+
+        They are those given to ``start_from``, else the module's before the first ``bind``. Raise
+        UsageError if the model was unpickled without ``start_from``.
+        """
         if self._has_values:
             return gather_values(self._named_parameters)
         if self._initial is None:
@@ -470,11 +477,14 @@ class FlatModule:
         return self._initial.copy()
 
     def start_from(self, params: Flat) -> None:
-        """Make ``initial`` return a copy of these parameters, f32[n_params]."""
+        """Make later calls of ``initial`` return a copy of these parameters, f32[n_params]."""
         self._initial, self._has_values = check_bindable(params, self.n_params).copy(), False
 
     def place(self, share: Share) -> None:
-        """Set this process's number of threads, GPU and random seed for torch."""
+        """Set torch's number of threads and random seed in this process; choose the device.
+
+        Raise UsageError if the wanted device does not exist.
+        """
         # The first optimizer imports it, which takes seconds; the first step need not wait for it.
         import torch._dynamo
 
@@ -494,7 +504,8 @@ class FlatModule:
     def bind(self, params: Any) -> None:
         """Make the parameters views of ``params``, f32[n_params], and keep the optimizer.
 
-        ``params`` is on the host or on the model's device.
+        ``params`` is on the host or on the model's device. If it is on the host and the model on a
+        GPU, the parameters are views of a copy, which each step copies back.
         """
         shared = as_tensor(params, self.n_params, self._device)
         if self._has_values:
@@ -510,7 +521,8 @@ class FlatModule:
     def step(self, batch: Batch) -> float:
         """Train on one minibatch, changing the bound parameters in place; return the mean loss.
 
-        Raise UsageError if a parameter's memory is no longer part of the flat vector afterwards.
+        Return 0 for a NaN loss if all gradients are 0, as when all labels are ignored. Raise
+        UsageError if a parameter's memory is no longer part of the flat vector afterwards.
         """
         views = self._require_bound()
         optimizer, scheduler = self._get_optimizer()
@@ -529,13 +541,14 @@ class FlatModule:
         return loss
 
     def keep_pace(self, workers: int, minibatches: int, counted: int) -> None:
-        """Let the next step scale momentum and advance the schedule; see ``Paced.keep_pace``."""
+        """Make the next step scale momentum and advance the schedule, as ``Paced`` specifies."""
         self._scaling.set_global_step(workers, minibatches, counted)
 
     def set_fit_length(self, length: FitLength) -> None:
-        """Rebuild the scheduler for a fit of this length, if the scheduler depends on the length.
+        """Set the fit's length; rebuild optimizer and scheduler if the scheduler depends on it.
 
-        Such a scheduler starts again in each fit, and keeps its last rate beyond the fit's end.
+        The optimizer keeps its state. Such a scheduler starts again in each fit, and keeps its last
+        rate beyond the fit's end.
         """
         if length == self._fit_length:
             return
@@ -547,7 +560,7 @@ class FlatModule:
             self.load_updater_state(state)
 
     def horizons(self, workers: int) -> dict[str, str]:
-        """Return what changes with this many workers: name -> text."""
+        """Return what this many workers change in momentum and schedule: name -> text."""
         changes = describe_scaling(*self._get_optimizer(), workers) | describe_statistics(
             self._module, workers
         )
@@ -577,7 +590,10 @@ class FlatModule:
         return self._outputs_kind
 
     def check(self, features: Columns, labels: Columns) -> None:
-        """Raise UsageError, with row and value, if rows do not fit the module."""
+        """Raise UsageError for rows that are not finite numbers or that ``forward`` cannot take.
+
+        Only the number and names of the features are compared with the arguments of ``forward``.
+        """
         rows = count_rows(features)
         check_rows(features, rows, "features")
         check_rows(labels, rows, "labels")
@@ -649,11 +665,11 @@ class FlatModule:
         return pack_buffers(buffers)
 
     def load_buffers_bytes(self, data: bytes) -> None:
-        """Restore buffers from ``buffers_bytes`` of an equal model."""
+        """Restore buffers from ``buffers_bytes``; raise UsageError if the size differs."""
         load_buffers(named_buffers(self._module), data)
 
     def average_buffers(self, reports: list[bytes]) -> bytes:
-        """Return the mean of the workers' buffers ``reports``; for integers the maximum."""
+        """Return the mean of ``reports``, each a worker's buffers; for integers the maximum."""
         return average_buffers(named_buffers(self._module), reports)
 
     def weighed_buffers(self, reports: list[bytes], weights: Sequence[float]) -> bytes:
@@ -661,7 +677,7 @@ class FlatModule:
         return average_buffers(named_buffers(self._module), reports, weights)
 
     def exported(self) -> tuple[str, bytes]:
-        """Return (".pt", content): a file with the state_dict, for ``torch.load``."""
+        """Return (".pt", content): a file with the state_dict's tensors, for ``torch.load``."""
         state = {
             name: value.detach().cpu().clone()
             for name, value in self._module.state_dict().items()
@@ -715,7 +731,8 @@ class FlatModule:
     def _evaluation_mode(self) -> Iterator[None]:
         """Set evaluation mode within the context; afterwards restore each submodule's mode.
 
-        Other threads that predict with the same model wait meanwhile.
+        First copy the bound parameters to the device if they are on the host. Other threads that
+        predict with the same model wait until the context ends.
         """
         with self._mode_lock:
             self._require_bound().copy_from_shared()
@@ -724,14 +741,14 @@ class FlatModule:
                 yield
 
     def _note_training_modes(self) -> None:
-        """Note each submodule's mode, unless the module as a whole is in evaluation mode."""
+        """Store each submodule's mode, unless the module as a whole is in evaluation mode."""
         if self._module.training:
             self._training_modes = {k: part.training for k, part in self._module.named_modules()}
 
     def _copy_in_training_modes(self) -> nn.Module:
-        """Return ``copy_without_storage`` of the module, with the modes that were noted last.
+        """Return ``copy_without_storage`` of the module, in the modes stored when it last trained.
 
-        The module itself keeps its modes, such as evaluation mode after ``eval()``.
+        The module itself keeps its present modes, such as evaluation mode after ``eval()``.
         """
         with self._mode_lock:
             self._note_training_modes()
@@ -759,7 +776,7 @@ class FlatModule:
         return {**state, "_module": module, "_hooks": hooks}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Restore a pickled model, whose parameters have no values."""
+        """Restore a pickled model. Its parameters have no values until ``bind``."""
         self._set_up(activate_parametrizations(state["_module"]))
         self._note_training_modes()
         # Pickles of earlier versions lack hooks, and newer options, whose default is None.

@@ -1,7 +1,7 @@
 """Check the losses ``loss(output, target)`` of torch models, and compute them with row weights.
 
-A loss is one of torch's own or a user-defined function. Labels that the loss ignores (torch's
-``ignore_index``) have weight 0 in its mean.
+A loss is one of torch's own or a user-defined function; its value is a mean over rows. Labels that
+the loss ignores (torch's ``ignore_index``) have weight 0 in this mean.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ WEIGHT_SUM_MIN = 1e-30  # lower bound of a sum of weights, to avoid division by 
 
 
 def resolve_outputs(outputs: str | None, loss: Any) -> str:
-    """Return what a model outputs, such as "logits": the option, or what the loss suggests."""
+    """Return the valid output kind ``outputs``, or for None the one that the loss implies."""
     if outputs is None:
         name = _normalized_name(loss)
         if name in ("bceloss", "binarycrossentropy"):
@@ -57,8 +57,8 @@ def is_per_label(loss: Any) -> bool:
 def cast_class_labels(loss: Any, output: Tensors, target: Tensors) -> Tensors:
     """Return the target as int64 if ``loss`` takes class indices; otherwise unchanged.
 
-    Needed because Spark ML's labels are doubles. Raise UsageError for a class index that is not a
-    whole number.
+    This is needed because Spark ML's labels are doubles. Raise UsageError for a class index that is
+    not a whole number.
     """
     if not (isinstance(output, torch.Tensor) and isinstance(target, torch.Tensor)):
         return target
@@ -85,7 +85,7 @@ def refuse_broadcast(loss: Any, output: Tensors, target: Tensors) -> None:
     """Raise UsageError if torch's loss would combine every output with every target.
 
     Some of torch's losses, such as PoissonNLLLoss, broadcast outputs [rows, 1] and targets [rows]
-    without a warning. A loss of the user's own may reshape them, so it is not checked.
+    without a warning. A user-defined loss may reshape them, so it is not checked.
     """
     computed = type(loss).forward if isinstance(loss, nn.Module) else loss
     are_tensors = isinstance(output, torch.Tensor) and isinstance(target, torch.Tensor)
@@ -128,7 +128,7 @@ def is_torch_loss(loss: Any) -> bool:
 
 
 def check_loss(loss: Any) -> None:
-    """Raise UsageError for a loss that is not a mean over rows, or that has parameters."""
+    """Raise UsageError for a loss that is not callable, has parameters, or is not a mean."""
     if not callable(loss):
         raise UsageError(f"loss is {shown(loss)}: pass a function loss(output, target)")
     if isinstance(loss, nn.Module) and any(True for _ in loss.parameters()):
@@ -179,7 +179,7 @@ def _get_class_options(loss: Any) -> tuple[torch.Tensor | None, int] | None:
 def compute_weighted_loss(
     loss: Loss, output: Tensors, target: Tensors, weights: torch.Tensor
 ) -> torch.Tensor:
-    """Return sum(weight * loss of row) / sum(weight).
+    """Return sum(weight * loss of row) / sum(weight), for ``weights`` f32[rows].
 
     If all weights are 1, this equals the unweighted loss, including class weights and ignored
     labels, because the mean over positions is sum(weight * class weight * loss) divided by
@@ -246,7 +246,7 @@ def _get_reduction(loss: Any) -> str | None:
 
 
 def _signature_parameters(loss: Any) -> dict[str, inspect.Parameter]:
-    """Return the parameters in the loss's signature; {} if it has no signature."""
+    """Return name -> parameter of the loss's signature; {} if it has no signature."""
     function = loss.forward if isinstance(loss, nn.Module) else loss
     try:
         return dict(inspect.signature(function).parameters)

@@ -1,8 +1,8 @@
-"""TorchModel: a user's module, loss and optimizer, trained on one flat vector.
+"""TorchModel: a user's module, loss and optimizer, with all parameters in one flat vector.
 
-The module's parameters are views of the vector passed to ``bind``, so the optimizer directly
-updates the memory that the encoder reads. The vector is copied only if the model is on a GPU and
-the bound memory on the host.
+The module's parameters are views of the vector passed to ``bind``. So the optimizer directly
+updates the memory from which changes are encoded for other workers. The vector is copied only if
+the model is on a GPU and the vector on the host.
 """
 
 from __future__ import annotations
@@ -79,28 +79,29 @@ class TorchModel(FlatModule):
 
     Args:
         module: the module, with its initial values.
-        loss: ``loss(output, target)`` returns the mean over rows. May be None with ``step``. A
-            loss module that ``torch.compile`` has wrapped is used without compilation.
+        loss: ``loss(output, target)`` returns the mean over rows. It may be None if ``step`` is
+            given. A loss module that ``torch.compile`` has wrapped is used without compilation.
         optimizer: ``optimizer(parameters)`` creates the optimizer, such as
             ``partial(torch.optim.Adam, lr=1e-3)``.
         scheduler: ``scheduler(optimizer)`` creates the scheduler. If it has a parameter
-            ``total_steps``, as ``partial(OneCycleLR, max_lr=0.1)`` does, it is given its number of
-            steps in the fit, and starts again in each fit.
+            ``total_steps``, as ``partial(OneCycleLR, max_lr=0.1)`` does, it is given the number of
+            its steps in the fit, and starts again in each fit.
         scheduler_interval: "epoch" or "step": the scheduler steps once per epoch, or once per
             minibatch of the fit. By default StepLR, MultiStepLR, ExponentialLR, MultiplicativeLR,
             CosineAnnealingLR and PolynomialLR step by epochs, all others by minibatches.
-        groups: a function from a dict (name -> parameter) to torch's parameter groups.
+        groups: ``groups(named)`` returns torch's parameter groups for a dict (name -> parameter).
         device: where workers train; None: the GPU that Spark assigned to the task, else the CPU.
-        clip_norm: upper bound of the gradient's norm.
-        accumulate: number of parts into which a minibatch is split, to compute one after another.
-        autocast: "bfloat16" to compute in bfloat16.
+        clip_norm: upper bound of the gradient's norm; None: no bound.
+        accumulate: number of parts of a minibatch whose gradients are computed one after another
+            and added, to save memory.
+        autocast: "bfloat16" to compute in bfloat16; None: in float32.
         step: ``step(module, optimizer, batch: TorchBatch) -> loss`` replaces the whole step;
-            ``loss`` is then used only for scores.
+            the option ``loss`` is then used only for scores.
         outputs: what the module returns, for metrics: logits, probabilities or values; by default
             logits for torch's classification losses, else values.
 
     Raises:
-        UsageError: something cannot be trained here; the message has reason and remedy.
+        UsageError: an argument cannot be used here; the message has reason and remedy.
     """
 
     KIND = "torch"
@@ -183,14 +184,17 @@ class TorchModel(FlatModule):
         return get_ignored_label(self._loss)
 
     def need_loss(self) -> None:
-        """Raise UsageError if the model has a user-defined step but no loss to evaluate."""
+        """Raise UsageError if the model has no loss to evaluate, only a user-defined step."""
         if self._loss is None:
             raise UsageError(
                 "this TorchModel has its own step and no loss: pass loss= to measure it"
             )
 
     def loss(self, batch: Batch) -> tuple[float, float]:
-        """Return (sum of weight x loss, sum of weights) in evaluation mode."""
+        """Return (sum of weight x loss, sum of weights) of the rows, in evaluation mode.
+
+        A row's weight includes its labels' weights: class weights, and 0 for ignored labels.
+        """
         self.need_loss()
         tensors = batch_to_device(self._device, batch)
         with self._evaluation_mode(), self._autocast_context():
@@ -200,11 +204,11 @@ class TorchModel(FlatModule):
         return (float(mean) * weight if weight else 0.0), weight
 
     def set_position(self, epoch: int, batch: int, batches: int) -> None:
-        """Set the position of the next step, for a scheduler that steps by epochs.
+        """Set the epoch of the next step, for a scheduler that steps by epochs; see ``EpochAware``.
 
         In the first epoch, warn if a scheduler reduces the rate by a factor of ``RATE_DROP_MAX``.
-        If the schedule itself does so, warn before the first step; if losses that do not improve
-        cause the reduction, warn as soon as it has happened.
+        For a fixed schedule, simulate it and warn before the first step; for ReduceLROnPlateau,
+        warn after the reduction.
         """
         self._scaling.epoch = epoch
         if epoch == 0 and batch > 0 and not self._is_warned:
@@ -243,7 +247,7 @@ class TorchModel(FlatModule):
             )
 
     def _make_optimizer(self) -> OptimizerPair:
-        """Return a new optimizer and scheduler; determine whether the scheduler steps by epochs."""
+        """Return a new optimizer and scheduler; set the interval by which the scheduler steps."""
         pacing, length = self._scaling, self._fit_length or UNKNOWN_LENGTH
         pacing.interval = self._interval or STEP
         optimizer, scheduler = self._make_optimizer_for(pacing.count_steps(length))
@@ -264,7 +268,7 @@ class TorchModel(FlatModule):
         return takes_total_steps(self._factories[2])
 
     def _train_batch(self, optimizer: Optimizer, batch: TorchBatch, rows: int) -> Any:
-        """Train on one minibatch with the user-defined step, or else with a gradient step."""
+        """Train with the user-defined step or else a gradient step; return the mean loss."""
         if self._custom is not None:
             return self._custom(self._module, optimizer, batch)
         return self._gradient_step(optimizer, batch, rows)
@@ -302,7 +306,8 @@ class TorchModel(FlatModule):
     def _compute_shares(self, output: Any, batch: TorchBatch, rows: int, size: int) -> list[float]:
         """Return the share of each part of ``size`` rows in the minibatch's mean loss.
 
-        If no label counts, all parts have the same share. ``output`` is that of the first part.
+        If no label counts, all parts have the same share. ``rows`` is the number of rows in
+        ``batch``, ``output`` the module's output for the first part.
         """
         parts = self._weigh_rows(output, batch, rows).split(size)
         sums = torch.stack([part.sum() for part in parts]).tolist()
@@ -310,7 +315,10 @@ class TorchModel(FlatModule):
         return [each / total if total else 1 / len(sums) for each in sums]
 
     def _compute_loss(self, output: Any, batch: TorchBatch) -> torch.Tensor:
-        """Return the mean loss, weighted if rows have weights; raise UsageError unless scalar."""
+        """Return the mean loss, weighted if rows have weights.
+
+        Raise UsageError if output and labels do not fit, or if the loss is not a scalar tensor.
+        """
         assert self._loss is not None
         labels = cast_class_labels(self._loss, output, batch.labels)
         refuse_broadcast(self._loss, output, labels)
@@ -331,8 +339,9 @@ class TorchModel(FlatModule):
     def _weigh_rows(self, output: Any, batch: TorchBatch, rows: int) -> torch.Tensor:
         """Return the weight of each row in a minibatch's mean loss, f64[rows].
 
-        It is the row's own weight times the mean weight of its labels: the class weight, or 0 for
-        an ignored label. ``output`` shows whether labels that are floats are classes.
+        It is the row's own weight times the mean weight of its labels. A label's weight is that of
+        its class, or 0 if it is ignored. ``output`` shows whether labels that are floats are
+        classes.
         """
         ones = torch.ones(rows, dtype=torch.float64, device=self._device)
         weights = ones if batch.weights is None else batch.weights.double()
@@ -340,14 +349,14 @@ class TorchModel(FlatModule):
         return weights if counts is None else weights * counts.reshape(rows, -1).mean(dim=1)
 
     def _compute_label_weights(self, output: Any, batch: TorchBatch) -> torch.Tensor | None:
-        """Return the weight of each label, f64; None if all labels weigh 1."""
+        """Return the weight of each label, f64 in the labels' shape; None if all weigh 1."""
         labels = cast_class_labels(self._loss, output, batch.labels)
         template = torch.zeros((), dtype=torch.float64, device=self._device)
         return compute_label_weights(self._loss, labels, template)
 
     @contextlib.contextmanager
     def _broadcast_warning_as_error(self) -> Iterator[None]:
-        """Raise torch's warning about broadcasting [n, 1] to [n], until the first step is done."""
+        """Make torch's warning about broadcasting [n, 1] to [n] an error until the first step."""
         if self._has_stepped:
             yield
             return

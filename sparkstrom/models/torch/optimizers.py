@@ -1,5 +1,7 @@
 """Create torch optimizers and schedulers with users' factories, check them, and save their state.
 
+A factory is a function that makes an optimizer from parameters, or a scheduler from an optimizer.
+
 Names in a saved state:
 
     state/PARAMETER/KEY    state of one parameter
@@ -41,7 +43,7 @@ REFUSED_OPTIMIZERS = {
     " touch; use Adam without sparse=True, or SGD or Adagrad, which take sparse gradients, too",
 }
 
-# Prefixes of other attributes that torch and its schedulers set on optimizers.
+# Prefixes of attributes that torch and schedulers set on optimizers, besides ``_torch_attributes``.
 TORCH_PREFIXES = (
     "_optimizer_",
     "_opt_called",
@@ -144,7 +146,7 @@ def make_optimizer(
 def format_optimizer(
     factory: OptimizerFactory, groups: GroupFactory | None, named: NamedParameters
 ) -> str:
-    """Return text such as "Adam(lr=0.001)"; if groups differ in a value, with all its values."""
+    """Return text such as "SGD(lr=0.1 and 0.2)"; if the factory fails, return its ``repr``."""
     try:
         optimizer = make_optimizer(factory, groups, named)
     except Exception:  # repr must not raise, whatever the user's factory does
@@ -159,9 +161,10 @@ def format_optimizer(
 
 
 def takes_total_steps(factory: Any) -> bool:
-    """Return whether a scheduler factory needs ``total_steps`` from the fit.
+    """Return whether a scheduler factory must be given ``total_steps``.
 
-    This is so if it has that parameter and the user has bound neither it nor ``steps_per_epoch``.
+    This is so if it has that parameter, and the user has bound neither that parameter nor
+    ``epochs`` or ``steps_per_epoch`` to a value.
     """
     try:
         parameters = inspect.signature(factory).parameters
@@ -211,7 +214,7 @@ def make_scheduler(
 
 
 def step_optimizer(optimizer: Optimizer, parameters: list[torch.nn.Parameter]) -> None:
-    """Take a step. Raise UsageError if the optimizer does not support sparse gradients."""
+    """Take a step. Raise UsageError if it fails and one of ``parameters`` has a sparse gradient."""
     try:
         optimizer.step()
     except RuntimeError as error:
@@ -224,7 +227,10 @@ def step_optimizer(optimizer: Optimizer, parameters: list[torch.nn.Parameter]) -
 
 
 def require_gradients(named: NamedParameters, clip_norm: float | None) -> list[torch.nn.Parameter]:
-    """Clip the gradients and return the parameters that have one; raise UsageError if none has."""
+    """Return the parameters that have a gradient; raise UsageError if none has.
+
+    Unless ``clip_norm`` is None, first clip the gradients to that joint norm.
+    """
     trained = [p for p in named.values() if p.grad is not None]
     if not trained:
         raise UsageError(NO_GRADIENT_MESSAGE)
@@ -297,7 +303,7 @@ def check_optimizer(optimizer: Optimizer, named: NamedParameters) -> None:
 
 
 def drop_schedule(state: State) -> State:
-    """Return the optimizer state without the entries written by a scheduler."""
+    """Return the saved optimizer state without the entries that a scheduler writes."""
     return {
         path: value
         for path, value in state.items()
@@ -307,7 +313,7 @@ def drop_schedule(state: State) -> State:
 
 
 def count_scheduler_steps(state: State) -> int:
-    """Return the number of steps taken by the scheduler in a state; 0 without a scheduler."""
+    """Return how many steps the scheduler in a saved state has taken; 0 without a scheduler."""
     chained = "scheduler/_schedulers/0/last_epoch"  # a ChainedScheduler has no position itself
     return int(state.get("scheduler/last_epoch", state.get(chained, 0)))
 
@@ -370,7 +376,7 @@ def load_state(
 
 
 def _parameter_name(path: str) -> str | None:
-    """Return the name of the parameter whose state is stored at this path, or None."""
+    """Return the name of the parameter whose state has this path in a saved state, or None."""
     kind, _, rest = path.partition("/")
     return rest.rpartition("/")[0] if kind == "state" else None
 
@@ -378,7 +384,10 @@ def _parameter_name(path: str) -> str | None:
 def _take_parameter_state(
     optimizer: Optimizer, named: NamedParameters, remaining: State
 ) -> dict[Any, Any]:
-    """Remove the parameters' state from ``remaining``; return it by parameter number."""
+    """Remove the parameters' state from the saved state ``remaining``; return it by number.
+
+    Parameters are numbered in the order of the optimizer's groups, as in its ``state_dict``.
+    """
     names = {id(p): name for name, p in named.items()}
     order = [p for group in optimizer.param_groups for p in group["params"]]
     numbers = {names[id(p)]: number for number, p in enumerate(order)}
@@ -392,24 +401,24 @@ def _take_parameter_state(
 
 
 def _take_shared_state(remaining: State) -> dict[str, Any]:
-    """Remove and return, by key, the state that belongs to no particular parameter."""
+    """Remove from the saved state what belongs to no particular parameter; return it by key."""
     paths = [path for path in remaining if path.startswith("shared/")]
     return dict(_parse_entry(path.removeprefix("shared/"), remaining.pop(path)) for path in paths)
 
 
 @functools.cache
 def _torch_attributes() -> frozenset[str]:
-    """Return the attributes that all of torch's optimizers have, set by schedulers or by torch.
+    """Return the names of attributes that all optimizers have or that schedulers replace.
 
-    The first optimizer of a process makes torch import its compiler, which takes more than a
-    second. So none is created while this module is imported: predictions need no optimizer.
+    Creating a process's first optimizer makes torch import its compiler, which takes more than a
+    second. This function therefore creates one only when called; predictions need no optimizer.
     """
     plain = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.0)
     return frozenset({"defaults", "state", "param_groups", "step", "zero_grad", *vars(plain)})
 
 
 def _list_extra_attributes(optimizer: Optimizer) -> dict[str, Any]:
-    """Return the attributes of an optimizer that torch's own optimizers do not have.
+    """Return name -> value of the attributes that an optimizer has and torch's plain SGD lacks.
 
     torch omits them from ``state_dict``, unless the optimizer's class overrides that method.
     """
@@ -474,7 +483,7 @@ def _store_tree(state: State, path: str, value: Any, names: dict[int, str]) -> N
 
 
 def _add_part(values: dict[Any, Any], path: str, value: Any, named: NamedParameters) -> None:
-    """Add a stored value to ``values`` at its path, creating ``_ContainerParts`` as needed."""
+    """Add a stored value to the tree ``values`` at its path; create ``_ContainerParts`` for it."""
     *steps, last = path.split("~")
     last, value = _parse_entry(last, value)
     for step in steps:
@@ -483,7 +492,7 @@ def _add_part(values: dict[Any, Any], path: str, value: Any, named: NamedParamet
 
 
 def _parse_key(step: str, named: NamedParameters, container: dict[Any, Any]) -> Any:
-    """Convert one step of a path to a key of ``container``."""
+    """Convert one step of a path, such as ``l0``, to a key of ``container``."""
     if not isinstance(container, _ContainerParts):
         return step
     letter, name = step[0], step[1:]
@@ -491,7 +500,7 @@ def _parse_key(step: str, named: NamedParameters, container: dict[Any, Any]) -> 
 
 
 def _build_containers(tree: Any) -> Any:
-    """Replace each ``_ContainerParts`` in the tree by the list, tuple or dict it represents."""
+    """Return the tree with each ``_ContainerParts`` replaced by its list, tuple or dict."""
     if not isinstance(tree, dict):
         return tree
     values = {key: _build_containers(value) for key, value in tree.items()}
@@ -525,7 +534,10 @@ def _parse_entry(key: str, value: Any) -> tuple[str, Any]:
 
 
 def _store_options(tree: Any, path: str, state: State) -> None:
-    """Store numbers and tensors of a tree under ``path``; users' factories make the rest again."""
+    """Store the numbers and tensors of a tree in ``state``, at paths that begin with ``path``.
+
+    Other values are not stored, because users' factories make them again.
+    """
     if isinstance(tree, dict):
         for key, value in tree.items():
             _store_options(value, f"{path}/{key}", state)
@@ -537,7 +549,10 @@ def _store_options(tree: Any, path: str, state: State) -> None:
 
 
 def _fill_tree(tree: Any, path: str, remaining: State) -> Any:
-    """Return a copy of the tree with the values under ``path``; remove these from ``remaining``."""
+    """Return a copy of the tree with values from ``remaining`` at paths that begin with ``path``.
+
+    Remove these values from ``remaining``. Values that are not stored there are kept.
+    """
     if isinstance(tree, dict):
         made = copy.copy(tree)
         for key, value in tree.items():

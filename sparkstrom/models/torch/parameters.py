@@ -1,13 +1,13 @@
 """Keep the parameters of torch modules in one flat vector, and convert their buffers to bytes.
 
-Each ``Parameter`` object that the user's code refers to stays the same; only its memory moves. A
-parameter that several modules share (a tied parameter) is in the vector once. Frozen parameters are
-in the vector, too, and keep their values.
+Each ``Parameter`` object that the user's code refers to stays the same; only its memory moves. The
+vector contains a parameter that several modules share (a tied parameter) once. It also contains
+frozen parameters, whose values do not change.
 
 Buffers that are part of the ``state_dict`` are packed as bytes, one after the other in the module's
 order. To average the buffers of several workers, the mean of each element is computed in float64.
 The workers' values are added in the given order, so that equal buffers give equal bytes. For
-integers (BatchNorm's count of batches), the maximum is taken instead.
+integers (BatchNorm's count of batches), the maximum is taken instead of the mean.
 """
 
 from __future__ import annotations
@@ -98,13 +98,13 @@ def _has_own_memory(tensor: torch.Tensor) -> bool:
 
 
 def _memory_range(tensor: torch.Tensor) -> tuple[int, int]:
-    """Return a tensor's (first, end) address; if it is not contiguous, only of its first value."""
+    """Return a tensor's (first address, end address); if not contiguous, of its first value."""
     values = tensor.numel() if tensor.is_contiguous() else 1
     return tensor.data_ptr(), tensor.data_ptr() + values * tensor.element_size()
 
 
 def require_same_parameters(module: nn.Module, named: NamedParameters) -> None:
-    """Raise UsageError if the module's parameters are not those that it was passed with."""
+    """Raise UsageError unless the module's parameters are still the objects in ``named``."""
     now = dict(module.named_parameters())
     for name in [*named, *now]:
         if now.get(name) is not named.get(name):
@@ -122,7 +122,7 @@ def make_layout(named: NamedParameters) -> Layout:
 
 
 def gather_values(named: NamedParameters) -> Flat:
-    """Return a copy of all values, in the order of the flat vector, as f32[n_params]."""
+    """Return a copy of all parameters' values as one vector f32[n_params], in its order."""
     pieces = [p.detach().cpu().reshape(-1).numpy() for p in named.values()]
     return np.concatenate(pieces)
 
@@ -173,10 +173,11 @@ class ParameterViews:
             self._flat.copy_(self._shared)
 
     def copy_to_shared(self) -> None:
-        """After a step, copy the parameters to the shared vector if it is on the host.
+        """After a step, copy the parameters from the device to the shared vector on the host.
 
-        Otherwise wait for the GPU, because other kernels do not run on torch's streams. Raise
-        UsageError if a parameter's memory was replaced.
+        If the shared vector itself is on the GPU, wait instead until the GPU has finished, because
+        other kernels do not run on torch's streams. Raise UsageError if a parameter's memory was
+        replaced.
         """
         self.check()
         if self._flat is not self._shared:
@@ -185,7 +186,7 @@ class ParameterViews:
             torch.cuda.synchronize(self._flat.device)
 
     def check(self) -> None:
-        """Raise UsageError, naming the parameter, if its memory is not in the vector any more."""
+        """Raise UsageError for a parameter whose memory is no longer in the vector, or not f32."""
         for (name, parameter), pointer in zip(self._named.items(), self._pointers, strict=True):
             if parameter.data_ptr() != pointer or parameter.dtype != torch.float32:
                 raise UsageError(
@@ -223,7 +224,7 @@ def get_buffer_forms(buffers: Buffers) -> BufferForms:
 
 
 def check_buffer_forms(buffers: Buffers, forms: BufferForms) -> None:
-    """Raise UsageError, naming the buffer, if a shape or dtype differs from that in ``forms``."""
+    """Raise UsageError for a buffer whose shape or dtype is not that in ``forms``."""
     for name, form in get_buffer_forms(buffers).items():
         if (known := forms.get(name)) != form:
             before = "missing" if known is None else _format_form(*known)

@@ -24,11 +24,11 @@ Tensors = Any  # a tensor, or a tuple or dict of tensors
 
 
 class TorchBatch(NamedTuple):
-    """A minibatch on the model's device, as passed to a user-defined step."""
+    """A minibatch as tensors on the model's device, as passed to a user-defined step."""
 
     features: Tensors  # tensor, or tuple or dict of tensors, [rows, ...]; floats are float32
     labels: Tensors  # the same; integers are int64
-    weights: torch.Tensor | None = None  # f32[rows], or None
+    weights: torch.Tensor | None = None  # f32[rows], each row's weight; None: all rows weigh 1
 
 
 def map_tree(function: Callable[[Any], Any], tree: Any) -> Any:
@@ -63,9 +63,9 @@ def batch_to_device(device: torch.device, batch: Batch) -> TorchBatch:
 def outputs_to_numpy(outputs: Tensors) -> Any:
     """Convert a module's outputs to arrays with their own memory, floats to float32.
 
-    From a dict, scalars such as a loss are omitted; from a library's own dict class (a Hugging Face
-    model's output), also everything that is not a tensor, such as caches. Raise UsageError for any
-    other outputs.
+    Outputs are tensors, or nested tuples, lists or dicts of tensors; raise UsageError for others.
+    If they are a dict, scalars in it, such as a loss, are omitted. If they are of a subclass of
+    dict, such as a Hugging Face model's output, values that are not tensors are also omitted.
     """
     if isinstance(outputs, dict):
         of_library = type(outputs) is not dict
@@ -92,7 +92,10 @@ def outputs_to_numpy(outputs: Tensors) -> Any:
 
 
 def join_outputs(pieces: list[Any]) -> Any:
-    """Return the joined outputs for consecutive rows: arrays, or tuples or dicts of arrays."""
+    """Join outputs for consecutive rows, which are arrays, or tuples or dicts of arrays.
+
+    For scalars, return the first one.
+    """
     first = pieces[0]
     if isinstance(first, dict):
         return {name: join_outputs([piece[name] for piece in pieces]) for name in first}
@@ -119,14 +122,17 @@ def split_rows(columns: Columns, size: int = PREDICT_ROWS) -> Iterator[Columns]:
 
 
 def call_with_features(function: Callable[..., Any], features: Tensors) -> Any:
-    """Call ``function`` with the features, several by position or name; return its result."""
+    """Return ``function``'s result for the features; a tuple or dict becomes several arguments."""
     if isinstance(features, dict):
         return function(**features)
     return function(*features) if isinstance(features, tuple) else function(features)
 
 
 def check_rows(columns: Columns, rows: int, role: str) -> None:
-    """Raise UsageError unless columns, named ``role``, have ``rows`` rows of finite numbers."""
+    """Raise UsageError unless the columns have ``rows`` rows of finite numbers.
+
+    ``role``, "features" or "labels", names the columns in the message.
+    """
     for array in arrays_of(columns):
         if len(array) != rows:
             raise UsageError(f"{rows} rows of features, but {len(array)} of {role}")
@@ -156,7 +162,7 @@ def _to_int64(tensor: torch.Tensor) -> torch.Tensor:
 def explaining_shape_errors(operation: str, remedy: str, **trees: Any) -> Iterator[None]:
     """Convert torch's errors within the context to UsageErrors that show the tensors' shapes.
 
-    Errors raised by the user's own code are not changed.
+    Errors that the user's own code raises on purpose are not changed.
 
     Args:
         operation: what failed, for the message.
@@ -179,7 +185,7 @@ def explaining_shape_errors(operation: str, remedy: str, **trees: Any) -> Iterat
 
 
 def describe_failure(operation: str, reason: str, remedy: str, trees: dict[str, Any]) -> str:
-    """Return the text of an error in an operation with trees of tensors, whose shapes it shows."""
+    """Return the text of an error in ``operation``, with the shapes of the tensors in ``trees``."""
     kinds = ", ".join(f"{name} {format_shapes(tree)}" for name, tree in trees.items())
     return f"{operation} failed for {kinds}: {reason}; {_column_remedy(**trees) or remedy}"
 
@@ -227,7 +233,7 @@ def _explain_out_of_bounds(message: str, trees: dict[str, Any]) -> str:
     label, places = int(found[1]), []
 
     def find_label(tensor: Any) -> None:
-        """Append the label's first position in a tensor, if any, to ``places``."""
+        """If the tensor contains the label, append its first position to ``places``."""
         if torch.is_tensor(tensor) and not tensor.is_floating_point() and tensor.ndim:
             places.extend((tensor == label).nonzero()[:1].tolist())
 

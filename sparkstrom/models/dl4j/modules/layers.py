@@ -1,4 +1,4 @@
-"""DL4J's activations, dropout and layers as torch modules, using DL4J's own shapes.
+"""DL4J's activations, dropout and layers as torch modules, which keep DL4J's shapes.
 
 Images are [rows, channels, height, width], or channels last if the layer says NHWC; sequences are
 [rows, features, steps]. If ND4J's formulas differ from torch's, ND4J's are used. Dropout is applied
@@ -32,7 +32,7 @@ Tensor: TypeAlias = torch.Tensor
 
 
 class Dl4jActivation:
-    """An activation function with its options, by DL4J's name in lower case. Can be pickled."""
+    """The activation in a layer's option ``field``, or ``default`` if absent. It can be pickled."""
 
     def __init__(
         self, spec: LayerSpec, field: str = "activationfn", default: str = "identity"
@@ -67,7 +67,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _rational_tanh(z: Tensor, _: dict[str, float]) -> Tensor:
-    """Return ND4J's rational approximation of tanh."""
+    """Return ND4J's activation RationalTanh: 1.7159 times a rational approximation of tanh."""
     y = (2 / 3 * z).abs()
     return 1.7159 * torch.sign(z) * (1 - 1 / (1 + y + y**2 + 1.41645 * y**4))
 
@@ -81,6 +81,7 @@ def _relu(z: Tensor, options: dict[str, float]) -> Tensor:
     return torch.where(z >= threshold, above, slope * (z - threshold))
 
 
+# DL4J's name in lower case -> (z, options by name) -> activations.
 ACTIVATIONS: dict[str, Callable[[Tensor, dict[str, float]], Tensor]] = {
     "identity": lambda z, _: z,
     "relu": _relu,
@@ -111,7 +112,10 @@ SELU_ALPHA, SELU_LAMBDA = 1.6732632423543772, 1.0507009873554804  # Klambauer et
 
 
 class InputDropout:
-    """The dropout or noise that a layer applies to its input in training. Can be pickled."""
+    """The dropout or noise that a layer applies to its input in training. It can be pickled.
+
+    It does nothing for a dropout that ``find_untrainable_dropout`` reports.
+    """
 
     def __init__(self, spec: LayerSpec) -> None:
         parsed, self.kind, self._retain = _parse_dropout(spec), "", 1.0
@@ -143,7 +147,7 @@ class InputDropout:
 
 
 def find_untrainable_dropout(spec: LayerSpec) -> str | None:
-    """Return a description of a layer's dropout if training here does not support it, or None."""
+    """Return a text about a layer's dropout if training here does not support it, else None."""
     parsed = _parse_dropout(spec)
     if parsed is None:
         return None
@@ -173,7 +177,7 @@ def _is_scheduled(parsed: TypedObject) -> bool:
 
 
 def _get_dropout_parameter(spec: LayerSpec, parsed: TypedObject) -> float:
-    """Return the probability of keeping a value, or the rate or standard deviation of noise."""
+    """Return the probability of keeping a value, or for noise its rate or standard deviation."""
     name = {"gaussiandropout": "rate", "gaussiannoise": "stddev"}.get(parsed.kind, "p")
     return read_float(spec.path, f"dropout of {spec.label}", parsed.fields, name, 0.0)
 
@@ -185,10 +189,10 @@ PER_POSITION_LOSSES = ("rnnlosslayer", "cnnlosslayer")  # a loss for each step o
 
 
 class Dl4jLayer(nn.Module):  # type: ignore[misc]
-    """Base class of layers.
+    """Base class of layers; ``default`` is the activation if DL4J wrote none.
 
-    ``forward(x, rows)`` also gets the minibatch's number of rows, which preprocessors use: while
-    each step of a sequence is a row of x, x has more rows than the minibatch.
+    ``forward(x, rows)`` also gets the minibatch's number of rows, for preprocessors: after some of
+    them, each step of a sequence is a row of x, so that x has more rows than the minibatch.
     """
 
     def __init__(self, spec: LayerSpec, default: str = "identity") -> None:
@@ -203,11 +207,11 @@ class Dl4jLayer(nn.Module):  # type: ignore[misc]
         self.input_dropout = InputDropout(spec)
 
     def forward(self, x: Tensor, rows: int) -> Tensor:
-        """Return the layer's output for input x; ``rows`` is ignored (see the class)."""
+        """Return the layer's output for the input x. ``rows`` is ignored; see the class."""
         return self.activate(self.before_activation(x))
 
     def before_activation(self, x: Tensor) -> Tensor:
-        """Return the values before the activation; the loss is computed from them."""
+        """Return the values before the activation, from which a last layer's loss is computed."""
         return x
 
     def activate(self, z: Tensor) -> Tensor:
@@ -234,7 +238,7 @@ class Dl4jLayer(nn.Module):  # type: ignore[misc]
 
 
 class Dense(Dl4jLayer):
-    """DenseLayer, OutputLayer and RnnOutputLayer: x W + b; for sequences, at each step."""
+    """DenseLayer, OutputLayer and RnnOutputLayer: x W + b, for sequences at each step."""
 
     def __init__(self, spec: LayerSpec) -> None:
         super().__init__(spec)
@@ -244,7 +248,7 @@ class Dense(Dl4jLayer):
         self._add_parameters(weight=weight, bias=shapes.get("b"), gain=shapes.get("g"))
 
     def before_activation(self, x: Tensor) -> Tensor:
-        """Return x W + b; images are flattened."""
+        """Return x W + b after input dropout; images are flattened."""
         x = self.input_dropout(x, self.training)
         if x.ndim == 3:
             return self._compute_linear(x.transpose(1, 2)).transpose(1, 2)
@@ -318,13 +322,13 @@ class BatchNormalization(nn.BatchNorm1d):  # type: ignore[misc]
             parameter.requires_grad_(not spec.frozen)
 
     def forward(self, x: Tensor, rows: int = 0) -> Tensor:
-        """Return normalized x; channels are first, or last with NHWC."""
+        """Return normalized x, in which channels are dimension 1, or the last with NHWC."""
         if self._channels_last and x.ndim == 4:
             return self._batch_normalize(x.movedim(-1, 1)).movedim(1, -1)
         return self._batch_normalize(x)
 
     def _batch_normalize(self, x: Tensor) -> Tensor:
-        """Return normalized x; the running variance uses the biased variance, unlike torch's."""
+        """Return normalized x; in training, update running statistics with the biased variance."""
         if not self.training:
             return super().forward(x)
         axes = [0, *range(2, x.ndim)]
@@ -365,14 +369,17 @@ class ParameterlessLayer(Dl4jLayer):
 
 
 class PRelu(Dl4jLayer):
-    """PReLULayer: multiplies negative values by a learned slope."""
+    """PReLULayer: multiplies negative values by learned slopes."""
 
     def __init__(self, spec: LayerSpec) -> None:
         super().__init__(spec)
         self._add_parameters(slopes=get_prelu_shape(spec))
 
     def forward(self, x: Tensor, rows: int) -> Tensor:
-        """Return x with negative values multiplied by the slopes."""
+        """Return x after input dropout, with negative values multiplied by the slopes.
+
+        ``rows`` is ignored; see ``Dl4jLayer``.
+        """
         x = self.input_dropout(x, self.training)
         return torch.where(x < 0, x * self.slopes, x)
 
@@ -390,15 +397,15 @@ class ElementWiseMultiplication(Dl4jLayer):
         self._add_parameters(weight=width, bias=width)
 
     def before_activation(self, x: Tensor) -> Tensor:
-        """Return x * w + b."""
+        """Return x * w + b after input dropout."""
         return self.input_dropout(x, self.training) * self.weight + self.bias
 
 
 class ReshapePreprocessor(nn.Module):  # type: ignore[misc]
     """Preprocessor that reshapes activations.
 
-    A sequence [rows, features, steps] becomes [steps * rows, features]: first all rows of its first
-    step.
+    A sequence [rows, features, steps] becomes [steps * rows, features], with all rows of the first
+    step before those of the second one.
     """
 
     def __init__(self, spec: LayerSpec) -> None:

@@ -1,4 +1,4 @@
-"""DL4J's losses: summed over a row's outputs and time steps, averaged over a minibatch's rows.
+"""DL4J's losses, which are summed over a row's outputs and time steps, and averaged over rows.
 
 Losses get the values before the last activation, so that softmax and sigmoid lose no precision.
 DL4J's word for the value of a loss is score. DL4J clips the values from which it computes scores,
@@ -27,10 +27,11 @@ CLASS_LOSSES = ("mcxent", "negativeloglikelihood", SPARSE_CROSS_ENTROPY)
 
 
 class Dl4jLoss:
-    """A loss function of DL4J, called as ``loss(z, target, weights)``. Can be pickled.
+    """A loss function of DL4J, called as ``loss(z, target, weights)``. It can be pickled.
 
-    Targets have the shape of DL4J's labels, [rows, outputs] or [rows, outputs, steps]; losses for
-    classes also take class indices, [rows] or [rows, steps].
+    ``z`` are the values before the last activation. Targets have the shape of DL4J's labels,
+    [rows, outputs] or [rows, outputs, steps]; losses for classes also take class indices, [rows] or
+    [rows, steps].
     """
 
     def __init__(self, spec: LayerSpec) -> None:
@@ -121,7 +122,10 @@ def _with_gradient(score: Tensor, surrogate: Tensor) -> Tensor:
 
 
 def _read_weights(spec: LayerSpec, value: Any) -> list[float] | None:
-    """Return the outputs' weights; DL4J wrote a list, its text, or an object with ``data``."""
+    """Return the weights of outputs in the loss from a JSON ``value``, or None.
+
+    The value is a list, the text of one, or an object with the key ``data``.
+    """
     if value is None:
         return None
     try:
@@ -137,6 +141,7 @@ def _clip(values: Tensor) -> Tensor:
     return values.clamp(CLIP_EPS, 1)
 
 
+# (outputs after the activation, labels y) -> score of each output, in the same shape.
 SCORE_FUNCTIONS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "l1": lambda out, y: (out - y).abs(),
     "l2": lambda out, y: (out - y) ** 2,

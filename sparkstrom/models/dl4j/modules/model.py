@@ -1,4 +1,4 @@
-"""Dl4jModel: a network imported from DL4J, as a torch model that trains as it did in DL4J.
+"""Dl4jModel: a network imported from DL4J (Deeplearning4j) that trains in torch as it did there.
 
 A network that cannot be trained in the same way here can still be imported for prediction, with
 ``training=False``.
@@ -59,11 +59,11 @@ ParameterRules = list[tuple[str, int, TrainingRule]]  # (parameter name, layer n
 
 
 class Dl4jModel(TorchModel):
-    """A TorchModel with DL4J's loss, penalties and updaters.
+    """A TorchModel with DL4J's loss, penalties and updaters (optimizers).
 
     Args:
-        path: the zip file, for error messages.
-        configuration: content of configuration.json.
+        path: the zip file that DL4J saved, for error messages.
+        configuration: parsed content of configuration.json.
         training: False for a network that only predicts.
 
     Attributes:
@@ -71,7 +71,8 @@ class Dl4jModel(TorchModel):
         normalizer: the saved normalizer of the data, or None.
 
     Raises:
-        NotImported: ``training`` is True, but the network cannot be trained as in DL4J.
+        NoDl4jNetwork: the configuration is invalid.
+        NotImported: a layer or, for ``training``, an option of training is not supported.
     """
 
     KIND = "dl4j"
@@ -107,8 +108,8 @@ class Dl4jModel(TorchModel):
     def predict(self, features: Columns) -> Any:
         """Return the outputs after the last activation, [rows, ...], like DL4J's method ``output``.
 
-        The features are not normalized: call ``normalizer.transform`` first if there is one. Raise
-        UsageError unless they are arrays of numbers [rows, ...].
+        The features are not normalized; if ``normalizer`` is not None, call its ``transform``
+        first. Raise UsageError unless they are arrays of numbers [rows, ...].
         """
         known = isinstance(features, np.ndarray | tuple | dict)
         for array in arrays_of(features) if known else (features,):
@@ -126,10 +127,10 @@ class Dl4jModel(TorchModel):
         self.module.load_arrays(arrays)
 
     def load_optimizer_state(self, states: list[dict[str, Arrays]], iterations: int) -> None:
-        """Set the updater's state for the first fit.
+        """Make the first fit start with DL4J's updater state.
 
         Args:
-            states: the updater's vectors of each layer.
+            states: each layer's state as vector name -> array name -> values.
             iterations: number of minibatches that DL4J trained.
         """
         network = parse_network(self._path, self._configuration)
@@ -146,11 +147,14 @@ class Dl4jModel(TorchModel):
         self.continue_from(state)
 
     def continuing_state(self) -> State:
-        """Return the optimizer state for the first fit; {} to start with a new one."""
+        """Return a copy of the state from ``load_optimizer_state`` or ``continue_from``, else {}.
+
+        A network's first fit starts with this state; {} means a new state.
+        """
         return dict(self._resume_state)
 
     def continue_from(self, state: State) -> None:
-        """Make ``continuing_state`` return a copy of this state."""
+        """Make later calls of ``continuing_state`` return a copy of this state."""
         self._resume_state = dict(state)
 
     def set_position(self, epoch: int, batch: int, batches: int) -> None:
@@ -160,7 +164,7 @@ class Dl4jModel(TorchModel):
             set_schedule_epoch(optimizer, scheduler, self.module.epochs + epoch)
 
     def penalty(self) -> float:
-        """Return DL4J's calcRegularizationScore; weight decay counts like l2, without the rate."""
+        """Return DL4J's calcRegularizationScore, in which weight decay counts like l2."""
         network = parse_network(self._path, self._configuration)
         total = 0.0
         for name, _, rule in _list_parameter_rules(network, self.module):
@@ -170,7 +174,7 @@ class Dl4jModel(TorchModel):
         return total
 
     def describe(self) -> dict[str, Any]:
-        """Return a description with DL4J's configuration, for ``from_description``."""
+        """Return a description for JSON, with DL4J's configuration and the normalizer."""
         trains = self._custom is None
         source = {"configuration": self._configuration, "training": trains}
         return {**super().describe(), **source, **describe_normalizer(self.normalizer)}
@@ -198,7 +202,7 @@ class Dl4jModel(TorchModel):
     def _call_module(self, features: Any) -> Any:
         """Return the values before the last activation, from which the loss is computed.
 
-        A network imported only for prediction returns its outputs instead.
+        For a network imported only for prediction, return its outputs instead.
         """
         if self._custom is not None:
             return super()._call_module(features)
@@ -206,7 +210,7 @@ class Dl4jModel(TorchModel):
             return self._module.before_activation(features)
 
     def _gradient_step(self, optimizer: Optimizer, batch: TorchBatch, rows: int) -> Tensor:
-        """Take one step, or with TruncatedBPTT a step per segment; return the summed losses."""
+        """Take one step, or for TruncatedBPTT one per segment; return the sum of their losses."""
         if not self._module.tbptt_length:
             return super()._gradient_step(optimizer, batch, rows)
         total = torch.zeros(())
@@ -231,8 +235,8 @@ class Dl4jModel(TorchModel):
 def _split_segments(path: str, batch: TorchBatch, length: int) -> list[TorchBatch]:
     """Split features [rows, features, steps] and their labels into segments of ``length`` steps.
 
-    Labels are [rows, outputs, steps], or classes [rows, steps]. Raise NotImported if labels have no
-    steps: DL4J then only warns and trains nothing.
+    Labels are [rows, outputs, steps], or classes [rows, steps]. Raise NotImported if the labels
+    have no steps, with which DL4J would only warn and train nothing. ``path`` is for the message.
     """
     features, labels = batch.features, batch.labels
     fits = isinstance(features, Tensor) and isinstance(labels, Tensor)
@@ -247,7 +251,10 @@ def _split_segments(path: str, batch: TorchBatch, length: int) -> list[TorchBatc
 
 
 def _make_loss(spec: LayerSpec, training: bool) -> Dl4jLoss | None:
-    """Return the layer's loss; None if it is not supported but the network only predicts."""
+    """Return the layer's loss, or None if it is not supported and the network only predicts.
+
+    Raise NotImported if it is not supported and ``training`` is True.
+    """
     try:
         return Dl4jLoss(spec)
     except NotImported:
@@ -264,7 +271,7 @@ def _refuse_step(*_: Any) -> None:
 
 
 def _list_parameter_rules(network: SavedNetwork, module: Dl4jModule) -> ParameterRules:
-    """Return (name, layer number, rule) of each trainable parameter, in the module's order."""
+    """Return (name, layer number, how to train it) of each trainable parameter, in order."""
     rules: dict[str, tuple[int, TrainingRule]] = {}
     for number, spec in enumerate(network.specs):
         for piece in list_array_specs(spec):
@@ -278,7 +285,10 @@ def _list_parameter_rules(network: SavedNetwork, module: Dl4jModule) -> Paramete
 
 
 def _make_groups(rules: ParameterRules, epochs: int, named: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the optimizer's parameter groups, one for each parameter in ``rules``."""
+    """Return the optimizer's parameter groups, one for each parameter in ``rules``.
+
+    ``epochs`` is the number of epochs that DL4J trained; ``named`` maps names to parameters.
+    """
     return [make_group(number, named[name], rule, epochs) for name, number, rule in rules]
 
 
@@ -291,7 +301,7 @@ def _predicts_probabilities(network: SavedNetwork) -> bool:
 
 
 def _refuse_untrainable(network: SavedNetwork) -> None:
-    """Raise NotImported, naming all options that training here does not support, if any."""
+    """Raise NotImported, with all reasons, if the network cannot be trained here as in DL4J."""
     untrainable = list(find_untrainable_options(network))
     both_ways = [spec for spec in network.specs if "bidirectional" in spec.kind]
     if network.tbptt_length and both_ways:

@@ -1,7 +1,7 @@
-"""Dl4jModule: a DL4J network as one torch module; also its layers for sequences and images.
+"""Dl4jModule, a DL4J network as one torch module; graph vertices; layers for sequences and images.
 
-Graph vertices are here, too. Recurrent layers take sequences [rows, features, steps]. Masks are not
-supported. Most layers ignore the argument ``rows`` of ``forward``: see ``layers.Dl4jLayer``.
+All other layers are in ``layers``. Recurrent layers take sequences [rows, features, steps]. Masks
+are not supported. Most layers ignore the argument ``rows`` of ``forward``; see ``Dl4jLayer``.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ Tensor: TypeAlias = torch.Tensor
 class RecurrentLayer(Dl4jLayer):
     """Base class of recurrent layers.
 
-    If the state is carried, a call starts with the final state of the previous call; gradients do
-    not flow back into that call.
+    While the state is carried, a call starts with the final state of the previous call; gradients
+    do not flow back into that call. Otherwise it starts with zeros.
     """
 
     def __init__(self, spec: LayerSpec) -> None:
@@ -88,7 +88,7 @@ class Lstm(RecurrentLayer):
             self._add_parameters(peepholes=(3, rw[0]))
 
     def forward(self, x: Tensor, rows: int) -> Tensor:
-        """Return outputs [rows, nOut, steps] for x [rows, nIn, steps]."""
+        """Return outputs [rows, nOut, steps] for x [rows, nIn, steps] or [rows, nIn]."""
         x = self.input_dropout(x, self.training)
         x = x.unsqueeze(2) if x.ndim == 2 else x
         projected = x.permute(2, 0, 1) @ self.weight + self.bias
@@ -142,7 +142,7 @@ class SimpleRnn(RecurrentLayer):
         return torch.stack(outputs, dim=2)
 
     def _apply_gain(self, z: Tensor, index: int) -> Tensor:
-        """Return z, layer-normalized if the layer has a gain; index 0: input, 1: hidden state."""
+        """Return z, layer-normalized if the layer has gains; 0: the input's, 1: the state's."""
         gain = getattr(self, "gain", None)
         return z if gain is None else layer_normalize(z) * gain.split(self._width)[index]
 
@@ -226,7 +226,10 @@ SEQUENCE_LAYERS = ("convolution1dlayer", "subsampling1dlayer")  # computed as im
 
 
 class SlidingWindow:
-    """Kernel, stride, padding and dilation of a convolution or pooling layer: (height, width)."""
+    """Kernel, stride, padding and dilation, as (height, width), of a convolution or pooling layer.
+
+    ``default`` and ``stride`` are the kernel's size and the stride if DL4J wrote none.
+    """
 
     def __init__(self, spec: LayerSpec, default: int, stride: int) -> None:
         self.spec = spec
@@ -289,7 +292,7 @@ class Convolution(Dl4jLayer):
         self._add_parameters(weight=kernels, bias=shapes.get("b"))
 
     def before_activation(self, x: Tensor) -> Tensor:
-        """Return the convolution of x."""
+        """Return the convolution of x after input dropout."""
         window, x = self._window, self._window.to_nchw(self.input_dropout(x, self.training))
         x = fn.pad(x, window.compute_padding(x.shape))
         bias = getattr(self, "bias", None)
@@ -318,7 +321,7 @@ class Subsampling(nn.Module):  # type: ignore[misc]
             raise spec.unsupported(f"poolingType {self._kind} with pnorm={self._power:g}")
 
     def forward(self, x: Tensor, rows: int) -> Tensor:
-        """Return the pooled images or sequences; padding does not affect the maximum."""
+        """Return the pooled images or sequences x; padding does not affect the maximum."""
         window = self._window
         x = window.to_nchw(x)
         padding = window.compute_padding(x.shape)
@@ -335,7 +338,7 @@ class Subsampling(nn.Module):  # type: ignore[misc]
         return window.from_images(out)
 
     def _sum_windows(self, x: Tensor, padding: tuple[int, int, int, int]) -> Tensor:
-        """Return the sum over each window, padded with zeros."""
+        """Return the sums over windows of x after padding with zeros (left, right, top, bottom)."""
         window, channels = self._window, x.shape[1]
         ones = x.new_ones(channels, 1, *window.kernel)
         x = fn.pad(x, padding)
@@ -468,7 +471,7 @@ class Resize(nn.Module):  # type: ignore[misc]
 
 
 class LocalResponseNormalization(nn.Module):  # type: ignore[misc]
-    """LocalResponseNormalization: divides by a power of the neighbouring channels' squares."""
+    """LocalResponseNormalization: divides by a power of neighbouring channels' sum of squares."""
 
     def __init__(self, spec: LayerSpec) -> None:
         super().__init__()
@@ -540,6 +543,7 @@ def _l2_normalize(x: Tensor, spec: LayerSpec) -> Tensor:
     return x / norms.clamp_min(spec.get_float("eps", L2_NORM_EPS))
 
 
+# Kind of a vertex with one input -> (input, spec of the vertex) -> output.
 VERTEX_FUNCTIONS: dict[str, Callable[[Tensor, LayerSpec], Tensor]] = {
     "scalevertex": lambda x, spec: x * spec.get_float("scalefactor", 1.0),
     "shiftvertex": lambda x, spec: x + spec.get_float("shiftfactor", 0.0),
@@ -558,7 +562,7 @@ UNFOLDING_PREPROCESSORS = ("feedforwardtornnpreprocessor", "cnntornnpreprocessor
 
 
 class Dl4jModule(nn.Module):  # type: ignore[misc]
-    """A saved network as a torch module; ``module(x)`` equals DL4J's ``output(x)``."""
+    """A saved network as a torch module; in evaluation mode, it computes DL4J's ``output(x)``."""
 
     def __init__(self, network: SavedNetwork) -> None:
         super().__init__()
@@ -578,7 +582,7 @@ class Dl4jModule(nn.Module):  # type: ignore[misc]
         return self._run_layers(x, len(self.layers))
 
     def before_activation(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the last layer's values before its activation; the loss is computed from them."""
+        """Return the last layer's values before its activation, from which the loss is computed."""
         last: Any = self.last_layer
         before = self._run_layers(x, len(self.layers) - 1)
         return last.before_activation(before)
@@ -597,7 +601,7 @@ class Dl4jModule(nn.Module):  # type: ignore[misc]
         return self
 
     def _run_layers(self, x: torch.Tensor, count: int) -> torch.Tensor:
-        """Run the first ``count`` layers; return the input of the next layer, or the output."""
+        """Run the first ``count`` layers; return the next layer's input, or the final output."""
         rows, outputs = len(x), {NETWORK_INPUT: x}
         for number, layer in enumerate(list(self.layers.values())[:count]):
             inputs = [outputs[source] for source in self._sources[number]]
@@ -691,7 +695,7 @@ def _make_module_key(name: str) -> str:
 
 
 def _refuse_folded_output(network: SavedNetwork) -> None:
-    """Raise NotImported if the loss would get each step of a sequence as a row of its own."""
+    """Raise NotImported if each step of a sequence would reach the loss as a separate row."""
     folded_by: dict[int, LayerSpec | None] = {NETWORK_INPUT: None}
     for number, spec in enumerate(network.specs):
         if spec.kind in FOLDING_PREPROCESSORS:

@@ -1,4 +1,4 @@
-"""DL4J's updaters as one torch optimizer, with a parameter group and an updater for each array.
+"""DL4J's updaters (optimizers) as one torch optimizer, with a parameter group for each array.
 
 A step follows DL4J's order: normalize gradients, add l1 and l2, subtract weight decay, apply the
 updater. Groups store momentum and beta1 under torch's names, so that they are scaled to the number
@@ -37,7 +37,7 @@ class Dl4jOptimizer(Optimizer):  # type: ignore[misc]
 
     @torch.no_grad()  # type: ignore[untyped-decorator]
     def step(self, closure: None = None) -> None:
-        """Take a step with the current gradients."""
+        """Take a step with the current gradients; arrays without gradients do not change."""
         groups = [g for g in self.param_groups if g["params"][0].grad is not None]
         _normalize_gradients(groups)
         for group in groups:
@@ -69,7 +69,7 @@ def make_group(layer: int, parameter: Any, rule: TrainingRule, epoch: int) -> Gr
     """Return the parameter group of one array.
 
     Args:
-        layer: number of the array's layer; gradients of a layer may be normalized together.
+        layer: number of the array's layer; all gradients of a layer may be normalized together.
         parameter: the array.
         rule: how the array is trained.
         epoch: DL4J's epoch count, which schedules by epoch continue.
@@ -115,7 +115,7 @@ def _normalize_gradients(groups: list[Group]) -> None:
 
 
 def _scale_gradients(gradients: list[Tensor], norm: float, kind: str, limit: float) -> None:
-    """Scale gradients in place to norm 1, or to at most ``limit`` if ``kind`` is clipping."""
+    """Scale gradients in place from joint ``norm`` to 1, or for clipping at most to ``limit``."""
     clips = kind.startswith("clip")
     if not norm or (clips and norm <= limit):
         return
@@ -221,6 +221,7 @@ STEP_FUNCTIONS: dict[str, Callable[[Tensor, dict[str, Any], Group], Tensor]] = {
 }
 
 
+# Kind of a schedule -> (options in lower case, number of iterations or epochs) -> learning rate.
 SCHEDULE_FUNCTIONS: dict[str, Callable[[dict[str, Any], int], float]] = {
     "fixedschedule": lambda o, i: o["value"],
     "exponentialschedule": lambda o, i: o["initialvalue"] * o["gamma"] ** i,
@@ -237,12 +238,12 @@ SCHEDULE_FUNCTIONS: dict[str, Callable[[dict[str, Any], int], float]] = {
 
 
 def _sigmoid_rate(options: dict[str, Any], z: float) -> float:
-    """Return DL4J's sigmoid schedule at z; 0 where Python's exp would overflow, as in Java."""
+    """Return the rate of DL4J's sigmoid schedule at z; 0, as in Java, where exp would overflow."""
     return float(options["initialvalue"] / (1 + math.exp(-z))) if z > -EXPONENT_MAX else 0.0
 
 
 def _cycle_rate(options: dict[str, Any], position: int) -> float:
-    """Return DL4J's cycle schedule: the rate rises, falls, and anneals below its initial value."""
+    """Return the rate at ``position`` of DL4J's cycle, in which it rises, falls and then decays."""
     first = options["initiallearningrate"]
     half = (options["cyclelength"] - options["annealinglength"]) // 2
     rise = (options["maxlearningrate"] - first) / half
@@ -253,7 +254,7 @@ def _cycle_rate(options: dict[str, Any], position: int) -> float:
 
 
 def _ramp_rate(options: dict[str, Any], iteration: int) -> float:
-    """Return DL4J's ramp schedule, rising from nearly 0 to the rate of a base schedule.
+    """Return the rate of DL4J's ramp schedule, rising from nearly 0 to that of a base schedule.
 
     Raise KeyError if the base schedule is unsupported.
     """
@@ -301,7 +302,7 @@ def _rate_factor(
 ) -> float:
     """Return LambdaLR's factor for group ``number`` after this many minibatches.
 
-    It is the scheduled rate itself, as such a group's own rate is 1; for a constant rate it is 1.
+    For a group with a schedule, whose own rate is 1, it is the scheduled rate; otherwise it is 1.
     ``iterations`` is DL4J's count of minibatches, from which schedules continue.
     """
     schedule = get_rate_schedule(rule)
@@ -314,7 +315,7 @@ def _rate_factor(
 
 
 def set_schedule_epoch(optimizer: Optimizer, scheduler: LambdaLR, epoch: int) -> None:
-    """Set the epoch that schedules by epoch use from the next step on."""
+    """Set the epoch, and the rate, of the groups whose schedule counts epochs."""
     rates = zip(scheduler.base_lrs, scheduler.lr_lambdas, strict=True)
     for group, (base, rate) in zip(optimizer.param_groups, rates, strict=True):
         if group.get("epoch", epoch) != epoch:
