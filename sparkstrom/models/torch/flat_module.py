@@ -471,8 +471,8 @@ class FlatModule:
             return gather_values(self._named_parameters)
         if self._initial is None:
             raise UsageError(
-                "this TorchModel was pickled, and pickles contain no parameters: bind parameters,"
-                " or copy the model with copy.deepcopy"
+                f"this {type(self).__name__} was pickled, and pickles contain no parameters: bind"
+                " parameters, or copy the model with copy.deepcopy"
             )
         return self._initial.copy()
 

@@ -59,8 +59,8 @@ def format_duration(seconds: float | None) -> str:
 
 
 def format_reduction(value: float | None, base: float | None) -> str:
-    """Format base / value as "N times less"; return "" if either is unknown or 0."""
-    if not value or not base:
+    """Format base / value as "N times less"; return "" if either is unknown, or it is not less."""
+    if not value or not base or value >= base:
         return ""
     return f"{base / value:,.0f} times less"
 
@@ -128,7 +128,7 @@ def result_group(summary: Figures) -> FigureGroup:
     rows += [(name, as_text(summary.get(key))) for name, key in ENDING_ROWS if summary.get(key)]
     rows += _speed_rows(summary)
     took, dense = as_number(summary.get("bytes_sent")), as_number(summary.get("bytes_dense"))
-    less = format_reduction(took, dense) if took and dense and dense > took else ""
+    less = format_reduction(took, dense)
     than_dense = f", {less} than dense updates" if less else ""
     rows.append(("sent", f"{format_bytes(took)} of updates{than_dense}"))
     return FigureGroup("Result", rows)

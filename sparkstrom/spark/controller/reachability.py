@@ -80,7 +80,7 @@ class UdpEchoServer:
         ``ports`` are the permitted ports; None permits all. Without ``token``, choose a random one.
         Raise SetupError if no port or address is available.
         """
-        port = next((port for port in candidate_ports(address, ports, None) if port), None)
+        port = next(candidate_ports(address, ports, None), None)
         if port is None:
             raise SetupError(no_free_port_message(address, ports))
         self.token = token or secrets.token_bytes(TOKEN_BYTES)
@@ -116,8 +116,7 @@ def probe_controller(probe: ReachabilityProbe, rows: Iterable[Any]) -> Iterator[
     """Send datagrams to the echo server; yield one ProbeResult. ``rows`` is not used."""
     forget_spark_archive_importers()
     address = choose_executor_address(probe.void, probe.endpoint)
-    ports = candidate_ports(address, probe.void.executor_ports(), None)
-    port = next((port for port in ports if port), 0)
+    port = next(candidate_ports(address, probe.void.executor_ports(), None), 0)
     with _bind_socket(address, port) as sock:
         yield ProbeResult(socket.gethostname(), _receives_echo(sock, probe))
 

@@ -291,7 +291,7 @@ class _Examination:
             problem, _, remedy = str(error).rpartition(": ")
             self._report.add([create_failure("configuration", DRIVER, problem or remedy, remedy)])
             return False
-        self._report.add(check_configuration(self._session.conf, self._workers))
+        self._report.add(check_configuration(self._session.conf))
         return True
 
     def _run_barrier_job(

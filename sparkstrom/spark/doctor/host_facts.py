@@ -20,7 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from sparkstrom.base.cache_directory import VARIABLE, kernel_directory
+from sparkstrom.base.cache_directory import SHARED, VARIABLE, kernel_directory
 from sparkstrom.base.errors import SetupError, SparkstromError
 from sparkstrom.base.identity import Endpoint
 from sparkstrom.encoding.backends import need_device
@@ -111,7 +111,7 @@ def inspect_host(options: InspectionOptions) -> HostFacts:
     This takes seconds, because a media driver is started and stopped.
     """
     executor = find_executor_process()
-    path, has_kernels = find_kernel_cache(options.scratch)
+    path, has_kernels = find_kernel_cache()
     library, library_refused = _inspect_library()
     media_driver = (
         MediaDriverStart(error=library_refused) if library_refused else _start_media_driver(options)
@@ -179,15 +179,16 @@ def measure_space(path: Path) -> DiskSpace:
     return DiskSpace(str(path), shutil.disk_usage(existing).free, error)
 
 
-def find_kernel_cache(scratch: Path) -> tuple[Path, bool]:
+def find_kernel_cache() -> tuple[Path, bool]:
     """Return this process's directory for compiled kernels, and whether it contains kernels.
 
-    If no directory can be created, return the one that NUMBA_CACHE_DIR names, or else ``scratch``.
+    If no directory can be created, return the one that NUMBA_CACHE_DIR names, or else the first one
+    for temporary files, which cannot be written either.
     """
     try:
         path = kernel_directory(os.environ)
     except OSError:  # reported as a directory that cannot be written
-        path = Path(os.environ.get(VARIABLE) or scratch)
+        path = Path(os.environ.get(VARIABLE) or SHARED[0])
     return path, path.is_dir() and next(path.glob("*.kernels"), None) is not None
 
 

@@ -62,8 +62,8 @@ def candidate_ports(host: str, ports: range | None, preferred: int | None) -> It
     """Yield UDP ports of ``host`` that are free now, best first.
 
     The ``preferred`` port comes first, unless it is outside ``ports``. Then come all of ``ports``
-    or, if that is None, some ephemeral ports (0 if none is free). Aeron binds a port a moment
-    later, so the caller must be ready to try the next one. Raise SetupError if the host's address
+    or, if that is None, some ephemeral ports. Aeron binds a port a moment later, so the caller must
+    be ready to try the next one. Raise SetupError if the host's address
     cannot be bound.
     """
     if preferred and (ports is None or preferred in ports) and find_free_port(host, preferred):
@@ -72,7 +72,8 @@ def candidate_ports(host: str, ports: range | None, preferred: int | None) -> It
         yield from (port for port in ports if find_free_port(host, port))
         return
     for _ in range(EPHEMERAL_PORT_ATTEMPTS):
-        yield find_free_port(host, 0)
+        if port := find_free_port(host, 0):
+            yield port
 
 
 def find_free_port(host: str, port: int) -> int:

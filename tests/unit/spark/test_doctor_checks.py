@@ -245,15 +245,15 @@ def test_executors(wanted: int, registered: int, level: Level) -> None:
 
 def test_configuration() -> None:
     """Settings that prevent or endanger fits lead to findings with the setting to change."""
-    (speculation,) = check_configuration({"spark.speculation": "true"}, 4)
+    (speculation,) = check_configuration({"spark.speculation": "true"})
     assert (speculation.level, speculation.check) == (FAILURE, "configuration")
     assert speculation.remedy == "set --conf spark.speculation=false"
-    unsaid, few, key = check_configuration({"spark.dynamicAllocation.enabled": "true"}, 4)
+    unsaid, few, key = check_configuration({"spark.dynamicAllocation.enabled": "true"})
     assert unsaid.level is few.level is key.level is WARNING
     assert "set --conf spark.dynamicAllocation.initialExecutors=N" in unsaid.remedy
     assert few.remedy == "set --conf spark.stage.maxConsecutiveAttempts=100"
     assert "spark.network.crypto.enabled=true" in key.remedy
-    (sealed,) = check_configuration({"spark.master": "local[2]"}, 2)
+    (sealed,) = check_configuration({"spark.master": "local[2]"})
     assert (sealed.level, sealed.check) == (OK, "encryption")
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from sparkstrom.base.cache_directory import VARIABLE
 from sparkstrom.spark.doctor import examination as examining
+from sparkstrom.spark.doctor import host_facts
 from sparkstrom.spark.doctor.checks import Level
 from sparkstrom.spark.doctor.examination import ExaminationOptions, examine
 from sparkstrom.spark.doctor.host_facts import find_kernel_cache
@@ -45,6 +46,19 @@ def test_compiled_kernels_are_looked_for_where_they_are_kept(
 ) -> None:
     """Compiled kernels are found in the directory of the environment variable."""
     monkeypatch.setenv(VARIABLE, str(tmp_path))
-    assert find_kernel_cache(tmp_path) == (tmp_path, False)
+    assert find_kernel_cache() == (tmp_path, False)
     (tmp_path / "sparkstrom.encoding.gaps-0123.kernels").touch()
-    assert find_kernel_cache(tmp_path) == (tmp_path, True)
+    assert find_kernel_cache() == (tmp_path, True)
+
+
+def test_a_host_without_a_directory_for_kernels_has_an_unwritable_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Before, the doctor tested the scratch directory, where a fit stores no kernels."""
+
+    def refuse(environ: object) -> Path:
+        raise FileNotFoundError("no usable temporary directory")
+
+    monkeypatch.setattr(host_facts, "kernel_directory", refuse)
+    monkeypatch.delenv(VARIABLE, raising=False)
+    assert find_kernel_cache() == (Path("/var/tmp"), False)
