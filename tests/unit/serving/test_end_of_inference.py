@@ -107,7 +107,7 @@ def test_a_callback_that_wants_to_end_the_program_ends_no_worker(
 
 @pytest.mark.parametrize("mode", MODES)
 def test_a_forked_process_is_told_that_it_has_none(watch: Watch, mode: InferenceMode) -> None:
-    """In a forked process, requests raise ``UsageError``: a copy borrowed elsewhere never returns."""
+    """In a forked process, requests raise ``UsageError`` and do not wait for a borrowed copy."""
     with (
         serving(1.0, inference_mode=mode, workers=1) as inference,
         warnings.catch_warnings(),
