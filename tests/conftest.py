@@ -81,7 +81,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         key=lambda item: (
             _is_slow(item),
             item.path.name == ENDS_THE_SESSION,
-            _is_slow(item) and _path(item) not in OF_ONE_CLIENT,  # these take longest
+            _is_slow(item) and _path(item) not in OF_ONE_CLIENT,  # OF_ONE_CLIENT takes longest
             _is_slow(item) and "spark" not in item.path.parts,
         )
     )

@@ -107,11 +107,13 @@ def test_versions_of_python(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["operations", "local", "yarn", "emr"])
 def test_the_lease(name: str) -> None:
+    """The page has the default of ``lease_s``."""
     assert f"`lease_s` ({VoidConfiguration().lease_s:g} s)" in page(name)
 
 
 @pytest.mark.parametrize("name", ["faq", "operations", "emr", "kubernetes", "standalone"])
 def test_the_ports_of_a_host(name: str) -> None:
+    """The page has the range of ports that the plan gives a host."""
     first, last = 40123, 40123 + PORTS_PER_HOST - 1
     ports = (f"{first} to {last}", f"port_range=({first}, {last})", f"{first}-{last}")
     assert any(each in page(name) for each in ports)
@@ -148,5 +150,6 @@ def test_the_readmes_table_is_an_excerpt_of_the_one_in_tuning(
 
 
 def test_the_first_fits_compilation() -> None:
+    """README and quickstart have the same time for compiling the kernels."""
     (seconds,) = re.findall(r"compiles kernels for about (\d+) s", page("README.md"))
     assert f"compiles kernels for about {seconds} s" in page("quickstart")

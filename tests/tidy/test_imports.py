@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = (  # and models, but for the package of torch, whose ``__init__`` names its modules
+PACKAGES = (  # without models: models.torch imports its own modules, which import the package
     "base", "checkpoint", "cli", "codec", "encoding", "local", "observe", "protocol", "runtime",
     "simulation", "spark", "transport",
 )  # fmt: skip

@@ -67,6 +67,7 @@ def test_a_walk_is_short(behaviour: str, files_max: int) -> None:
 
 
 def test_a_name_that_is_not_there_is_found() -> None:
+    """Missing modules and missing names in modules are both found."""
     text = "`runtime/theta.install`, `runtime/thetas`, `runtime/theta.uninstall`, `protocol/worker`"
     assert missing(text) == ["runtime/thetas", "runtime/theta.uninstall"]
 

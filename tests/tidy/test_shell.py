@@ -43,6 +43,7 @@ def test_shellcheck_has_nothing_to_say(path: Path) -> None:
 
 
 def test_the_bootstrap_action_and_the_scripts_are_among_them() -> None:
+    """The list of shell files has one of each folder, so it is not empty by mistake."""
     names = {str(path.relative_to(ROOT)) for path in FILES}
     assert {".ci/run", "scripts/test", "scripts/environment", "conf/emr/bootstrap.sh"} <= names
 

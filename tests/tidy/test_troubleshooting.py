@@ -26,7 +26,7 @@ PAGE = ROOT / "docs/troubleshooting.md"
 def load_error_texts():
     spec = importlib.util.spec_from_file_location("error_texts", ROOT / "docs/error_texts.py")
     module = importlib.util.module_from_spec(spec)
-    sys.modules["error_texts"] = module  # dataclasses look for it there
+    sys.modules["error_texts"] = module  # dataclasses search for it there
     spec.loader.exec_module(module)
     return module
 

@@ -109,7 +109,7 @@ def test_a_named_directory_that_others_can_replace_is_not_used(
 def test_machine_code_that_others_could_have_written_is_compiled_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
-    """A file could be written by others in a directory that was open to all at the time."""
+    """A file of kernels that others can write or replace is not read but compiled again."""
     if how == "another user's" and os.getuid() != 0:
         pytest.skip("only root can make what another user has")
     monkeypatch.setenv(VARIABLE, str(tmp_path))
@@ -291,7 +291,7 @@ def test_a_numba_with_other_internals_compiles_in_each_process_with_one_warning(
     assert compiled == [True, False]
     kept = {path.relative_to(tmp_path / "cache").parts[0] for path in tmp_path.rglob("*.nbi")}
     assert kept
-    assert all(name.endswith(".jit") for name in kept)  # named by a hash of the source
+    assert all(name.endswith(".jit") for name in kept)  # named by a hash of the compiled source
 
 
 def environ() -> dict[str, str]:
@@ -376,7 +376,7 @@ def test_a_file_belongs_to_one_source_and_one_processor(monkeypatch: pytest.Monk
 
 
 def test_versions_are_found_without_reading_archives(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a Spark task, ``sys.path`` has archives of thousands of files."""
+    """``sys.path`` is not searched: in a Spark task it has archives of thousands of files."""
     packages = ("numba", "llvmlite", "numpy")
     installed = [importlib.metadata.version(package) for package in packages]
     monkeypatch.setattr(importlib.metadata, "version", pytest.fail)  # searches the whole path
@@ -395,7 +395,7 @@ def test_what_cannot_be_compiled_says_why(tmp_path: Path, monkeypatch: pytest.Mo
 def test_compilers_end_with_an_interrupted_wait(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Ctrl-C is sent to the notebook's process only, so it must kill the compilers."""
+    """Only the notebook's process receives Ctrl-C, so it must kill the compilers."""
     started: list[subprocess.Popen[bytes]] = []
 
     class Interrupted(subprocess.Popen[bytes]):

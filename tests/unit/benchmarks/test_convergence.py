@@ -273,13 +273,13 @@ def test_the_error_of_a_gap_is_that_of_the_differences() -> None:
 
 
 def test_shifted_images_are_those_of_digits() -> None:
-    """The task "shifted" has each digit's image shifted by up to two pixels each way."""
+    """The task "shifted" has each test image shifted by up to one pixel in 25 ways."""
     digits, shifted = TASKS["digits"].split().test, TASKS["shifted"].split().test
     copies = TASKS["shifted"].copies
     assert len(shifted.labels) == copies * len(digits.labels) > 10_000
     middle = copies // 2  # not shifted
     assert (shifted.features[middle::copies] == digits.features).all()
-    up = shifted.features[2].reshape(8, 8)  # one pixel up: the second of five shifts
+    up = shifted.features[2].reshape(8, 8)  # one pixel up: SHIFTS[2] is (-1, 0)
     assert (up[:-1] == digits.features[0].reshape(8, 8)[1:]).all()
     assert not up[-1].any()
 
@@ -303,7 +303,7 @@ def table_result(system: str, seed: int, gap: float | None, behind: float | None
 @pytest.mark.parametrize(
     ("gaps", "expected"),
     [
-        ((0.01, 0.012, 0.011), "**1.1** / 2.1 ± 0.1"),  # by 1.0, ten times its error
+        ((0.01, 0.012, 0.011), "**1.1** / 2.1 ± 0.1"),  # differs by 1.0 ± 0.1
         ((0.031, 0.030, 0.032), "3.1 / **2.1** ± 0.1"),
         ((0.00, 0.04, 0.02), "2.0 / 2.1 ± 1.2"),  # the seeds differ more than the systems
         ((0.01, None, 0.011), "1 of 3 diverged / 2.1"),

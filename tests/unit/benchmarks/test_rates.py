@@ -48,13 +48,13 @@ def test_a_bucket_is_as_deep_as_its_link_needs(bits: int, burst: str, latency: s
 
 
 def test_a_link_that_narrows() -> None:
-    """A text such as "1mbit@2.5:3" gives the rate, the time and optionally the node."""
+    """A text such as "1mbit@2.5:3" gives the rate, the seconds and optionally the host."""
     assert Narrowing.parse("10mbit@20") == Narrowing("10mbit", 20.0, None)
     assert Narrowing.parse("1mbit@2.5:3") == Narrowing("1mbit", 2.5, 3)
 
 
 @pytest.mark.parametrize("text", ["10mbit", "10mbit@", "10mbit@soon", "10mbit@20:x", "fast@20"])
 def test_a_narrowing_that_is_none(text: str) -> None:
-    """A text that is not RATE@SECONDS[:NODE] is refused."""
+    """A text that is not RATE@SECONDS[:HOST] is refused."""
     with pytest.raises(ValueError, match="write"):
         Narrowing.parse(text)

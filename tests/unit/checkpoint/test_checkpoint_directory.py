@@ -232,7 +232,7 @@ def test_a_url_that_fsspec_would_cut_is_refused() -> None:
 def test_what_another_users_dead_writer_left_is_no_obstacle(
     refused: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its file may be unreadable or not removable, also if it has the next checkpoint's name."""
+    """Another user's unfinished file may be unreadable, and may have the next checkpoint's name."""
     left = tmp_path / temporary_name("checkpoint-000001.npz")
     left.write_bytes(b"half")
     calls: dict[str, Any] = {"open": os.open, "unlink": os.unlink}

@@ -190,7 +190,7 @@ def test_a_newer_format_is_refused_in_words(monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.parametrize("turned", [False, True])
 def test_writing_and_reading_hold_a_chunk_beside_the_arrays(tmp_path: Path, turned: bool) -> None:
-    """Writing and reading need memory for a few chunks, besides the arrays."""
+    """In addition to the arrays, writing and reading need memory for a few chunks."""
     numbers = np.ones((40, CHUNK_BYTES // 8))
     checkpoint = Checkpoint({}, {"a": numbers[:, ::2] if turned else numbers})
     tracemalloc.start()

@@ -146,7 +146,7 @@ def test_stores_words_that_change_are_one_reason(bench: Bench) -> None:
 
 
 def test_what_is_not_saved_at_the_end_is_said(bench: Bench) -> None:
-    """If the last write fails, the reason says after which checkpoint changes are lost."""
+    """If the last write fails, the reason names the checkpoint after which changes are lost."""
     bench.write(1)
     bench.store.error = READ_ONLY
     bench.writer.close(numbered(2))

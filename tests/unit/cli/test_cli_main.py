@@ -82,7 +82,7 @@ def test_a_reader_that_has_enough_is_no_trouble() -> None:
 
 
 def test_a_pipe_that_breaks_elsewhere_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A broken pipe to a JVM, for example, is not one to the reader of our output: it is raised."""
+    """A broken pipe that is not our output, such as one to a JVM, raises its error."""
 
     def broken(args: argparse.Namespace) -> int:
         raise BrokenPipeError("elsewhere")

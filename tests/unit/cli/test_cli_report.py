@@ -20,7 +20,7 @@ def log(tmp_path: Path) -> Path:
 def test_the_page_is_written_where_it_is_wanted(
     log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The page is written to -o, or else beside the log; its path is printed."""
+    """The page is written to -o, by default next to the log; its path is printed."""
     page = tmp_path / "page.html"
     assert main(["report", str(log), "-o", str(page)]) == 0
     assert capsys.readouterr().out == f"{page}\n"

@@ -1,4 +1,4 @@
-"""Tests of the wire format by example: bytes of each data message, and messages of errors."""
+"""Tests of the wire format by example: the bytes of each data message, and error messages."""
 
 from __future__ import annotations
 

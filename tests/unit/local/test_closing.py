@@ -56,7 +56,7 @@ def test_who_waits_for_rows_hears_of_it(made: ParallelWrapper) -> None:
 def test_whatever_fails_for_it_says_so(
     made: ParallelWrapper, monkeypatch: pytest.MonkeyPatch, last: str
 ) -> None:
-    """``last`` is what the fit creates just before the wrapper is closed."""
+    """The error mentions the closing, at whatever step of the fit (``last``) it happened."""
     if last == "LocalFitRunner" and made._rounds is not None:
         last = "RoundsRun"
     make = getattr(parallel_wrapper, last)

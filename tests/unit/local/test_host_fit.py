@@ -20,7 +20,7 @@ from sparkstrom.runtime.theta import Theta
 def test_an_epoch_that_rounds_have_trained_whole_is_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A checkpoint of averaging may hold all minibatches of an epoch but not its evaluation."""
+    """A position after an epoch's last minibatch, as averaging may save it, is the next epoch."""
     for name in ("warm_up", "warm_up_transport"):
         monkeypatch.setattr(host_fit, name, lambda: None)
     saved = [Position(1, 7), Position(1, 3), Position(0, 0)]

@@ -101,6 +101,6 @@ def test_compiling_is_announced_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_tiny_model_is_not_said_to_send_zero_times_less() -> None:
-    """The comparison with dense updates is left out if fewer bytes were saved than sent."""
+    """The comparison with dense updates is left out if dense updates would be smaller."""
     assert "100 times less than dense updates" in summary_text(MADE)
     assert "times less" not in summary_text({**MADE, "bytes_dense": 5})

@@ -59,7 +59,7 @@ def tell(listener: Any, *iterations: Iteration) -> None:
 
 
 def test_scores_are_said_every_so_many_minibatches() -> None:
-    """The score is printed at the first event after each multiple of the frequency."""
+    """The score is printed at the first event at or after each multiple of the frequency."""
     said: list[str] = []
     tell(ScoreIterationListener(20, said.append), FIRST, *map(later, (19, 20, 21, 45, 59, 60)))
     assert said == [
@@ -193,7 +193,7 @@ def test_a_fit_that_is_added_to_a_torn_file_begins_on_a_line_of_its_own(tmp_path
 
 
 def test_iterations_do_not_flood_the_file(tmp_path: Path) -> None:
-    """Iterations are written at most every half second or so, not each one."""
+    """Lines of iterations are at least half a second apart."""
     lines = JsonLines(tmp_path / "run.jsonl")
     tell(lines, *(later(n, seconds=n / 100) for n in range(1, 201)))
     lines.on_fit_end(FitEnd(None, None, 2.0))

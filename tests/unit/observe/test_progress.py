@@ -54,7 +54,7 @@ def line(
 
 
 def test_a_log_gets_a_plain_line_now_and_then(clock: Clock) -> None:
-    """The plain display writes one line per interval without control characters, or if forced."""
+    """The plain display writes a line per interval, and if forced, without control characters."""
     stream = io.StringIO()
     shown = PlainTextDisplay(stream)
     for _ in range(100):

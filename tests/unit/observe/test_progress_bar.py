@@ -112,7 +112,7 @@ def test_it_is_never_wider_than_the_terminal(
 
 
 def test_it_is_drawn_in_a_terminal_that_does_not_know_its_size() -> None:
-    """Terminals of ``docker exec -t`` without a client's terminal have size 0, for example."""
+    """``docker exec -t`` without a client's terminal, for example, gives a terminal of size 0."""
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("4H", 0, 0, 0, 0))
     with os.fdopen(theirs, "w") as stream:
@@ -197,7 +197,7 @@ def logging_to(stream: Any, handler: type[logging.StreamHandler[Any]]) -> Iterat
 
 
 def test_it_waits_for_no_thread_that_is_about_to_log(terminal: Terminal) -> None:
-    """No deadlock results from a thread that holds its log handler's lock and waits for the bar."""
+    """The bar does not wait for a thread that holds a log handler's lock: no deadlock."""
     with (
         shown_on(terminal) as bar,
         logging_to(terminal, logging.StreamHandler) as handler,

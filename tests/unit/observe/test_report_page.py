@@ -27,7 +27,6 @@ ODD: list[Any] = [
     math.nan, -math.inf,
 ]  # fmt: skip
 # Number of values to replace in each line, by event.
-# Number of values to replace in each line, by event.
 CHANGED = {"fit_begin": 9, "iteration": 2, "worker_change": 2, "epoch": 2, "fit_end": 30}
 
 

@@ -1,4 +1,4 @@
-"""Tests of one simulated fit: reproducibility, sums of updates, faults and links."""
+"""Tests of one simulated fit: reproducibility, equal replicas, faults and links."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ def test_links_that_could_not_be_measured_are_said(problem: str, words: str) -> 
 
 
 def test_a_host_that_could_not_be_measured_is_said_beside_the_links() -> None:
-    """If some hosts were not measured, the text says so after the links' figures."""
+    """If some hosts were not measured, the text mentions it after the links' figures."""
     found = summarize_workers([
         worker("a", b=(1e8, 1e-3)), worker("b", a=(1e8, 1e-3)), worker("c", problem="no port"),
     ])  # fmt: skip

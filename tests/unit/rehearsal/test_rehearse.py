@@ -240,7 +240,7 @@ def test_steps_use_one_thread_but_measured_ones_those_of_a_worker(
 
 
 def test_a_loss_to_reach_may_be_out_of_reach() -> None:
-    """A loss that no run reaches has no time, and the text says so."""
+    """A loss that no run reaches has no time, and the text mentions it."""
     made = rehearsed(momentum_network(), to_loss=-1.0)
     assert made.runs[0].seconds_to_loss is None
     assert "not reached" in str(made)
@@ -312,7 +312,7 @@ def test_there_is_no_advice_if_all_runs_failed() -> None:
 
 
 def test_a_sample_is_said_to_be_one() -> None:
-    """If only a sample was trained, the text says so."""
+    """If only a sample was trained, the text has both numbers of rows."""
     made = rehearsed(momentum_network(), rows=64, workers=2)
     assert (made.rows, made.rows_total) == (64, ROWS)
     assert "64 of 256 rows: an epoch of all takes 4 times as long" in str(made)

@@ -130,7 +130,7 @@ def test_no_process_starts_where_it_would_not_help(
 def test_another_process_has_one_thread_whatever_the_user_has_set(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A simulating process uses one thread, whatever the environment says."""
+    """A simulating process uses one thread, whatever OMP_NUM_THREADS is."""
     monkeypatch.setenv("OMP_NUM_THREADS", "6")
     made: dict[str, Any] = {}
 

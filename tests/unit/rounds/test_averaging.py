@@ -106,7 +106,7 @@ def test_a_loss_that_is_no_number_names_its_minibatch() -> None:
 
 
 def test_states_average_arrays_and_agree_on_the_rest() -> None:
-    """Float arrays and rates are averaged; other values are those of the worker with most steps."""
+    """Float arrays are averaged; numbers are of the workers with most steps; counts are maxima."""
     one = {"mean": np.array([0, 2], np.float32), "steps": 5, "rate": 0.1, "flag": True}
     two = {"mean": np.array([3, 2], np.float32), "steps": 4, "rate": 0.1, "flag": True}
     made = average_states([one, two], [1.0, 2.0], [3, 3])

@@ -119,7 +119,7 @@ def test_an_accumulator_that_returns_no_parameters_ends_the_fit(make_fit: MakeFi
 
 
 def test_parameters_that_are_not_finite_are_reported_as_such(make_fit: MakeFit) -> None:
-    """The last step's parameters have no loss that would show the divergence."""
+    """Parameters that diverge in a fit's last step appear in no loss."""
     rows = [[(50 * x, y) for x, y in part] for part in rows_of(45, 30)]
     words = r"layer . \w+ is -?(inf|nan) after round 1: "
     with np.errstate(all="ignore"), pytest.raises(TrainingError, match=words) as raised:
@@ -296,7 +296,7 @@ def test_reading_progress_changes_nothing(make_fit: MakeFit) -> None:
 def test_a_snapshot_is_behind_an_epoch_once_its_figures_are_acknowledged(
     make_fit: MakeFit,
 ) -> None:
-    """So a checkpoint either has the figures of an epoch, or a resumed fit measures it again."""
+    """A checkpoint has an epoch's figures, or else a resumed fit measures the epoch again."""
     fit = make_fit(network(), epochs=1, fraction=0.2)
     control, positions, before = fit.control, list[list[Position]](), fit.control.progress
 
@@ -329,7 +329,7 @@ def test_without_held_out_rows_epochs_end_all_the_same(make_fit: MakeFit) -> Non
 def test_a_snapshot_of_parameters_alone_encodes_no_states(
     make_fit: MakeFit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Early stopping takes a snapshot of each better epoch, while rounds wait."""
+    """Encoding would delay the rounds at each of early stopping's snapshots."""
     fit = make_fit(network())
     fit.run()
     with monkeypatch.context() as patch:
@@ -341,7 +341,7 @@ def test_a_snapshot_of_parameters_alone_encodes_no_states(
 def test_a_snapshot_of_parameters_alone_keeps_the_states_of_an_earlier_one(
     make_fit: MakeFit,
 ) -> None:
-    """Otherwise a checkpoint would have parameters of one round and states of another."""
+    """Otherwise a checkpoint could have parameters of one round and states of another."""
     fit, taken = make_fit(network(), epochs=1), list[tuple[bytes, ...]]()
 
     def look(order: Any) -> None:

@@ -101,7 +101,7 @@ def test_a_schedule_is_where_one_that_is_stepped_alone_is(scheduler: str, option
 
 
 def test_a_saved_state_that_is_no_worker_s_own_is_nobody_s() -> None:
-    """Older checkpoints have a state for partition -1, which would never be dropped."""
+    """The state of partition -1 in older checkpoints is ignored, or it would be kept for ever."""
     model, master = DenseNetwork([4, 2], updater=Adam()), master_of(save_updater="own")
     (fresh,) = (
         RoundState(model, master, model.initial(), OptimizerStates(), 0).copy_states().encoded()
@@ -163,7 +163,7 @@ def test_models_of_before_average_their_buffers_as_ever() -> None:
 
 @pytest.mark.parametrize("outer", [None, Nesterov(0.7, 0.9)])
 def test_parameters_that_are_none_end_the_fit_by_their_layer_s_name(outer: Any) -> None:
-    """No loss would show them if the last step of a worker made them."""
+    """Parameters that diverge in a worker's last step appear in no loss."""
     model = DenseNetwork([4, 3, 2])
     common = RoundState(model, master_of(outer=outer), model.initial(), OptimizerStates(), 0)
     began, mean = common.parameters, model.initial()

@@ -71,7 +71,7 @@ def test_in_place_is_closed_too(watch: Watch) -> None:
 
 @pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt])
 def test_a_model_that_wants_to_end_the_program_ends_no_worker(error: type[BaseException]) -> None:
-    """``SystemExit`` in ``predict`` is the request's result; the worker thread continues."""
+    """``SystemExit`` in ``predict`` is raised to the caller; the worker thread continues."""
 
     class Leaving(Probe):
         def predict(self, features: Any) -> Any:

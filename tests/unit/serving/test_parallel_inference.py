@@ -299,7 +299,7 @@ def test_a_model_that_loses_rows_is_found() -> None:
 )  # fmt: skip
 @pytest.mark.parametrize("mode", MODES)
 def test_features_are_looked_at(features: Any, words: str, mode: InferenceMode) -> None:
-    """Features without rows, or with unequal numbers of rows, raise ``UsageError``."""
+    """Features without rows, a single number, and inputs of unequal lengths are refused."""
     with serving(inference_mode=mode) as inference, pytest.raises(UsageError, match=words):
         inference.output(features)
 
