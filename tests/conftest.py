@@ -1,4 +1,4 @@
-"""What all tests share: loopback, one Python everywhere, and no thread left behind."""
+"""Settings of all tests: loopback, one Python for all processes, and a check for leaked threads."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hypothesis import settings
 
 os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
 os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-os.environ.setdefault("SPARKSTROM_RUNS", "")  # no run logs but where a test wants them
+os.environ.setdefault("SPARKSTROM_RUNS", "")  # tests that want run logs set it
 
 settings.register_profile("sparkstrom", deadline=None)  # a kernel's first call compiles it
 settings.load_profile("sparkstrom")
@@ -33,7 +33,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """What is slow runs when all is wanted, or when somebody names what to run."""
+    """Select slow tests only if all are wanted, or if the command names what to run."""
     named = config.args_source is pytest.Config.ArgsSource.ARGS or config.option.keyword
     if not (named or config.option.all or config.option.markexpr):
         config.option.markexpr = "not slow"
@@ -61,26 +61,27 @@ def no_thread_left() -> Iterator[None]:
 
 
 def _would_linger(thread: threading.Thread, before: set[threading.Thread]) -> bool:
+    """Return whether a thread was started by the test and would keep the interpreter alive."""
     return thread not in before and thread.is_alive() and not thread.daemon
 
 
-SLOW_LEGS = ("gpu", "integration")  # last, so that what is quick to know is known first
+SLOW_LEGS = ("gpu", "integration")  # run last, so that quick results come first
 # Files whose tests share one Spark Connect client: the same run of pytest claims all of them.
 OF_ONE_CLIENT = (
     "tests/integration/connect/test_connect.py",
     "tests/integration/connect/test_connect_averaging.py",
     "tests/integration/rounds/test_backends.py",
 )
-ENDS_THE_SESSION = "test_mesh_spark.py"  # of Spark that others share: there is one in a process
+ENDS_THE_SESSION = "test_mesh_spark.py"  # stops the session that others share
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Folders in their order, but the slow ones at the end; of those Spark's own first."""
+    """Order tests by folder, with slow legs last and Spark's own first among them."""
     items.sort(
         key=lambda item: (
             _is_slow(item),
             item.path.name == ENDS_THE_SESSION,
-            _is_slow(item) and _path(item) not in OF_ONE_CLIENT,  # they take longest
+            _is_slow(item) and _path(item) not in OF_ONE_CLIENT,  # OF_ONE_CLIENT takes longest
             _is_slow(item) and "spark" not in item.path.parts,
         )
     )
@@ -105,9 +106,9 @@ def _is_slow(item: pytest.Item) -> bool:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtestloop(session: pytest.Session) -> object:
-    """Run, as pytest does, what no other run has claimed: two that share a directory share files.
+    """Run the tests like pytest, but only files that no run with the same directory has claimed.
 
-    One begins with the first file and one with the last, so that they end at the same time.
+    One run begins with the first file and one with the last, so that they end at the same time.
     """
     claims = session.config.option.claims
     if claims is None or session.config.option.collectonly or session.testsfailed:
@@ -115,7 +116,7 @@ def pytest_runtestloop(session: pytest.Session) -> object:
     items = _claimed(session, claims)
     item = next(items, None)
     while item is not None:
-        following = next(items, None)  # which decides what fixtures this test is the last of
+        following = next(items, None)  # determines which fixtures end
         item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
         if session.shouldfail:
             raise session.Failed(session.shouldfail)
@@ -126,6 +127,7 @@ def pytest_runtestloop(session: pytest.Session) -> object:
 
 
 def _claimed(session: pytest.Session, claims: Path) -> Iterator[pytest.Item]:
+    """Claim the session's files one by one, and yield the tests of those that were free."""
     for claim, items in groupby(session.items, _claim):
         try:
             (claims / claim).mkdir()

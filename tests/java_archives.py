@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ARCHIVES = ("driver", "executor")  # their class paths differ, so each has its own archive
-# A JVM whose class path begins otherwise than the archive's loads its classes normally, without a
+# A JVM whose class path does not begin like the archive's loads its classes normally, without a
 # warning.
 QUIET = "-Xlog:disable -Xlog:all=error:stderr"
 OPTIONS = f"{QUIET} -XX:TieredStopAtLevel=1"
@@ -36,7 +36,7 @@ def submit_options(driver: str, executor: str) -> str:
 
 
 def archives_directory() -> Path:
-    """Return the directory for this Java, this Spark and this environment."""
+    """Return the directory for this version of Java and Spark and this user."""
     import pyspark
 
     java = subprocess.run(["java", "-version"], capture_output=True, text=True, check=True).stderr
@@ -53,7 +53,7 @@ def java_processes(parent: int) -> Iterator[tuple[int, str]]:
                 stat = (entry / "stat").read_text()
                 command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
             except OSError:
-                continue  # it has ended
+                continue  # the process has ended
             if int(stat[stat.rindex(")") + 2 :].split()[1]) == parent:
                 if "java" in command.partition(" ")[0]:
                     yield int(entry.name), command
@@ -61,7 +61,7 @@ def java_processes(parent: int) -> Iterator[tuple[int, str]]:
 
 
 def dump(directory: Path) -> None:
-    """Run some typical jobs, and write the classes that their JVMs loaded."""
+    """Run some typical jobs, and write archives of the classes that their JVMs loaded."""
     from pyspark.sql import SparkSession
 
     spark = SparkSession.builder.master("local-cluster[1,2,1024]").getOrCreate()
@@ -81,7 +81,7 @@ def dump(directory: Path) -> None:
 
 
 def make_archives(directory: Path) -> None:
-    """Make the archives in a new directory and move it into place, so that it is whole."""
+    """Make the archives in a new directory and rename it when it is complete."""
     new = directory.with_name(f"{directory.name}.{os.getpid()}")
     new.mkdir(parents=True)
     record = "-XX:+RecordDynamicDumpInfo"

@@ -1,10 +1,10 @@
-"""Have this environment's Python import pyspark from its folder, not from Spark's archives.
+"""Make this environment's Python import pyspark from its folder, not from Spark's archives.
 
 Spark puts ``pyspark.zip``, Py4J's archive and a jar on the import path of all Python processes that
-it starts. The archives hold sources alone, which each process compiles, and Python 3.11 reads the
+it starts. The archives contain only sources, which each process compiles, and Python 3.11 reads the
 directories of all three again for every task: a third of the processor time of the suite's Python
 workers. ``python -m tests.pyspark_folder`` writes a path file (``.pth``) that removes them from the
-import path as Python starts; pyspark is installed here anyway. The suite runs without that, too.
+import path when Python starts; pyspark is installed here anyway. The suite also runs without it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 
 PATH_FILE = "pyspark_from_its_folder.pth"
 VARIABLE = "SPARKSTROM_SUITE"  # without it, as in benchmarks, the path file does nothing
-# Of a path file's lines Python executes those that begin with "import".
+# Python executes the lines of a path file that begin with "import".
 LINE = f"""import os, sys; [(sys.path.remove(path), sys.path_importer_cache.pop(path, None)) \
 for path in sys.path[:] if "{VARIABLE}" in os.environ \
 and "/pyspark/" in path and path.endswith((".zip", ".jar"))]

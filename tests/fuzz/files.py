@@ -1,11 +1,11 @@
-"""Fuzz the readers of files: whatever is in a file, only declared errors come out.
+"""Fuzz the readers of files: from any content, only declared errors may be raised.
 
     python -m tests.fuzz.files                        # 2,000 mutations of each kind of file
     python -m tests.fuzz.files network --mutations 20000 --seed 7
 
-A mutation changes bytes of a file, or replaces a value in a file that holds JSON. Checkpoints whose
-description was changed get a digest that fits. Prints a line for each kind; ends with 1 at the
-first input that raises something else, which it leaves in a folder that it names.
+A mutation changes bytes of a file, or replaces a value in a file that contains JSON. Checkpoints
+whose description was changed get a matching digest. Prints a line for each kind. Ends with exit
+code 1 at the first input that raises anything else, and prints the folder that contains it.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from tests.conformance.dl4j_files import drawn, f, layer, network, output, write
 from tests.fuzz.mutation import MUTATIONS
 
 GOLDEN = Path(__file__).parents[1] / "golden"
-MEMORY_BYTES_MAX = 32 * 2**20  # files are of some KiB
+MEMORY_BYTES_MAX = 32 * 2**20  # files have some KiB
 VALUES: tuple[Any, ...] = (
     *(None, True, False, 0, 1, -1, -7, 2**31, 2**63, 2**70, 0.5, -1e308, 1e999, float("nan")),
     *("", "x", "dense", "tanh", "\0", "9" * 400, [], [1], [[]], {}, {"kind": "keras"}, {"a": 1}),
@@ -53,13 +53,15 @@ VALUES: tuple[Any, ...] = (
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A kind of file: ``make`` puts a good one into a folder, ``load`` reads it from there."""
+    """A kind of file: ``make`` writes a valid one into a folder, ``load`` reads it from there."""
 
     make: Callable[[Path], None]
     load: Callable[[Path], Any]
 
 
 def _copied(*names: str) -> Callable[[Path], None]:
+    """Return a function that copies these golden files to a folder."""
+
     def copy_all(folder: Path) -> None:
         for name in names:
             shutil.copy(GOLDEN / name, folder / Path(name).name)
@@ -68,12 +70,13 @@ def _copied(*names: str) -> Callable[[Path], None]:
 
 
 def _saved_now(folder: Path) -> None:
+    """Save a network with the current version."""
     model, parameters, epochs = load_model(GOLDEN / "network.npz")
     save_model(folder / "network.npz", model.describe(), parameters, epochs)
 
 
 def _dense_dl4j(folder: Path) -> None:
-    """Two dense layers as 1.0.0-M2 writes them."""
+    """Write a network of two dense layers in the format of DL4J 1.0.0-M2."""
     told = network(layer("DenseLayer", act="TanH", nin=4, nout=3), output(3, 2, act="Softmax"))
     arrays = (f(drawn(1, 4, 3)), drawn(2, 3), f(drawn(3, 3, 2)), drawn(4, 2))
     write(folder / "dl4j.zip", told, *arrays)
@@ -90,7 +93,7 @@ def _resume(folder: Path) -> None:
 
 
 def _estimator(folder: Path) -> None:
-    """What reading an estimator does with the part of its metadata that is ours."""
+    """Read our part of an estimator's metadata, as loading an estimator does."""
     from sparkstrom.spark.ml.persistence import _explain_damage
 
     path = folder / "part-00000.txt"
@@ -123,7 +126,7 @@ KINDS = {
 
 
 def places(tree: Any) -> Iterator[tuple[Any, Any]]:
-    """Each container and key of a JSON value that has a value."""
+    """Yield each container and key of a JSON value, at any depth."""
     keys: Any = tree.keys() if isinstance(tree, dict) else range(len(tree))
     for key in keys:
         yield tree, key
@@ -132,7 +135,7 @@ def places(tree: Any) -> Iterator[tuple[Any, Any]]:
 
 
 def with_another_value(tree: Any, chance: random.Random) -> Any:
-    """A copy in which one value is another one, or gone."""
+    """Return a copy in which one value is replaced or removed."""
     made = copy.deepcopy(tree)
     container, key = chance.choice([*places(made)])
     if isinstance(container, dict) and chance.random() < 0.1:
@@ -143,7 +146,7 @@ def with_another_value(tree: Any, chance: random.Random) -> Any:
 
 
 def mutate(path: Path, chance: random.Random) -> None:
-    """Change the file."""
+    """Change the file at random: a value of its JSON, or some of its bytes."""
     if path.name.endswith((".json", ".txt")) and chance.random() < 0.5:
         path.write_text(json.dumps(with_another_value(json.loads(path.read_text()), chance)))
     elif path.name == "checkpoint.npz" and chance.random() < 0.7:
@@ -161,7 +164,7 @@ def mutate(path: Path, chance: random.Random) -> None:
 
 
 def fuzz(name: str, mutations: int, seed: int, root: Path) -> Counter[str]:
-    """Mutate and read; return how often which error came out. Raise what is not declared."""
+    """Return how often each declared error, or none, resulted; raise any other error."""
     kind, chance, outcomes = KINDS[name], random.Random(seed), Counter[str]()
     folder = root / "file"
     for _ in range(mutations):
@@ -180,7 +183,7 @@ def fuzz(name: str, mutations: int, seed: int, root: Path) -> Counter[str]:
 
 
 def main() -> int:
-    """Fuzz the kinds that are named, or all."""
+    """Fuzz the named kinds, or all."""
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz.files", description=__doc__)
     parser.add_argument("kinds", nargs="*", metavar="KIND", help=", ".join(KINDS))
     parser.add_argument("--mutations", type=int, default=2000)

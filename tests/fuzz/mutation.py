@@ -1,4 +1,4 @@
-"""Mutations of valid inputs, and what is kept of them: everything follows from one seed."""
+"""Mutations of valid inputs, and a fuzzer that keeps interesting ones; all depends on one seed."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from sparkstrom.base.errors import WireError
 from tests.fuzz.targets import Target
 
 INPUT_BYTES_MAX = 8192
-MUTATIONS_MAX = 4  # of one input in one go
+MUTATIONS_MAX = 4  # of one input, per execution
 EDGES = (0, 1, 2, 3, 7, 8, 15, 16, 30, 31, 32, 127, 128, 255, 2**15, 2**16 - 1, 2**24, 2**31 - 1)
 WIDE_EDGES = (2**31, 2**32 - 1, 2**53, 2**63 - 1, 2**63, 2**64 - 1, 0x7FC00000, 0x80000000)
-OUTCOMES_MAX = 2000  # beyond, an outcome's words hold something of the input
+OUTCOMES_MAX = 2000  # more would mean that the outcome's text contains parts of the input
 NUMBERS = re.compile(r"\b[0-9a-f]{16}\b|[0-9.]+|'.*'|\".*\"|`.*`", re.S)
 
 Mutation = Callable[[bytearray, random.Random, list[bytes]], None]
 
 
 class Fuzzer:
-    """Runs a target on mutated inputs; remembers the shortest input of each outcome.
+    """A fuzzer that runs a target on mutated inputs and keeps the shortest input of each outcome.
 
-    An outcome is what the target answers, or WireError's words without numbers: a poor man's
-    coverage, which needs no instrumented build.
+    An outcome is the target's result, or WireError's text without numbers. New outcomes are a
+    substitute for measured coverage, which would need an instrumented build.
     """
 
     def __init__(self, target: Target, corpus: list[bytes], seed: int) -> None:
@@ -35,14 +35,14 @@ class Fuzzer:
             self.execute(data)
 
     def once(self) -> None:
-        """Mutate one input and run it. What is raised beyond WireError carries the input."""
+        """Mutate one input and run it; add the input as a note to an unexpected exception."""
         data = bytearray(self._random.choice(self._pool))
         for _ in range(self._random.randint(1, MUTATIONS_MAX)):
             self._random.choice(MUTATIONS)(data, self._random, self._pool)
         self.execute(bytes(data[:INPUT_BYTES_MAX]))
 
     def execute(self, data: bytes) -> None:
-        """Run one input; keep it where its outcome is new, or was had from a longer one only."""
+        """Run one input; keep it if its outcome is new, or is known only from longer inputs."""
         self.executions += 1
         try:
             outcome = self.target.run(data)
@@ -64,7 +64,7 @@ def flip(data: bytearray, draw: random.Random, pool: list[bytes]) -> None:
 
 
 def write(data: bytearray, draw: random.Random, pool: list[bytes]) -> None:
-    """An edge case of some width, mostly near the start, where headers are."""
+    """Write an edge-case number of some width, mostly near the start, where headers are."""
     width = draw.choice((1, 2, 4, 8))
     number = draw.choice(EDGES + WIDE_EDGES) + draw.choice((0, 0, 1, -1))
     at = draw.randrange(min(len(data), draw.choice((16, 64, INPUT_BYTES_MAX))) + 1)

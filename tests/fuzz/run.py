@@ -1,12 +1,12 @@
-"""Fuzz a decoder for as long as you like, with bounds checks compiled into the kernels.
+"""Fuzz one decoder for a given time, with bounds checks compiled into the kernels.
 
     python -m tests.fuzz.run gaps --seconds 600 --corpus tests/fuzz/corpus
 
-Prints one JSON object: executions, executions per second, outcomes. Ends with 1 at the first input
-that gives anything but WireError, which it prints with the command that repeats it. Inputs with a
-new outcome, up to a size, go into the corpus: a JSON file of hex strings per target. Payloads lie
-before a page that nobody may touch: a kernel that reads beyond them ends the process, and the
-input is in the file that was named at the start, as length (u32) and bytes.
+Prints one JSON object: executions, executions per second, outcomes. Ends with exit code 1 at the
+first input that raises anything but WireError, and prints the command that repeats it. Short inputs
+with a new outcome are added to the corpus, a JSON file of hex strings per target. Payloads lie
+before an inaccessible page, so a kernel that reads beyond them ends the process; the input is then
+in the file that was printed at the start, as its length (u32) and bytes.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from tests.fuzz.targets import Target
 
-KEPT_BYTES_MAX = 256  # an input in the corpus
+KEPT_BYTES_MAX = 256  # of an input in the corpus
 KEPT_MAX = 60  # inputs per target
-MEMORY_BYTES = 256 * 2**20  # beyond what the process has at the start
+MEMORY_BYTES = 256 * 2**20  # in addition to the process's memory at the start
 HANG_S = 60
 BATCH = 1000
 NOTE_BYTES = 1 << 20
@@ -82,7 +82,7 @@ def main() -> int:
 
 
 def noting(name: str, target: Target) -> Target:
-    """The same target, which leaves each input in a file before it runs it."""
+    """Return a target that writes each input to a file before it runs the input."""
     path = SCRATCH / f"{name}.last"
     path.write_bytes(bytes(NOTE_BYTES))
     with path.open("r+b") as file:
@@ -108,14 +108,14 @@ def arguments() -> argparse.Namespace:
 
 
 def check_bounds() -> None:
-    """Have Numba check every index, in a cache apart from the one that training uses."""
+    """Make Numba check every index, with a separate cache from that of training."""
     SCRATCH.mkdir(exist_ok=True)
     os.environ["NUMBA_BOUNDSCHECK"] = "1"
     os.environ["NUMBA_CACHE_DIR"] = str(SCRATCH)
 
 
 def limit_memory() -> None:
-    """A decoder that takes what a message promises gets MemoryError, which is a finding."""
+    """Limit memory, so that a decoder which allocates what an input announces gets MemoryError."""
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     most = pages * resource.getpagesize() + MEMORY_BYTES
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
@@ -123,11 +123,12 @@ def limit_memory() -> None:
 
 
 def read_corpus(path: Path) -> list[bytes]:
-    """The inputs kept for one target."""
+    """Return the inputs that are kept for one target."""
     return [bytes.fromhex(data) for data in json.loads(path.read_text())] if path.exists() else []
 
 
 def write_corpus(path: Path, outcomes: dict[str, bytes]) -> None:
+    """Write the shortest inputs of the outcomes, up to a number and size."""
     kept = sorted((data.hex() for data in outcomes.values()), key=lambda text: (len(text), text))
     small = [text for text in kept if len(text) <= 2 * KEPT_BYTES_MAX][:KEPT_MAX]
     path.parent.mkdir(parents=True, exist_ok=True)

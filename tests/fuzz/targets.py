@@ -1,7 +1,7 @@
-"""One target per decoder: bytes in, and nothing but WireError may come out.
+"""Fuzz targets, one per decoder: for any bytes, nothing but WireError may be raised.
 
-A target also checks what a decoder that accepts has promised. It never trusts itself to know what
-is valid: its seeds are made by the encoders.
+A target also checks the decoder's guarantees for accepted input. Its seeds are made by the
+encoders, so that it needs no definition of validity of its own.
 """
 
 from __future__ import annotations
@@ -48,20 +48,20 @@ SEAL = Seal(bytes(range(KEY_BYTES)), 1)
 MESSAGE_BYTES_MAX = 4096
 K = 20
 U16 = struct.Struct("<H")
-ANNOUNCED = struct.Struct("<III")  # n_params, tau in quanta, count: what the messages' headers say
+ANNOUNCED = struct.Struct("<III")  # n_params, tau in quanta, count: fields of the messages' headers
 SEALED = struct.Struct("<BIIIQII")  # kind, sender, receiver, edge, counter, piece, pieces
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A decoder to be fuzzed: ``run`` answers what it made of the bytes, or raises."""
+    """A decoder to be fuzzed: ``run`` returns a description of the result, or raises."""
 
     seeds: Callable[[], list[bytes]]
     run: Callable[[bytes], str]
 
 
 def fence() -> mmap.mmap:
-    """Memory that ends at a page which nobody may touch."""
+    """Return memory that is followed by an inaccessible page."""
     memory = mmap.mmap(-1, FENCED_BYTES + mmap.PAGESIZE)
     start = ctypes.addressof(ctypes.c_char.from_buffer(memory))
     closed = ctypes.CDLL(None, use_errno=True).mprotect(
@@ -75,7 +75,7 @@ FENCE = fence()
 
 
 def fenced(payload: bytes) -> memoryview:
-    """A copy whose end is the fence: a kernel that reads one byte too many ends the process."""
+    """Copy a payload to the fence: a kernel that reads one byte too many ends the process."""
     start = FENCED_BYTES - len(payload)
     FENCE[start:FENCED_BYTES] = payload
     return memoryview(FENCE)[start:FENCED_BYTES].toreadonly()
@@ -124,7 +124,7 @@ def run_frames(data: bytes) -> str:
 
 
 def frame_of(part: bytes) -> bytes:
-    """As it came, or sealed here with whatever header: what lies behind the seal is fuzzed too."""
+    """Return the part as a raw frame, or seal it, to fuzz what follows decryption."""
     if len(part) <= SEALED.size or part[0] % 2 == 0:
         return part[1:]
     fields = SEALED.unpack_from(part, 1)
@@ -148,7 +148,7 @@ def message_seeds() -> list[bytes]:
 
 
 def sample(kind: msgspec.inspect.Type) -> Any:
-    """Some valid value of a message's field."""
+    """Return a valid value for a message's field."""
     info = msgspec.inspect
     match kind:
         case info.StructType():
@@ -178,17 +178,17 @@ def run_messages(data: bytes) -> str:
     return type(message).__name__
 
 
-# -- payloads: what the header announces, then the payload -----------------------------------------
+# -- payloads: the announced numbers, then the payload ---------------------------------------------
 
 
 def update_seeds(forms: tuple[Form, ...], levels: int = 1) -> list[bytes]:
-    """Payloads as an encoder makes them, sparse and dense, of a few sizes."""
+    """Return payloads of an encoder, sparse and dense, for several numbers of parameters."""
     seeds = []
     random = np.random.default_rng(1)
     for n_params in (1, 7, 64, 1000):
         for density in (0.01, 0.2, 0.9):
             encoder = Encoder(n_params, K, FixedThreshold(0.5, levels))
-            for _ in range(2):  # bitmaps change sides
+            for _ in range(2):  # bitmaps alternate between two forms
                 moved = random.random(n_params) < density
                 sizes = random.choice([-0.75, 0.75], n_params) * random.choice([1, 2, 9], n_params)
                 local = np.where(moved, sizes, 0)
@@ -220,7 +220,7 @@ def run_update(data: bytes, forms: tuple[Form, ...]) -> str:
 def check_layers(
     payload: Any, form: Form, count: int, tau_quanta: int, indices: Any, quanta: Any, n: int
 ) -> None:
-    """The same message where the upper half of all parameters has three times tau."""
+    """Decode the payload also with layers, of which the second has three times tau."""
     layers = Layers((n // 2, n), (1, 3))
     if 3 * tau_quanta > EXACT_QUANTA // (8 if form is Form.LEVELS else 1):
         return
@@ -259,7 +259,7 @@ def run_snapshot(data: bytes) -> str:
 
 
 def sum_seeds() -> list[bytes]:
-    """Sums as we write them: sparse and dense, few and many, small steps and large."""
+    """Return encoded sums: sparse and dense, with few and many entries, small and large steps."""
     random = np.random.default_rng(3)
     seeds = []
     for n_params in (1, 9, 300, 4000):

@@ -1,4 +1,4 @@
-"""Each fuzz target for a moment, from the corpus that longer runs left."""
+"""Short runs of each fuzz target, starting from the corpus of earlier longer runs."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ def fuzz(fuzzer: Fuzzer, executions: int) -> None:
 
 @pytest.mark.parametrize("name", TARGETS)
 def test_only_wire_errors_come_out(name: str) -> None:
+    """From mutated inputs, decoders raise nothing but ``WireError``."""
     fuzzer = Fuzzer(TARGETS[name], read_corpus(CORPUS / f"{name}.json"), seed=1)
     fuzz(fuzzer, EXECUTIONS)
     assert len(fuzzer.outcomes) > 3
@@ -31,14 +32,16 @@ def test_only_wire_errors_come_out(name: str) -> None:
 
 @pytest.mark.parametrize("name", TARGETS)
 def test_seeds_are_valid(name: str) -> None:
+    """Each target's seeds are accepted by its decoder."""
     outcomes = [TARGETS[name].run(data) for data in TARGETS[name].seeds()]
     assert len(outcomes) >= 4
 
 
 @pytest.mark.parametrize("name", TARGETS)
 def test_memory_is_bounded_by_what_came_not_by_what_is_announced(name: str) -> None:
+    """Memory is proportional to the input, not to what the input announces."""
     fuzzer = Fuzzer(TARGETS[name], read_corpus(CORPUS / f"{name}.json"), seed=2)
-    worst = 0  # of one input: what earlier ones left for the collector is none of its doing
+    worst = 0  # growth during one input, without earlier garbage
     tracemalloc.start()
     try:
         for _ in range(EXECUTIONS // 4):
@@ -52,6 +55,7 @@ def test_memory_is_bounded_by_what_came_not_by_what_is_announced(name: str) -> N
 
 
 def test_the_same_seed_runs_the_same_inputs() -> None:
+    """The same seed gives the same inputs, and another seed gives others."""
     seen: list[list[bytes]] = []
     for seed in (3, 3, 4):
         inputs: list[bytes] = []
@@ -68,6 +72,8 @@ def test_the_same_seed_runs_the_same_inputs() -> None:
 
 
 def test_anything_but_a_wire_error_comes_out_with_its_input() -> None:
+    """Another exception is raised with the input as a note."""
+
     def trusting(data: bytes) -> str:
         if len(data) != 4:
             raise WireError("not four bytes")

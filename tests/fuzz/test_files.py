@@ -1,4 +1,4 @@
-"""Each kind of file for a moment, and the good one itself."""
+"""Short fuzz runs of each kind of file, after reading a valid one."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ MUTATIONS = 60
 @pytest.mark.parametrize("name", KINDS)
 @pytest.mark.filterwarnings("ignore")
 def test_only_declared_errors_with_the_files_name_come_out(name: str, tmp_path: Path) -> None:
+    """Mutated files raise only declared errors, whose text has the file's name."""
     KINDS[name].make(tmp_path)
     KINDS[name].load(tmp_path)
     (tmp_path / "mutated").mkdir()

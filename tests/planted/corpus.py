@@ -1,19 +1,19 @@
-"""The corpus of planted bugs: what each changes in the sources, and what is to catch it.
+"""The corpus of planted bugs: how each changes the sources, and what must catch it.
 
 ``corpus.toml`` has one table per bug:
 
     [name-of-the-bug]
-    why = "what goes wrong with it"
-    file = "protocol/worker/replication.py"     # of sparkstrom/
-    in = "Class.method"                         # where; without it, anywhere in the file
-    find = "code that is there exactly once"    # compared token by token: see below
-    replace = "what stands there instead"
-    tests = ["tests/unit/protocol/test_x.py"]   # run first; the bug is caught when they fail
-    modes = ["plain", "mesh"]                   # else so many seeds of these; the first that fails
+    why = "what the bug breaks"
+    file = "protocol/worker/replication.py"     # in sparkstrom/
+    in = "Class.method"                         # optional: only in this definition
+    find = "code that occurs exactly once"      # compared token by token: see below
+    replace = "its replacement"
+    tests = ["tests/unit/protocol/test_x.py"]   # run first; they catch the bug if they fail
+    modes = ["plain", "mesh"]                   # else seeds of these simulations, until one fails
 
 ``find`` is a statement, an expression, or a part of one. Blanks, line breaks, comments and commas
-before a closing bracket do not count, so formatting may change. Neither do equal pieces of code in
-other functions.
+before a closing bracket are ignored, so formatting may change. Equal code in other functions is
+ignored with ``in``.
 """
 
 from __future__ import annotations
@@ -43,24 +43,24 @@ LAYOUT = {
 
 @dataclass(frozen=True, slots=True)
 class Bug:
-    """One change of one file that must not pass."""
+    """A change of one file that tests must detect."""
 
     name: str
     why: str
     file: str
     find: str
     replace: str
-    within: str | None = None  # "in" of the table
+    within: str | None = None  # key "in"
     tests: tuple[str, ...] = ()
     modes: tuple[str, ...] = ()
 
     def plant(self, root: Path) -> None:
-        """Change the sources below ``root``. Raise ValueError where the code is not there once."""
+        """Change the file below ``root``. Raise ValueError unless the code occurs exactly once."""
         path = root / "sparkstrom" / self.file
         path.write_text(self.planted(path.read_text()))
 
     def planted(self, source: str) -> str:
-        """Return this source with the bug. Raise ValueError where the code is not there once."""
+        """Return this source with the bug. Raise ValueError unless the code occurs once."""
         where = f"{self.within or 'the module'} of {self.file}"
         scopes = lines_of(source, self.within)
         if not scopes:
@@ -82,7 +82,7 @@ class Bug:
 
 
 class Piece(NamedTuple):
-    """One token of Python's, and where it stands: line (from 1) and column."""
+    """A token of Python, with its begin and end as line (from 1) and column."""
 
     text: str
     begin: tuple[int, int]
@@ -91,7 +91,7 @@ class Piece(NamedTuple):
 
 @lru_cache(16)  # many bugs change one file
 def pieces(source: str) -> list[Piece]:
-    """Return the tokens that mean something. Takes parts of statements, too."""
+    """Return the significant tokens of a source, which may be a part of a statement."""
     found: list[Piece] = []
     for token in _tokens(source):
         if token.type in LAYOUT or not token.string:
@@ -103,13 +103,13 @@ def pieces(source: str) -> list[Piece]:
 
 
 def _tokens(source: str) -> Iterator[tokenize.TokenInfo]:
-    # A part of a statement breaks off: at an open bracket, at a colon without a block.
+    # The tokenizer fails at the end of a part: at an open bracket, or a colon without a block.
     with suppress(tokenize.TokenError, IndentationError):
         yield from tokenize.generate_tokens(io.StringIO(textwrap.dedent(source)).readline)
 
 
 def lines_of(source: str, name: str | None) -> list[range]:
-    """Return the lines of each definition with that qualified name; of the module for None."""
+    """Return the lines of each definition with this qualified name, or of the module for None."""
     if name is None:
         return [range(1, source.count("\n") + 2)]
     found = []
@@ -141,7 +141,7 @@ def _replaced(source: str, begin: tuple[int, int], end: tuple[int, int], by: str
     lines = source.splitlines(keepends=True)
     before, after = lines[begin[0] - 1][: begin[1]], lines[end[0] - 1][end[1] :]
     if not before.strip() and not by.strip() and not after.partition("#")[0].strip():
-        return "".join([*lines[: begin[0] - 1], *lines[end[0] :]])  # whole lines go
+        return "".join([*lines[: begin[0] - 1], *lines[end[0] :]])  # remove whole lines
     indent = before[: len(before) - len(before.lstrip())]
     first, *rest = textwrap.dedent(by).strip("\n").split("\n")
     new = "\n".join([first, *(indent + line if line.strip() else line for line in rest)])
@@ -149,7 +149,7 @@ def _replaced(source: str, begin: tuple[int, int], end: tuple[int, int], by: str
 
 
 def bugs() -> list[Bug]:
-    """All of them, in the file's order. Raises TypeError or KeyError where a table is not whole."""
+    """Return all bugs in the file's order. Raise TypeError or KeyError if a table is incomplete."""
     tables = tomllib.loads(CORPUS.read_text())
     return [
         Bug(

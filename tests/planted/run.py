@@ -1,11 +1,11 @@
-"""Plant each bug of the corpus in a copy of the sources, and see it caught.
+"""Plant each bug of the corpus in a copy of the sources, and check that it is caught.
 
     python -m tests.planted.run                     # all, on all cores
     python -m tests.planted.run NAME NAME --json
 
-First the tests that they name run without any bug. A bug is caught by its unit tests or within
-1,000 seeds of its modes of simulation. Prints a line per bug: what caught it, and after how long.
-Ends with 1 where one was not caught.
+First, the bugs' tests run without any bug. A bug is caught by its unit tests or within 1,000 seeds
+of its modes of simulation. Prints a line per bug: what caught it, and after how many seconds.
+Ends with exit code 1 if a bug was not caught.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from tests.planted.corpus import Bug, bugs
 
 ROOT = Path(__file__).parents[2]
 SEEDS = 1000
-STRIDE = 50  # seeds to a process: nobody goes on after one has failed
+STRIDE = 50  # seeds per process: later ones do not run after a failure
 PYTEST = ("-m", "pytest", "-x", "-q", "-p", "no:cacheprovider")
-MODES = {  # of simulation: the options of each
+MODES = {  # mode of simulation -> options
     "plain": ["--mode", "plain", "--nodes", "4"],
     "mesh": ["--mode", "mesh", "--nodes", "12"],
     "endpoint": ["--mode", "mesh", "--nodes", "12", "--through", "endpoint"],
@@ -42,7 +42,7 @@ COPIED = ("sparkstrom", "tests", "benchmarks", "examples", "docs", "pyproject.to
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What became of one bug. ``by``: a test file or a seed; None: nothing has caught it."""
+    """The result for one bug. ``by``: a test file or seeds; None: nothing has caught the bug."""
 
     name: str
     by: str | None
@@ -50,7 +50,7 @@ class Verdict:
 
 
 def main() -> int:
-    """All bugs, or those that are named."""
+    """Judge all bugs, or the named ones."""
     args = arguments()
     tests = sorted({path for bug in args.bugs for path in bug.tests})
     if tests and not passes([*PYTEST, *tests], ROOT):
@@ -65,7 +65,7 @@ def main() -> int:
 
 
 def arguments() -> argparse.Namespace:
-    """The options; ends where a name is unknown."""
+    """Parse the options; end the program if a name is unknown."""
     parser = argparse.ArgumentParser(prog="python -m tests.planted.run", description=__doc__)
     parser.add_argument("names", nargs="*", help="of bugs; default: all")
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
@@ -79,12 +79,12 @@ def arguments() -> argparse.Namespace:
 
 
 def line(verdict: Verdict) -> str:
-    """For people."""
+    """Format a verdict for people."""
     return f"{verdict.name:50} {verdict.by or 'NOT CAUGHT'} ({verdict.seconds:.1f} s)"
 
 
 def judge(bug: Bug) -> Verdict:
-    """Plant it, and look for what catches it."""
+    """Plant the bug in a copy of the sources, and run its checks until one fails."""
     began_s = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="planted-") as folder:
         root = Path(folder)
@@ -97,7 +97,7 @@ def judge(bug: Bug) -> Verdict:
 
 
 def checks(bug: Bug) -> Iterator[tuple[str, list[str]]]:
-    """Commands that fail where the bug is seen, the quick ones first."""
+    """Yield commands that fail if they see the bug, quick ones first."""
     for path in bug.tests:
         yield path, [*PYTEST, path]
     for first in range(0, SEEDS, STRIDE):
@@ -109,7 +109,7 @@ def checks(bug: Bug) -> Iterator[tuple[str, list[str]]]:
 
 
 def passes(command: list[str], root: Path) -> bool:
-    """Does it find nothing below this root? Raise RuntimeError where it could not look."""
+    """Return whether the command succeeds below this root; raise if it could not run."""
     env = os.environ | {"PYTHONPATH": str(root), "PYTHONDONTWRITEBYTECODE": "1"}
     done = subprocess.run(
         [sys.executable, *command], cwd=root, env=env, capture_output=True, check=False

@@ -1,4 +1,4 @@
-"""Links between our Markdown files lead somewhere, also where no site is built: on GitHub."""
+"""Tests that links between our Markdown files have existing targets, as GitHub resolves them."""
 
 from __future__ import annotations
 
@@ -19,12 +19,13 @@ CODE = re.compile(r"`[^`\n]*`")
 
 
 def slugs(page: Path) -> set[str]:
-    """Anchors that GitHub gives the headings of a page, and so does the site."""
+    """Return the anchors that GitHub, like our site, gives the headings of a page."""
     headings = re.findall(r"^#+ (.*)$", FENCE.sub("", page.read_text()), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", text.lower()).replace(" ", "-") for text in headings}
 
 
 def broken(page: Path) -> list[str]:
+    """Return the links of a page whose file or anchor does not exist."""
     text = CODE.sub("", FENCE.sub("", page.read_text()))
     out = []
     for link in LINK.findall(text):
@@ -43,6 +44,7 @@ def test_links_of_a_page_lead_somewhere(page: Path) -> None:
 
 
 def test_what_leads_nowhere_is_found(tmp_path: Path) -> None:
+    """Missing files and anchors are reported, but not links in code."""
     (tmp_path / "b.md").write_text("# What is *it*, then?\n")
     page = tmp_path / "a.md"
     page.write_text("[1](b.md#what-is-it-then) [2](b.md#else) [3](c.md) [4](#here)\n`[5](d.md)`\n")

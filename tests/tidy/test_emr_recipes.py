@@ -1,4 +1,4 @@
-"""conf/emr: JSON of the shape that EMR takes, sizes from `sparkstrom plan`, and containers fit."""
+"""Tests of conf/emr: valid JSON for EMR, sizes from ``sparkstrom plan``, containers that fit."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from sparkstrom.options.resolution import resolve
 
 ROOT = Path(__file__).parents[2]
 EMR = ROOT / "conf/emr"
-PLANNED = "plan --params 5000000 --workers 16 --workers-per-node 4"  # as docs/emr.md has it
-INSTANCE_MIB = 16_384  # m5.xlarge, and of the other instances in the fleets
-ALLOCATION_MIB = 1024  # YARN's: containers are multiples of it, unless it is set lower
+PLANNED = "plan --params 5000000 --workers 16 --workers-per-node 4"  # the command in docs/emr.md
+INSTANCE_MIB = 16_384  # of m5.xlarge and the fleets' other instances
+ALLOCATION_MIB = 1024  # YARN's default: containers are multiples of it
 
 
 def of(name: str) -> Any:
@@ -29,6 +29,7 @@ def classes() -> dict[str, dict[str, str]]:
 
 
 def shaped(configurations: list[dict[str, Any]]) -> None:
+    """Check that these are EMR's classifications with properties of type str, at any depth."""
     for entry in configurations:
         assert entry.keys() <= {"Classification", "Properties", "Configurations"}
         assert isinstance(entry["Classification"], str)
@@ -45,7 +46,7 @@ def test_configurations_have_the_shape_of_classifications() -> None:
 
 @pytest.mark.parametrize("fleets", ["instance-fleets.json", "instance-fleets-spot.json"])
 def test_emrs_own_model_takes_what_the_files_say(fleets: str) -> None:
-    """By the description of RunJobFlow that every SDK of AWS is made from."""
+    """botocore's description of RunJobFlow, from which AWS generates its SDKs, is the reference."""
     session = pytest.importorskip("botocore.session").get_session()
     from botocore.validate import ParamValidator
 
@@ -78,6 +79,7 @@ def test_emrs_own_model_takes_what_the_files_say(fleets: str) -> None:
 
 
 def test_sizes_are_what_the_plan_says(capsys: pytest.CaptureFixture[str]) -> None:
+    """Sizes in the configuration equal those of the planned command."""
     assert main([*PLANNED.split(), "--json"]) == 0
     planned = json.loads(capsys.readouterr().out)["conf"]
     expected = dict(line.removeprefix("--conf ").split("=", 1) for line in planned)
@@ -92,11 +94,12 @@ def test_sizes_are_what_the_plan_says(capsys: pytest.CaptureFixture[str]) -> Non
 def test_the_pages_have_that_plan_and_its_sizes(
     page: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """The page has the command, and the sizes that it prints."""
     text = (ROOT / f"docs/{page}.md").read_text()
     assert f"sparkstrom {PLANNED}" in text
     assert main([*PLANNED.split(), "--json"]) == 0
     plan = json.loads(capsys.readouterr().out)
-    if page == "standalone":  # where nobody enforces an overhead
+    if page == "standalone":  # without an enforced overhead
         assert f"{mib(plan['executor_overhead_bytes']):,} MiB" in text
     else:
         overheads = [line for line in plan["conf"] if "memoryOverhead" in line]

@@ -1,6 +1,6 @@
-"""Figures that stand on more than one page come from one source: code, or a record of a benchmark.
+"""Tests that figures on several pages equal their source: code, or a benchmark's record.
 
-The prose of each page is its own; the figure in it is compared with its source.
+The prose of each page is its own; only its figures are compared with the source.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ from sparkstrom.planning.plan import PORTS_PER_HOST
 
 ROOT = Path(__file__).parents[2]
 RECORD = ROOT / "benchmarks/records/convergence.md"
-MANY = 100_000_000  # parameters of the example for memory
+MANY = 100_000_000  # parameters of the pages' example for memory
 
 
 def page(name: str) -> str:
-    """Return a page's text on one line, without emphasis, so that figures can be searched."""
+    """Return a page's text on one line, without emphasis, to search it for figures."""
     path = ROOT / name if "/" in name or name == "README.md" else ROOT / f"docs/{name}.md"
     return " ".join(path.read_text().replace("**", "").split())
 
 
 @cache
 def record(pattern: str) -> str:
-    """Return the one figure that the record of convergence has by a regular expression."""
+    """Return the only figure in the record of convergence that matches a regular expression."""
     (found,) = {*re.findall(pattern, RECORD.read_text())}
     return found
 
 
 def planned(n_params: int, optimizer: str = "adam") -> int:
-    """Return what `sparkstrom plan` says for a worker with torch, in bytes."""
+    """Return the bytes that ``sparkstrom plan`` computes for a worker with torch."""
     footprint = ModelFootprint(n_params, optimizer)
     return sum_parts(estimate_worker_parts(footprint, SharedTrainingMaster()))
 
@@ -55,7 +55,7 @@ def pythons() -> list[str]:
 
 
 def sparks() -> list[str]:
-    """The oldest and newest Spark in the table of what was tried, without the patch level."""
+    """Return the oldest and newest tested Spark versions, without patch levels."""
     found = re.findall(r"^\| 3\.\d+\.\d+ \| (\d+\.\d+)\.\d+ \|", page_lines("compatibility"), re.M)
     return sorted({*found}, key=lambda version: [*map(int, version.split("."))])
 
@@ -107,18 +107,20 @@ def test_versions_of_python(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["operations", "local", "yarn", "emr"])
 def test_the_lease(name: str) -> None:
+    """The page has the default of ``lease_s``."""
     assert f"`lease_s` ({VoidConfiguration().lease_s:g} s)" in page(name)
 
 
 @pytest.mark.parametrize("name", ["faq", "operations", "emr", "kubernetes", "standalone"])
 def test_the_ports_of_a_host(name: str) -> None:
+    """The page has the range of ports that the plan gives a host."""
     first, last = 40123, 40123 + PORTS_PER_HOST - 1
     ports = (f"{first} to {last}", f"port_range=({first}, {last})", f"{first}-{last}")
     assert any(each in page(name) for each in ports)
 
 
 def rows(text: str) -> dict[str, list[str]]:
-    """Lines of a table by their first cell; figures without emphasis, ranges and separators."""
+    """Return a table's figures by the first cell of each line, without emphasis and ranges."""
     out = {}
     for line in text.splitlines():
         if line.startswith("| "):
@@ -148,5 +150,6 @@ def test_the_readmes_table_is_an_excerpt_of_the_one_in_tuning(
 
 
 def test_the_first_fits_compilation() -> None:
+    """README and quickstart have the same time for compiling the kernels."""
     (seconds,) = re.findall(r"compiles kernels for about (\d+) s", page("README.md"))
     assert f"compiles kernels for about {seconds} s" in page("quickstart")

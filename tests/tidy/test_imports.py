@@ -1,4 +1,4 @@
-"""No two modules need each other, whether at run time, inside a function or for types alone."""
+"""Tests that no modules import each other in a cycle, and that all imported names exist."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = (  # and models, but for the package of torch, whose ``__init__`` names its modules
+PACKAGES = (  # without models: models.torch imports its own modules, which import the package
     "base", "checkpoint", "cli", "codec", "encoding", "local", "observe", "protocol", "runtime",
     "simulation", "spark", "transport",
 )  # fmt: skip
@@ -24,7 +24,7 @@ def modules_of(package: str) -> dict[str, Path]:
 
 
 def imported_by(text: str) -> set[str]:
-    """Wherever in the text: in ``if TYPE_CHECKING``, too, and inside functions."""
+    """Return all imported modules, including those in ``if TYPE_CHECKING`` and in functions."""
     found: set[str] = set()
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Import):
@@ -35,7 +35,7 @@ def imported_by(text: str) -> set[str]:
 
 
 def circle_in(texts: dict[str, str]) -> list[str]:
-    """Modules, each imported by the next, if any of them are in a circle."""
+    """Return modules of which each is imported by the next, if there is a cycle, else []."""
     needs = {name: imported_by(text) & texts.keys() - {name} for name, text in texts.items()}
     try:
         TopologicalSorter(needs).prepare()
@@ -47,6 +47,7 @@ def circle_in(texts: dict[str, str]) -> list[str]:
 
 @pytest.mark.parametrize("package", PACKAGES)
 def test_no_two_modules_need_each_other(package: str) -> None:
+    """No package has a cycle of imports."""
     texts = {name: path.read_text() for name, path in modules_of(package).items()}
     assert len(texts) > 1
     assert circle_in(texts) == []
@@ -58,6 +59,7 @@ def test_no_two_modules_need_each_other(package: str) -> None:
     ids=["plain", "for types", "in a function"],
 )
 def test_a_circle_is_seen(back: str) -> None:
+    """Each kind of import counts in a cycle."""
     assert circle_in({"a": "from b import B", "b": back}) != []
     assert circle_in({"a": "from b import B", "b": "import c"}) == []
 
@@ -66,7 +68,7 @@ FOLDERS = ("benchmarks", "docs", "examples", "scripts", "sparkstrom", "tests")
 
 
 def module_file(name: str) -> Path | None:
-    """The file of a module or a package of this repository; None: there is no such module."""
+    """Return the path of a module or package of this repository, or None if it does not exist."""
     path = ROOT / name.replace(".", "/")
     candidates = (path.with_suffix(".py"), path / "__init__.py", path)
     return next((each for each in candidates if each.exists()), None)
@@ -78,7 +80,7 @@ def words_of(file: Path) -> set[str]:
 
 
 def missing_imports(text: str) -> list[str]:
-    """Modules and names of this repository that are imported, also in functions, but missing."""
+    """Return imported modules and names of this repository that do not exist."""
     missing: list[str] = []
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Import):
@@ -98,7 +100,7 @@ def is_ours(module: str) -> bool:
 
 
 def test_what_is_imported_exists_also_in_functions() -> None:
-    """Those in functions of benchmarks and scripts fail only when somebody runs them."""
+    """A wrong import in a function of a benchmark or script fails only when the function runs."""
     found = {
         str(path.relative_to(ROOT)): missing
         for folder in FOLDERS

@@ -1,4 +1,4 @@
-"""The map is true: what the documents for builders name exists."""
+"""Tests that modules, tests and links named in the documents for developers exist."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LINK = re.compile(r"\]\((?!http)([^)#]+)")
 
 
 def defined(module: Path) -> set[str]:
-    """Names of classes and functions in it, methods among them."""
+    """Return the names of a module's classes, functions and methods."""
     kinds = (ast.ClassDef, ast.FunctionDef)
     return {
         each.name for each in ast.walk(ast.parse(module.read_text())) if isinstance(each, kinds)
@@ -29,7 +29,7 @@ def defined(module: Path) -> set[str]:
 
 
 def missing(text: str) -> list[str]:
-    """Modules, and names in them, that are named and not there."""
+    """Return the modules and names in a text that do not exist."""
     lost = []
     for path, names in NAMED.findall(text):
         module = (PACKAGE / path).with_suffix(".py")
@@ -49,7 +49,7 @@ def test_what_a_page_names_is_there(page: Path) -> None:
     assert [link for link in LINK.findall(text) if not (page.parent / link).exists()] == []
 
 
-WALKS = {  # behaviour -> most files that following it may take
+WALKS = {  # behaviour -> maximum number of files to read for it
     "a fit from start to end": 6,
     "a link that goes silent": 4,
     "the value of tau": 3,
@@ -59,6 +59,7 @@ WALKS = {  # behaviour -> most files that following it may take
 
 @pytest.mark.parametrize(("behaviour", "files_max"), WALKS.items())
 def test_a_walk_is_short(behaviour: str, files_max: int) -> None:
+    """The map's description of a behaviour names few files, all of which exist."""
     (row,) = re.findall(rf"^\| {behaviour} \| (.*) \|$", MAP.read_text(), re.MULTILINE)
     files = [path for path, _ in NAMED.findall(row)]
     assert 1 <= len(files) <= files_max
@@ -66,6 +67,7 @@ def test_a_walk_is_short(behaviour: str, files_max: int) -> None:
 
 
 def test_a_name_that_is_not_there_is_found() -> None:
+    """Missing modules and missing names in modules are both found."""
     text = "`runtime/theta.install`, `runtime/thetas`, `runtime/theta.uninstall`, `protocol/worker`"
     assert missing(text) == ["runtime/thetas", "runtime/theta.uninstall"]
 

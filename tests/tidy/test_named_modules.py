@@ -1,4 +1,4 @@
-"""Modules that docstrings and comments name exist, and have what is named in them."""
+"""Tests that modules and names in docstrings and comments of the package exist."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "sparkstrom"
 NAMED = re.compile(r"``(?:sparkstrom\.)?([a-z_]\w*(?:\.\w+)+)(?:\(.*?\))?``")
-# Packages of others that modules of ours are called like; what is in those is not ours to know.
+# Other packages with a name that a module of ours has, too: their names are not checked.
 THEIRS = {"torch", "keras", "jax", "lightning", "spark"}
 FILES = (".json", ".npz", ".pickle", ".pt", ".py")
 
 
 @cache
 def places() -> dict[str, list[Path]]:
-    """Modules and packages by their own name, without what is above them."""
+    """Return the paths of modules and packages by their last name."""
     found: dict[str, list[Path]] = {}
     for path in PACKAGE.rglob("*.py"):
         place = path.parent if path.stem == "__init__" else path
@@ -29,13 +29,13 @@ def places() -> dict[str, list[Path]]:
 
 @cache
 def words_of(module: Path) -> set[str]:
-    """Identifiers in a module, or in what a package offers."""
+    """Return the identifiers in a module, or in a package's ``__init__``."""
     file = module / "__init__.py" if module.is_dir() else module
     return set(re.findall(r"\w+", file.read_text()))
 
 
 def is_there(place: Path, rest: list[str]) -> bool:
-    """Whether a module has these names in it, or a package these modules."""
+    """Return whether the names exist in the module, or as modules in the package."""
     if not rest:
         return True
     if place.is_dir():
@@ -46,7 +46,7 @@ def is_there(place: Path, rest: list[str]) -> bool:
 
 
 def missing(text: str) -> list[str]:
-    """Dotted names whose first part is a module of ours, and that lead nowhere."""
+    """Return the dotted names that begin with a module of ours but do not exist."""
     lost = []
     for name in NAMED.findall(text):
         first, *rest = name.split(".")
@@ -58,7 +58,7 @@ def missing(text: str) -> list[str]:
 
 
 def prose_of(file: Path) -> Iterator[tuple[int, str]]:
-    """Comments and texts, docstrings among them, with their lines."""
+    """Yield comments and string literals, docstrings included, with their lines."""
     for token in tokenize.generate_tokens(io.StringIO(file.read_text()).readline):
         if token.type in (tokenize.COMMENT, tokenize.STRING):
             yield token.start[0], token.string

@@ -1,4 +1,4 @@
-"""Public names exist and are explained; errors survive the trip from an executor."""
+"""Tests of the package's names: docstrings, errors that can be pickled, and quick imports."""
 
 from __future__ import annotations
 
@@ -69,6 +69,7 @@ def errors_of(module: ModuleType) -> list[type[SparkstromError]]:
 
 
 def sample_arguments(error: type[SparkstromError]) -> list[object]:
+    """Return arguments for an error, by the types of its parameters."""
     if error.__init__ is Exception.__init__ or "__init__" not in dir_of_ours(error):
         return ["a message"]
     parameters = list(inspect.signature(error).parameters.values())
@@ -76,6 +77,7 @@ def sample_arguments(error: type[SparkstromError]) -> list[object]:
 
 
 def dir_of_ours(error: type[SparkstromError]) -> set[str]:
+    """Return the names that are defined by sparkstrom's classes among the error's bases."""
     ours = [base for base in error.__mro__ if base.__module__.startswith("sparkstrom")]
     return {name for base in ours for name in vars(base)}
 

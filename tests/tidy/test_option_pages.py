@@ -1,4 +1,4 @@
-"""docs/options.md is what its generator writes, and says of each option when to change it."""
+"""Tests of docs/options.md: it is up to date, and explains for each option when to change it."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""No inert option: for each one some test flips it and sees a difference.
+"""Tests that each option has a test which changes the option and sees an effect.
 
-Such a test says so with ``@pytest.mark.flips("SharedTrainingMaster.max_lead")``.
+Such a test is marked with ``@pytest.mark.flips("SharedTrainingMaster.max_lead")``.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ OPTIONS = [
 
 @functools.cache
 def flipped() -> set[str]:
+    """Return the options that are named in ``flips`` marks of the tests."""
     return {
         str(argument.value)
         for path in TESTS.rglob("test_*.py")
@@ -54,4 +55,5 @@ def test_some_test_flips_the_option_and_sees_a_difference(option: str) -> None:
 
 
 def test_no_test_claims_to_flip_what_is_no_option() -> None:
+    """Each ``flips`` mark names an existing option."""
     assert flipped() - set(OPTIONS) == set()

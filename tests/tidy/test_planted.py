@@ -1,4 +1,4 @@
-"""The corpus of planted bugs fits the sources: each can be planted, and says what catches it."""
+"""Tests of the corpus of planted bugs: each fits the sources, and has a reason and a test."""
 
 from __future__ import annotations
 
@@ -48,6 +48,7 @@ def planted(find: str, replace: str, within: str | None = None) -> str:
 
 
 def test_layout_does_not_count() -> None:
+    """``find`` matches regardless of line breaks, indentation and comments."""
     changed = planted("not (self.ended or now_s > self.until_s)", "self.ended", "Lease.renew")
     assert "        if self.lost and self.ended:\n            self.until_s" in changed
 
@@ -62,5 +63,6 @@ def test_only_the_named_function_is_searched() -> None:
 
 
 def test_a_replacement_of_several_lines_has_the_indentation_of_what_it_replaces() -> None:
+    """A replacement of several lines is indented like the code that it replaces."""
     changed = planted("self.ended = True", "if self.lost:\n    self.ended = True", "Lease.end")
     assert "        if self.lost:\n            self.ended = True\n        self.renewals" in changed

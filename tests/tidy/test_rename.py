@@ -1,4 +1,4 @@
-"""python -m scripts.rename: one command changes code, documents and planted bugs alike."""
+"""Tests of ``python -m scripts.rename``: it changes code, documents and the corpus of bugs."""
 
 from __future__ import annotations
 
@@ -97,12 +97,14 @@ def test_a_method_is_renamed(tree: Path) -> None:
 def test_what_cannot_be_renamed_is_said_and_nothing_changes(
     tree: Path, old: str, new: str, why: str
 ) -> None:
+    """An impossible renaming raises ``ValueError`` with the reason and changes no file."""
     with pytest.raises(ValueError, match=why):
         rename(tree, old, new)
     assert {name: (tree / name).read_text() for name in FILES} == FILES
 
 
 def test_a_name_that_a_variable_hides_is_refused(tree: Path) -> None:
+    """A name that is also used for a variable is refused with the line."""
     user = tree / "sparkstrom/user.py"
     user.write_text(user.read_text() + "\n\ndef hide(Leases):\n    return Leases\n")
     before = {name: (tree / name).read_text() for name in FILES}

@@ -1,4 +1,4 @@
-"""The samples in conf/ are what the code takes, and the table for DL4J's users is complete."""
+"""Tests that samples in conf/ are valid, and that the table for users of DL4J is complete."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CONF = ROOT / "conf"
 
 
 def properties(path: Path) -> dict[str, str]:
-    """Spark's own format: a key, blanks, a value; # begins a comment line."""
+    """Parse Spark's format of properties: a key, blanks and a value; # begins a comment line."""
     lines = [line.strip() for line in path.read_text().splitlines()]
     return {
         key: value
@@ -61,6 +61,7 @@ def test_the_emr_sample_fills_the_options() -> None:
 
 @pytest.fixture
 def our_logger() -> Iterator[logging.Logger]:
+    """Return the logger "sparkstrom"; restore its settings after the test."""
     logger = logging.getLogger("sparkstrom")
     before = logger.handlers[:], logger.level, logger.propagate
     yield logger
@@ -74,6 +75,7 @@ def test_the_logging_sample_configures_our_logger(our_logger: logging.Logger) ->
 
 
 def names() -> set[str]:
+    """Return all names of options: ours, DL4J's aliases, and refused ones."""
     ours = {
         option.name
         for owner in (ParameterAveragingTrainingMaster, SharedTrainingMaster, VoidConfiguration)

@@ -1,7 +1,7 @@
-"""scripts/test ends with 0 where all of its runs of pytest did, and with what failed otherwise.
+"""Tests of scripts/test: its exit code is 0 if all its runs of pytest succeed, else theirs.
 
-The script is the real one, beside an environment that installs nothing and a `python` that answers
-for pytest: what it is asked to run decides how it ends.
+The script is the real one, with an environment that installs nothing and a fake ``python`` that
+answers in place of pytest with the status that a test has set.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def run(at: Path, *arguments: str, **variables: str) -> subprocess.CompletedProc
 
 
 def ran(done: subprocess.CompletedProcess[str]) -> set[str]:
-    """Legs that were run; clusters' tests run as two halves or, where they cannot, together."""
+    """Return the legs that ran; cluster tests run as two halves or, where they cannot, together."""
     legs = set(done.stdout.split()) - {"ran"}
     return legs - {"together"} | {"forwards", "backwards"} if "together" in legs else legs
 
@@ -121,20 +121,23 @@ print(*({{*theirs, {str(mine)!r}}} & {{*sys.path}}), *(theirs & {{*sys.path_impo
 
 
 def test_an_interrupted_first_leg_ends_all(tmp_path: Path) -> None:
+    """An interrupted first leg ends the script with its status; no other leg runs."""
     done = run(tmp_path, FAILS="first", STATUS="2")
     assert (done.returncode, ran(done)) == (2, {"first"})
 
 
 def test_what_is_named_is_handed_on(tmp_path: Path) -> None:
+    """Arguments are passed to a single run of pytest."""
     done = run(tmp_path, "tests/unit", FAILS="together", STATUS="5")
     assert (done.returncode, done.stdout) == (5, "ran together\n")
 
 
 def test_runs_with_the_same_claims_share_files(tmp_path: Path) -> None:
+    """Each file runs in only one of several runs with the same directory of claims."""
     for name in "abc":
         (tmp_path / f"test_{name}.py").write_text("def test_1(): ...\ndef test_2(): ...\n")
     claims = tmp_path / "claims"
-    (claims / "test_b.py").mkdir(parents=True)  # by another run
+    (claims / "test_b.py").mkdir(parents=True)  # claimed by another run
 
     def ran_in_order(*options: str) -> list[str]:
         command = [sys.executable, "-m", "pytest", "-v", "-p", "tests.conftest", "-p", NO_CACHE]

@@ -1,4 +1,4 @@
-"""What is marked slow runs when all is wanted, or when somebody names it."""
+"""Tests that slow tests run only if all are wanted, or if the command names what to run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Shell files: shellcheck has nothing to say about any of them."""
+"""Tests that shellcheck finds nothing wrong in our shell files."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-SOURCED = ROOT / "scripts/environment"  # by the other scripts: it names no shell
+SOURCED = ROOT / "scripts/environment"  # sourced by the other scripts, so it has no shebang line
 
 
 def is_shell(path: Path) -> bool:
@@ -28,6 +28,7 @@ FILES = sorted(
 
 
 def complaints(path: Path, *options: str) -> str:
+    """Return what shellcheck reports about a file."""
     beside = Path(sys.executable).parent / "shellcheck"
     tool = str(beside) if beside.exists() else shutil.which("shellcheck")
     if tool is None:
@@ -42,6 +43,7 @@ def test_shellcheck_has_nothing_to_say(path: Path) -> None:
 
 
 def test_the_bootstrap_action_and_the_scripts_are_among_them() -> None:
+    """The list of shell files has one of each folder, so it is not empty by mistake."""
     names = {str(path.relative_to(ROOT)) for path in FILES}
     assert {".ci/run", "scripts/test", "scripts/environment", "conf/emr/bootstrap.sh"} <= names
 

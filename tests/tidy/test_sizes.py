@@ -1,6 +1,6 @@
-"""Sizes: a function of over 70 lines below its docstring, or a module of over 900, does two things.
+"""Tests of the sizes of functions (70 lines without docstring) and modules (900 lines).
 
-Lines of over 100 characters are the linter's to find.
+The linter checks the length of lines.
 """
 
 from __future__ import annotations
@@ -48,6 +48,7 @@ def test_modules_and_functions_are_short() -> None:
 
 
 def test_no_sleep_below_integration() -> None:
+    """Only integration tests sleep."""
     assert [
         f"{short(path)}:{call.lineno}"
         for path in SOURCES
@@ -56,7 +57,7 @@ def test_no_sleep_below_integration() -> None:
         for call in ast.walk(ast.parse(text))
         if isinstance(call, ast.Call)
         and getattr(call.func, "attr", getattr(call.func, "id", "")) == "sleep"
-        and ast.unparse(call) != "time.sleep(0)"  # it lets other threads run, and does not wait
+        and ast.unparse(call) != "time.sleep(0)"  # it does not wait, but lets other threads run
     ] == []
 
 

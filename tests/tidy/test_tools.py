@@ -1,4 +1,4 @@
-"""The tools that hold the house together, as tests: format, lint, types, layers."""
+"""Runs of the checking tools as tests: format, lint, types and layers."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ BIN = Path(sys.executable).parent
     ids=" ".join,
 )
 def test_the_tool_has_nothing_to_say(command: list[str]) -> None:
+    """The tool finds nothing wrong."""
     done = subprocess.run(
         [str(BIN / command[0]), *command[1:]], cwd=ROOT, capture_output=True, text=True, check=False
     )

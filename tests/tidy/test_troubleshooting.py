@@ -1,10 +1,10 @@
-"""The entries of docs/troubleshooting.md quote texts that sparkstrom shows; all classes are listed.
+"""Tests that docs/troubleshooting.md quotes existing messages and lists all error classes.
 
-A text needs no entry of its own. When every text had one, the page had 12,600 words, most of them
-a repetition of the message, and the few entries that help were hard to find. A message says itself
-what to do; an entry is for what does not fit into a message: checks in several places, or causes
-outside of sparkstrom. What is tested instead is that each message is a literal where it is raised,
-so that it can be read and searched for, and that no entry outlives the messages that it quotes.
+Not every message has an entry: when each had one, the page had 12,600 words, most of them a
+repetition of the message, and the few entries that help were hard to find. A message itself should
+say what to do; an entry is for what does not fit into it: checks in several places, or causes
+outside of sparkstrom. These tests check that each message is a literal where it is raised, so that
+it can be read and searched for, and that no entry quotes a message that no longer exists.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ PAGE = ROOT / "docs/troubleshooting.md"
 def load_error_texts():
     spec = importlib.util.spec_from_file_location("error_texts", ROOT / "docs/error_texts.py")
     module = importlib.util.module_from_spec(spec)
-    sys.modules["error_texts"] = module  # where dataclasses look for it
+    sys.modules["error_texts"] = module  # dataclasses search for it there
     spec.loader.exec_module(module)
     return module
 
@@ -45,8 +45,8 @@ def all_entries():
     return error_texts.entries(PAGE.read_text())
 
 
-# Sites whose text was made elsewhere, where it is looked at. A new one belongs here only when that
-# is so: otherwise write its text as a literal at the site, or as a constant of a module.
+# Places that pass on a text which was made, and is checked, elsewhere. Add a new one only if this
+# is so: otherwise write its text as a literal at the place, or as a constant of a module.
 PASSED_ON = {
     ("checkpoint/directory.py", "CheckpointDamaged("),
     ("codec/sealed_frames.py", "FrameError(Rejection."),
@@ -86,8 +86,8 @@ PASSED_ON = {
     ("fit/supervisor.py", "NetworkError(blocked[0] + hosts"),
 }
 
-TEXTS_MAX = 12  # that one pattern may find
-LETTERS_MIN = 8  # in a pattern; one of fewer may find one text
+TEXTS_MAX = 12  # texts that one pattern may match
+LETTERS_MIN = 8  # in a pattern; one with fewer may match one text
 
 
 def is_passed_on(text) -> bool:
@@ -98,7 +98,7 @@ def is_passed_on(text) -> bool:
 
 
 def unreadable(texts) -> list[str]:
-    """Return where a text is not a literal, in a place that does not pass on another's text."""
+    """Return the places whose text is neither a literal nor passed on from elsewhere."""
     return [text.where for text in texts if text.text == error_texts.GAP and not is_passed_on(text)]
 
 
@@ -113,12 +113,13 @@ def test_every_class_is_in_the_table() -> None:
 
 @pytest.mark.parametrize(("path", "code"), sorted(PASSED_ON))
 def test_every_site_that_passes_on_is_there(path: str, code: str) -> None:
+    """Each place in ``PASSED_ON`` still exists and passes on a text."""
     told = (text for text in all_texts() if text.text == error_texts.GAP)
     assert any(text.where.startswith(f"{path}:") and text.code.startswith(code) for text in told)
 
 
 def test_every_entry_is_about_something() -> None:
-    """Whoever removes a text removes its entry, or the pattern."""
+    """If a message is removed, its entry or pattern must be removed, too."""
     useless = [
         f"{entry.heading}: {pattern}"
         for entry in all_entries()
@@ -129,7 +130,7 @@ def test_every_entry_is_about_something() -> None:
 
 
 def test_no_pattern_is_about_everything() -> None:
-    """One that finds whatever comes would hide what is new."""
+    """A pattern that matches many messages would also match new ones."""
     patterns = [pattern for entry in all_entries() for pattern in entry.patterns]
     texts = {text.text for text in all_texts()}
     counts = {
@@ -158,6 +159,7 @@ def test_no_pattern_is_about_everything() -> None:
     ],
 )
 def test_a_new_text_is_found(source: str) -> None:
+    """A new message is found in each of these forms."""
     module = error_texts.Module(error_texts.PACKAGE / "moon.py", ast.parse(source))
     found = list(error_texts.told_in(module))
     assert [text.text for text in found] == ["the moon is … km away: wait"]
@@ -165,6 +167,7 @@ def test_a_new_text_is_found(source: str) -> None:
 
 
 def test_a_text_that_cannot_be_read_is_found() -> None:
+    """A message that is computed by an unknown function is reported."""
     module = error_texts.Module(
         error_texts.PACKAGE / "moon.py", ast.parse("raise UsageError(it())")
     )

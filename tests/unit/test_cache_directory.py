@@ -1,4 +1,4 @@
-"""Compiled kernels have a private place, are compiled once per host, and need no Numba to run."""
+"""Tests of compiled kernels: their directory is private, and later runs need no Numba."""
 
 from __future__ import annotations
 
@@ -31,6 +31,7 @@ SAID = "compiling kernels"
 
 
 def test_a_writable_package_keeps_its_own(tmp_path: Path) -> None:
+    """If the package's own cache directory is writable, it is used."""
     environ: dict[str, str] = {}
     use_writable_cache(environ, tmp_path)
     assert environ == {}
@@ -38,7 +39,8 @@ def test_a_writable_package_keeps_its_own(tmp_path: Path) -> None:
 
 
 def test_a_read_only_package_gets_a_directory_of_the_host(tmp_path: Path) -> None:
-    environ = {"SPARK_LOCAL_DIRS": f"{tmp_path},/elsewhere"}  # an application's, not the host's
+    """If the package is read-only, kernels go to a private directory of the host."""
+    environ = {"SPARK_LOCAL_DIRS": f"{tmp_path},/elsewhere"}  # the application's, so not used
     use_writable_cache(environ, tmp_path / "missing")
     cache = Path(environ.pop(VARIABLE))
     assert cache.parent in (Path("/var/tmp"), Path("/tmp"))
@@ -47,6 +49,7 @@ def test_a_read_only_package_gets_a_directory_of_the_host(tmp_path: Path) -> Non
 
 
 def test_what_the_user_names_stays(tmp_path: Path) -> None:
+    """A directory that the user has set is used."""
     environ = {VARIABLE: str(tmp_path / "theirs")}
     use_writable_cache(environ, tmp_path / "missing")
     assert environ == {VARIABLE: str(tmp_path / "theirs")}
@@ -58,6 +61,7 @@ def test_what_the_user_names_stays(tmp_path: Path) -> None:
 def test_a_named_or_own_directory_that_others_control_is_not_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, how: str
 ) -> None:
+    """A directory that is open to all, or of another user, is replaced by a private one."""
     if how != "open to all" and os.getuid() != 0:
         pytest.skip("only root can make what another user has")
     monkeypatch.setattr(cache_directory, "SHARED", (tmp_path / "host",))
@@ -86,6 +90,7 @@ def test_a_named_or_own_directory_that_others_control_is_not_used(
 def test_a_named_directory_that_others_can_replace_is_not_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: int, is_used: bool
 ) -> None:
+    """A directory is not used if others could rename a folder above it."""
     monkeypatch.setattr(cache_directory, "SHARED", (tmp_path / "host",))
     (tmp_path / "host").mkdir()
     parent, used = tmp_path / "parent", tmp_path / "parent/team/kernels"
@@ -93,7 +98,7 @@ def test_a_named_directory_that_others_can_replace_is_not_used(
     parent.chmod(mode)
     safe = used if is_used else tmp_path / "host" / f"sparkstrom-kernels-{os.getuid()}"
     assert kernel_directory({VARIABLE: str(used)}, tmp_path) == safe
-    for missing in (False, True):  # Numba creates one that does not exist
+    for missing in (False, True):  # Numba would create it
         named = str(used / "new" if missing else used)
         environ = {VARIABLE: named}
         use_writable_cache(environ, tmp_path)
@@ -104,7 +109,7 @@ def test_a_named_directory_that_others_can_replace_is_not_used(
 def test_machine_code_that_others_could_have_written_is_compiled_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
-    """As in a directory that was open when they did, and is no longer."""
+    """A file of kernels that others can write or replace is not read but compiled again."""
     if how == "another user's" and os.getuid() != 0:
         pytest.skip("only root can make what another user has")
     monkeypatch.setenv(VARIABLE, str(tmp_path))
@@ -133,7 +138,7 @@ def test_machine_code_that_others_could_have_written_is_compiled_again(
 def test_a_damaged_file_is_compiled_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept: int
 ) -> None:
-    """As a host leaves it that crashes soon after: its end is missing, or zeros."""
+    """After a crash of the host, the end of a file may be missing or zeros."""
     monkeypatch.setenv(VARIABLE, str(tmp_path))
     file = tmp_path / f"{gaps.__name__}-{object_files._fingerprint(gaps.__name__)}.kernels"
     object_files.write_functions(file, {"merge": ("symbol", [], "none", 0, bytes(range(200)))})
@@ -147,6 +152,7 @@ def test_a_damaged_file_is_compiled_again(
 
 @pytest.mark.parametrize("taken", ["open to all", "a link", "a file"])
 def test_a_directory_that_others_may_write_is_not_used(tmp_path: Path, taken: str) -> None:
+    """A private directory is created elsewhere if its name is taken by something unsafe."""
     roots = (tmp_path / "first", tmp_path / "second", tmp_path / "missing")
     for root in roots[:2]:
         root.mkdir()
@@ -166,6 +172,7 @@ def test_a_directory_that_others_may_write_is_not_used(tmp_path: Path, taken: st
 
 
 def test_numba_is_told_of_it_before_it_is_imported() -> None:
+    """Importing ``sparkstrom.encoding`` sets Numba's cache directory before Numba is imported."""
     program = (
         "import os; real = os.access\n"
         "os.access = lambda path, mode: 'sparkstrom/' not in f'{path}/' and real(path, mode)\n"
@@ -217,7 +224,7 @@ if __name__ == "__main__":
 
 @pytest.mark.parametrize("cores", [1, 2])
 def test_a_program_has_kernels_of_its_own_beside_dataclasses(tmp_path: Path, cores: int) -> None:
-    """Compiled by one process, and by two, of which one has only the caller of another kernel."""
+    """With two cores, two processes compile, one of them only a kernel that calls another."""
     usable = sorted(os.sched_getaffinity(0))[:cores]
     if len(usable) < cores:
         pytest.skip("this machine has one core")
@@ -261,7 +268,7 @@ except TypeError:
 def test_a_numba_with_other_internals_compiles_in_each_process_with_one_warning(
     tmp_path: Path, program: str
 ) -> None:
-    """Later processes take its cache, and do not try again what failed."""
+    """Later processes use Numba's own cache and do not repeat the failed attempt."""
     text = CALLING if program == "of ours" else PROGRAM
     (tmp_path / "sitecustomize.py").write_text(OTHER_NUMBA)
     (tmp_path / "program.py").write_text(text)
@@ -284,7 +291,7 @@ def test_a_numba_with_other_internals_compiles_in_each_process_with_one_warning(
     assert compiled == [True, False]
     kept = {path.relative_to(tmp_path / "cache").parts[0] for path in tmp_path.rglob("*.nbi")}
     assert kept
-    assert all(name.endswith(".jit") for name in kept)  # by a hash of all that is compiled
+    assert all(name.endswith(".jit") for name in kept)  # named by a hash of the compiled source
 
 
 def environ() -> dict[str, str]:
@@ -299,7 +306,7 @@ def run(program: str, environ: dict[str, str]) -> subprocess.CompletedProcess[st
 
 @pytest.fixture
 def installed_read_only(tmp_path: Path) -> Iterator[Path]:
-    """A copy of the package that cannot be written to."""
+    """Return a copy of the package without write permission."""
     package = tmp_path / "site" / "sparkstrom"
     shutil.copytree(ROOT / "sparkstrom", package, ignore=shutil.ignore_patterns("__pycache__"))
     folders = [path for path in (package, *package.rglob("*")) if path.is_dir()]
@@ -331,7 +338,7 @@ print(totals.merge(i, i, i, i, *room))
 def test_a_read_only_installation_compiles_once_per_host(
     tmp_path: Path, installed_read_only: Path
 ) -> None:
-    """Two processes at once, and one that comes later."""
+    """Two processes start at the same time, and one later."""
     host = tmp_path / "host"
     host.mkdir()
     environ = os.environ | {"PYTHONPATH": str(installed_read_only.parent)}
@@ -352,6 +359,7 @@ def test_a_read_only_installation_compiles_once_per_host(
 
 
 def test_a_file_belongs_to_one_source_and_one_processor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file's name depends on its source, the intrinsics and the processor."""
     before = object_files._fingerprint(gaps.__name__)
     assert object_files._fingerprint(gaps.__name__) == before
     real = object_files.module_source
@@ -368,14 +376,15 @@ def test_a_file_belongs_to_one_source_and_one_processor(monkeypatch: pytest.Monk
 
 
 def test_versions_are_found_without_reading_archives(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a Spark task, ``sys.path`` has archives of thousands of files."""
+    """``sys.path`` is not searched: in a Spark task it has archives of thousands of files."""
     packages = ("numba", "llvmlite", "numpy")
     installed = [importlib.metadata.version(package) for package in packages]
-    monkeypatch.setattr(importlib.metadata, "version", pytest.fail)  # it searches all of the path
+    monkeypatch.setattr(importlib.metadata, "version", pytest.fail)  # searches the whole path
     assert [object_files._find_version(package) for package in packages] == installed
 
 
 def test_what_cannot_be_compiled_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A failed compilation raises ``SetupError`` with the compiler's message."""
     monkeypatch.setenv(VARIABLE, str(tmp_path))
     monkeypatch.setattr(object_files, "COMPILER", "no_such_module")
     with pytest.raises(SetupError, match=r"kernels could not be compiled.*no_such_module"):
@@ -386,7 +395,7 @@ def test_what_cannot_be_compiled_says_why(tmp_path: Path, monkeypatch: pytest.Mo
 def test_compilers_end_with_an_interrupted_wait(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By Ctrl-C, which only the notebook's own process hears."""
+    """Only the notebook's process receives Ctrl-C, so it must kill the compilers."""
     started: list[subprocess.Popen[bytes]] = []
 
     class Interrupted(subprocess.Popen[bytes]):
@@ -404,11 +413,13 @@ def test_compilers_end_with_an_interrupted_wait(
 
 
 def test_one_compiler_runs_in_a_container_of_spark(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a Spark worker, which may have few cores, only one compiler runs."""
     monkeypatch.setitem(sys.modules, "pyspark.worker", sys)
     assert object_files._count_compilers() == 1
 
 
 def test_a_place_that_is_none_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cache directory that is a file raises ``SetupError`` with the variable to set."""
     (tmp_path / "file").touch()
     monkeypatch.setenv(VARIABLE, str(tmp_path / "file"))
     with pytest.raises(SetupError, match=f"file.*set {VARIABLE}"):
@@ -418,6 +429,7 @@ def test_a_place_that_is_none_is_named(tmp_path: Path, monkeypatch: pytest.Monke
 def test_who_waits_for_a_compiler_that_is_stuck_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Waiting too long for another process's compiler raises ``SetupError`` with the lock file."""
     monkeypatch.setenv(VARIABLE, str(tmp_path))
     monkeypatch.setattr(object_files, "COMPILE_S", 0.0)
     lock = tmp_path / "kernels.lock"
@@ -434,11 +446,13 @@ def test_who_waits_for_a_compiler_that_is_stuck_says_so(
     ids=["dtype", "strided", "dimensions"],
 )
 def test_arrays_of_another_kind_are_refused(bad: np.ndarray) -> None:
+    """A kernel raises ``TypeError`` for arrays of another type, layout or dimension."""
     with pytest.raises(TypeError, match="kernel write_gaps takes int32"):
         gaps.write_gaps(bad, 3, np.zeros(100, np.uint8))
 
 
 def test_what_is_written_must_be_writable() -> None:
+    """A kernel raises ``TypeError`` for a read-only array that it would write."""
     fixed = np.zeros(100, np.uint8)
     fixed.flags.writeable = False
     with pytest.raises(TypeError, match="writable"):

@@ -1,4 +1,4 @@
-"""How many processes a machine has room for, and what they get from this one."""
+"""Tests of child processes: the number of usable cores, and inherited descriptors."""
 
 from __future__ import annotations
 
@@ -42,6 +42,7 @@ with start_module("answer", [theirs], output=subprocess.DEVNULL, env=environment
 def test_cores_that_a_container_may_not_use_do_not_count(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: dict[str, str], cores: int
 ) -> None:
+    """The number of cores is limited by a container's quota (cgroup v1 or v2)."""
     (tmp_path / "cpu").mkdir()
     for name, text in files.items():
         (tmp_path / name).write_text(text)
@@ -51,7 +52,7 @@ def test_cores_that_a_container_may_not_use_do_not_count(
 
 
 def test_a_program_without_standard_streams_passes_descriptors(tmp_path: Path) -> None:
-    """Its files have the numbers of the streams, which the child's streams must not replace."""
+    """The descriptors have the numbers of standard streams, which the child must not replace."""
     (tmp_path / "answer.py").write_text("import os, sys; os.write(int(sys.argv[1]), b'ready')")
     command = [sys.executable, "-c", PROGRAM, str(tmp_path)]
     subprocess.run(["sh", "-c", CLOSED, "sh", *command], check=True)

@@ -1,4 +1,4 @@
-"""Waiting for data on descriptors and sockets with high numbers."""
+"""Tests of waiting for data on descriptors and sockets with high numbers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from sparkstrom.spark.controller import reachability
 from sparkstrom.spark.controller.reachability import ReachabilityProbe, UdpEchoServer
 from sparkstrom.transport.aeron.media_driver import TIMEOUT_MESSAGE, _read_status
 
-HIGH = 1024  # the first that select.select refuses
+HIGH = 1024  # the first number that select.select refuses
 
 
 @pytest.fixture(autouse=True)
@@ -29,16 +29,17 @@ def many_files() -> Iterator[None]:
 
 
 def move_up(descriptor: int) -> int:
-    """Give a file a high number, and close the low one."""
+    """Duplicate a descriptor to a high number, and close the original."""
     high = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, HIGH)
     os.close(descriptor)
     return high
 
 
 def test_data_and_the_end_of_a_pipe_are_seen() -> None:
+    """``wait_until_readable`` works with a descriptor above select's limit."""
     read_end, write_end = os.pipe()
     read_end = move_up(read_end)
-    assert not wait_until_readable(read_end, -1.0)  # poll itself would wait forever
+    assert not wait_until_readable(read_end, -1.0)  # poll would wait for ever
     os.write(write_end, b"ready")
     assert wait_until_readable(read_end, 60.0)
     assert _read_status(read_end, 0.0) == TIMEOUT_MESSAGE
@@ -50,7 +51,7 @@ def test_data_and_the_end_of_a_pipe_are_seen() -> None:
 def test_executors_get_an_echo_from_a_program_with_many_files(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Before, controller="auto" moved to an executor: the echo's thread had died."""
+    """Before, the echo's thread died, and controller="auto" chose an executor instead."""
 
     def bind_high(address: str, port: int) -> socket.socket:
         with closing(bind(address, port)) as low:

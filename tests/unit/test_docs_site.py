@@ -1,4 +1,4 @@
-"""The site of docs/ builds without a warning, its links lead somewhere, and it has every name."""
+"""Tests of the documentation site: it builds without warnings, and links and names are complete."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 
-# Module -> names that people use; those of a package are all that it lists.
+# Module -> public names: all that it lists in __all__.
 PUBLIC = [
     "sparkstrom",
     "sparkstrom.listeners",
@@ -32,8 +32,8 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The site, built as scripts/docs does."""
-    pytest.importorskip("torch")  # whose API pages it has
+    """Build the site like scripts/docs, and return its folder."""
+    pytest.importorskip("torch")  # the API pages need torch
     for needed in ("sphinx", "furo", "myst_parser"):
         pytest.importorskip(needed, reason=f"{needed} is not here: the extra test-all has it")
     out = tmp_path_factory.mktemp("site")
@@ -50,7 +50,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Page(HTMLParser):
-    """Ids of a page, and where its links and sources lead."""
+    """A parsed page: its ids, and the targets of its links and sources."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -67,6 +67,7 @@ class Page(HTMLParser):
 
 
 def broken(folder: Path) -> Iterator[str]:
+    """Yield each link to a missing file or anchor of the site."""
     pages = {path: Page(path.read_text()) for path in folder.rglob("*.html")}
     for path, page in pages.items():
         for link in sorted(page.links):
@@ -86,7 +87,7 @@ def test_links_and_anchors_lead_somewhere(site: Path) -> None:
 
 
 def test_nothing_is_loaded_from_elsewhere(site: Path) -> None:
-    """The site is read without a network."""
+    """The site must work without a network."""
     remote = {
         link
         for path in site.rglob("*.html")
@@ -107,6 +108,7 @@ def test_a_broken_link_is_found(tmp_path: Path) -> None:
 
 
 def test_every_page_is_reached_from_the_first(site: Path) -> None:
+    """The index links to every page."""
     index = Page((site / "index.html").read_text()).links
     pages = {path.stem for path in (ROOT / "docs").glob("*.md")} - {"index"}
     assert {page for page in pages if f"{page}.html" not in index} == set()
@@ -122,6 +124,7 @@ def test_every_public_name_has_its_documentation(site: Path, module: str) -> Non
 
 
 def test_troubleshooting_shows_the_texts_themselves(site: Path) -> None:
+    """The page shows the messages of errors that its source includes."""
     page = (site / "troubleshooting.html").read_text()
     assert "enlarge shared memory (docker: --shm-size)" in page
     assert "none of its updates was committed" in page

@@ -1,4 +1,4 @@
-"""Errors that people read: one line says all, what is behind it follows once."""
+"""Tests of the text of ``TrainingError``: one line, followed by the worker's trace."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from sparkstrom.base.errors import TrainingError
 
 
 def test_a_training_error_is_one_line_and_its_trace_a_note() -> None:
+    """The message is one line; the worker's trace is a note, also after pickling."""
     error = TrainingError("NaN", "host-b", 3, "Traceback\n  in step\nValueError: NaN")
     assert str(error) == "NaN (partition 3 on host-b)"
     printed = "".join(traceback.format_exception(pickle.loads(pickle.dumps(error))))

@@ -1,4 +1,4 @@
-"""Files that sparkstrom wrote at commit 4b66307 (November 2026) are read by every later version."""
+"""Tests that files written at commit 4b66307 (November 2026) can still be read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""scripts/install.py: uv has pip's settings, and pip installs what uv does not."""
+"""Tests of scripts/install.py: uv gets pip's settings, and pip is used where uv fails."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_uv_has_pips_settings(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Programs:
-    """Plays uv, and records how pip is called."""
+    """A fake uv that records its arguments, and a record of calls of pip."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, folder: Path, uv_status: int) -> None:
         self.uv, self.pip, self._given = folder / "uv", list[Any](), folder / "given"
@@ -73,6 +73,7 @@ def test_uv_installs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 def test_pip_installs_what_uv_cannot(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """If uv fails, pip installs, and uv's messages are kept in a log file."""
     programs = Programs(monkeypatch, tmp_path, 1)
     assert install.main() == 3
     assert programs.pip == [PIP_CALL]
@@ -85,6 +86,7 @@ def test_pip_installs_what_uv_cannot(
 def test_pip_installs_with_settings_that_uv_does_not_get(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, setting: str
 ) -> None:
+    """If pip has a setting without an equivalent in uv, pip installs and uv is not called."""
     programs = Programs(monkeypatch, tmp_path, 0)
     monkeypatch.setattr(install, "read_pip_settings", lambda: {setting: "1"})
     assert install.main() == 3

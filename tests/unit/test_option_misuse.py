@@ -1,7 +1,7 @@
-"""Misuse of options: each takes some fifty wrong values, and refuses them by name or means them.
+"""Tests of wrong option values: each is refused by name or converted to Python's own type.
 
-A wrong value ends in a UsageError that names the option, or is kept as Python's own type. Nothing
-else may come out: no TypeError, no IndexError, no hang, no NumPy scalar that travels on.
+Each option gets some hundred wrong values. A ``UsageError`` must name the option. No other
+exception may be raised, no call may hang, and no NumPy scalar may be kept.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ FIELDS = [
 
 
 def told(name: str, call: Callable[[Any], object], value: Any) -> str | None:
-    """Return what the error says, or None where the value is taken."""
+    """Return the text of the ``UsageError``, or None if the value is accepted."""
     try:
         call(value)
     except UsageError as error:
@@ -122,7 +122,7 @@ def told(name: str, call: Callable[[Any], object], value: Any) -> str | None:
 def survives(
     name: str, call: Callable[[Any], object], values: Sequence[Any] = tuple(WRONG)
 ) -> None:
-    """Feed every wrong value; fail on an error that is not declared, or that names nothing."""
+    """Pass each wrong value; fail if another error is raised or the name is not in the text."""
     for i, value in enumerate(values):
         said = told(name, call, value)
         assert said is None or name in said, f"value {i} ({value!r:.60}): {said}"
@@ -131,6 +131,8 @@ def survives(
 
 @pytest.mark.parametrize(("made", "name"), FIELDS, ids=lambda x: getattr(x, "__name__", x))
 def test_a_field_refuses_or_means_every_wrong_value(made: type[Any], name: str) -> None:
+    """An option of a class is refused or kept as Python's own finite type."""
+
     def construct(value: Any) -> None:
         kept = getattr(made(**{**NEEDED.get(made, {}), name: value}), name)
         assert not isinstance(kept, np.generic | np.ndarray | Path), f"{kept!r} is kept as it was"
@@ -154,10 +156,12 @@ def test_a_dense_network_refuses_or_means_every_wrong_value(name: str) -> None:
 
 
 def test_one_width_may_be_wrong() -> None:
+    """A single wrong width in a list of widths is refused."""
     survives("widths", lambda value: DenseNetwork([2, value]))
 
 
 def test_arguments_of_fit() -> None:
+    """``fit`` refuses wrong arguments by name."""
     model = DenseNetwork([2, 2])
     whole_call: dict[str, Any] = {
         "epochs": 1,
@@ -186,6 +190,7 @@ def test_arguments_of_fit() -> None:
 
 
 def test_a_wrappers_own_options() -> None:
+    """``ParallelWrapper`` refuses wrong values of its own options by name."""
     model = DenseNetwork([2, 2])
     survives("training_mode", parse_training_mode)
     averaging = TrainingMode.AVERAGING
@@ -208,6 +213,7 @@ def test_a_wrappers_own_options() -> None:
 
 
 def test_listeners_of_ours() -> None:
+    """Listeners refuse a wrong frequency by name."""
     survives("frequency", ScoreIterationListener)
     survives("frequency", CollectScoresListener)
 
@@ -237,6 +243,7 @@ def test_listeners_of_ours() -> None:
 def test_numpy_scalars_and_paths_mean_what_they_say(
     construct: Callable[[], Any], kept: Any
 ) -> None:
+    """NumPy scalars are kept as Python's numbers, and paths as strings."""
     assert construct() == kept
     assert type(construct()) is type(kept)
 
@@ -262,10 +269,13 @@ def test_the_message_names_option_value_and_reason(
 
 
 def test_a_range_of_one_port_is_a_range() -> None:
+    """A port range of one port is valid."""
     assert VoidConfiguration(port_range=(45000, 45000)).executor_ports() == range(45000, 45001)
 
 
 def test_a_declaration_is_checked_where_it_stands() -> None:
+    """``check_options`` checks and converts the fields of any dataclass with declared types."""
+
     @dataclasses.dataclass(frozen=True)
     class Example:
         workers: Any = dataclasses.field(default=2, metadata=whole(1, 8, unit="processes"))
@@ -282,6 +292,7 @@ def test_a_declaration_is_checked_where_it_stands() -> None:
 
 
 def test_more_workers_than_partitions_are_not_waited_for() -> None:
+    """``min_workers`` above the number of workers is refused instead of waiting for ever."""
     master = SharedTrainingMaster(min_workers=3)
     GradientSharing(master).check_workers(3)
     with pytest.raises(UsageError, match="min_workers=3: the fit has 2 workers"):
@@ -297,6 +308,7 @@ def test_what_is_no_session_is_refused_by_name(spark: object) -> None:
 
 
 def test_arguments_of_evaluation_and_serving() -> None:
+    """Evaluation and serving refuse wrong arguments by name."""
     model = DenseNetwork([2, 2])
     survives("metrics", lambda value: select_metrics(model, value, 1))
     survives("positive", lambda value: select_metrics(model, "roc", value))
@@ -309,6 +321,7 @@ def test_arguments_of_evaluation_and_serving() -> None:
 
 
 def test_paths_and_parameters_of_a_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A wrapper refuses wrong paths, parameters and data with ``UsageError``."""
     monkeypatch.chdir(tmp_path)
     wrapper = ParallelWrapper(DenseNetwork([2, 2]), 2, progress=False)
     wrong = [value for value in WRONG if not isinstance(value, str | Path)]
@@ -327,6 +340,8 @@ def test_paths_and_parameters_of_a_network(tmp_path: Path, monkeypatch: pytest.M
 
 @pytest.mark.parametrize("name", [param.name for param in SparkstromEstimator().params])
 def test_params_of_the_estimator(name: str) -> None:
+    """An estimator's parameters are refused by name or kept as Python's own types."""
+
     def construct(value: Any) -> None:
         made = SparkstromEstimator(model=DenseNetwork([2, 2]))
         made._set(**{name: value})
@@ -340,7 +355,7 @@ def test_a_wrapper_takes_no_wrong_model() -> None:
     survives("model", lambda value: ParallelWrapper(value, 2, progress=False))
 
 
-# The adapters call what is a function, to see what it makes: its own errors are the user's.
+# The adapters call functions to inspect their results, so errors inside are the user's own.
 NO_FUNCTIONS = [value for value in WRONG if not callable(value)]
 
 

@@ -1,4 +1,4 @@
-"""benchmarks.averaging: the product's arithmetic is the baselines', and what rounds cost."""
+"""Tests of ``benchmarks.averaging``: results equal the baselines', and the costs of rounds."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ DIGITS = Trial("digits", "adam", 4, 0, 4e-3, epochs=2)
     [("rounds-diloco-3", "diloco-3", "adam"), ("rounds-averaging-1", "ddp", "sgd")],
 )
 def test_rounds_come_to_what_the_baselines_come_to(ours: str, theirs: str, optimizer: str) -> None:
-    """Rounds end with their epoch, so H divides the epoch's 8 steps or one epoch is trained."""
+    """A round ends with its epoch, so H divides the epoch's 8 steps, or one step is a round."""
     trial = Trial("digits", optimizer, 4, 0, 4e-3, epochs=1)
     mine, reference = baseline(ours)(trial), baseline(theirs)(trial)
     assert mine.test["loss"] == pytest.approx(reference.test["loss"], rel=1e-4)
@@ -42,7 +42,7 @@ def test_only_known_recipes() -> None:
 
 
 def test_what_a_round_costs() -> None:
-    """4 workers, vectors of 1 MB on 8 Mbit/s: one a second."""
+    """There are 4 workers, and vectors of 1 MB on a link of 8 Mbit/s: one vector per second."""
     link = Link(bits=8e6, params=250_000, step_s=0.5, job_s=0.25)
     assert link.vector_s == 1.0
     often, seldom = (rounds_cost(link, 4, 8, each, 1, 0) for each in (1, 8))
@@ -52,7 +52,7 @@ def test_what_a_round_costs() -> None:
     adam, own = rounds_cost(link, 4, 8, 8, 3, 0), rounds_cost(link, 4, 8, 8, 1, 2)
     assert seldom.bytes < adam.bytes < own.bytes
     assert sharing_cost(link, 4, 8, 1e5).seconds == 4.0
-    assert sharing_cost(link, 4, 8, 2e6).seconds == 6.0  # down to three others
+    assert sharing_cost(link, 4, 8, 2e6).seconds == 6.0  # down to three other workers
     assert sharing_cost(link, 4, 8, 4e6).bytes == 1.6e7
 
 
@@ -69,5 +69,6 @@ def test_a_tiny_run_of_each_system() -> None:
 
 
 def test_sizes() -> None:
+    """Networks have the requested number of parameters, and epochs the right number of steps."""
     assert np.isclose(DenseNetwork(widths_for(1_000_000)).n_params, 1e6, rtol=0.01)
     assert Rounds(DIGITS, Recipe(2, is_diloco=False)).steps_per_epoch == 8

@@ -1,4 +1,4 @@
-"""benchmarks.convergence: virtual time, settings, baselines; a tiny run of each system."""
+"""Tests of ``benchmarks.convergence``: settings, baselines, and small runs of each system."""
 
 from __future__ import annotations
 
@@ -32,6 +32,7 @@ def simulated(settings: Settings, trial: Trial = DIGITS) -> SimulatedFit:
 
 @pytest.mark.parametrize("system", BASELINES)
 def test_each_baseline_learns_and_counts_its_bytes(system: str) -> None:
+    """Each baseline lowers the loss, and all but DDP send fewer bytes than dense updates."""
     before = measured(DIGITS.task.module(0), DIGITS.task, DIGITS.task.split().test)
     outcome = baseline(system)(DIGITS)
     assert outcome.test["loss"] < 0.95 * before["loss"]
@@ -41,7 +42,7 @@ def test_each_baseline_learns_and_counts_its_bytes(system: str) -> None:
 
 
 def test_of_drifting_workers_any_numbers_may_be_asked_for() -> None:
-    """Messages are those of 3 chunks of 4,096, with 40 or 80 entries in 14 bits each."""
+    """A message has 3 chunks with 40 or 80 entries of 14 bits each and 8 bytes of magnitudes."""
     often, seldom, dense = (
         baseline(name)(DIGITS).factor for name in ("sparseloco-1-2", "sparseloco-2-8", "diloco-8")
     )
@@ -69,19 +70,20 @@ def test_ours_learns_and_sends_little() -> None:
 
 
 def test_one_worker_that_sends_all_it_ought_to_is_one_process() -> None:
+    """A single worker with a density of 20% and without clipping learns like one process."""
     alone = ddp(DIGITS.alone)
     ours = train(DIGITS.alone, Settings(density=0.2, clip=None))
     assert ours.test["loss"] == pytest.approx(alone.test["loss"], rel=0.05)
 
 
 def test_statistics_of_batches_are_averaged() -> None:
-    """With those of no worker, a module with BatchNorm guesses."""
+    """With one worker's own statistics, a module with BatchNorm would predict at random."""
     outcome = train(CONV, Settings())
     assert outcome.test["accuracy"] > 0.6
 
 
 def test_an_update_is_about_a_round_old_and_older_if_it_takes_long() -> None:
-    """In step, a gradient lacks the three minibatches that end as it begins, and some more."""
+    """With 4 workers in step, a gradient lacks at least the other three's current minibatches."""
     ages = [
         simulated(Settings(latency=latency, jitter=0.0, max_lead=None)).staleness
         for latency in (0.0, 2.0)
@@ -91,6 +93,7 @@ def test_an_update_is_about_a_round_old_and_older_if_it_takes_long() -> None:
 
 
 def test_who_has_an_update_under_way_takes_so_many_steps_beside_it() -> None:
+    """``max_staleness`` limits a worker's steps while its update is in flight, and costs time."""
     free, one, none = (
         train(DIGITS, Settings(max_lead=None, latency=3.0, max_staleness=most)).figures
         for most in (None, 1, 0)
@@ -100,7 +103,7 @@ def test_who_has_an_update_under_way_takes_so_many_steps_beside_it() -> None:
 
 
 def test_a_publication_may_hold_several_steps() -> None:
-    """Three hold 5 of the 16, and the last one is what is left."""
+    """Three publications have 5 steps each of a worker's 16; the fourth has the last step."""
     outcome = train(DIGITS, Settings(publish_every=5))
     assert outcome.figures["publications"] == 4 * 4
     assert outcome.factor is not None
@@ -108,19 +111,21 @@ def test_a_publication_may_hold_several_steps() -> None:
 
 
 def test_a_lead_of_one_is_a_step_together() -> None:
+    """With ``max_lead=1`` workers keep in step: updates are fresher, but the fit is slower."""
     near, far = (simulated(Settings(max_lead=lead, jitter=0.4)) for lead in (1, 8))
     assert near.staleness < far.staleness
     assert near.seconds > far.seconds
 
 
 def test_momentum_counts_the_minibatches_of_the_fit_or_of_the_worker() -> None:
-    """At such a learning rate only one of the two horizons is stable."""
+    """At this learning rate, training is stable only with the horizon of the fit's minibatches."""
     trial = replace(CONV, workers=8, rate=0.05, epochs=4)
     fits, workers = (train(trial, Settings(horizon=whose)) for whose in ("fit", "worker"))
     assert fits.test["loss"] < 0.5 * workers.test["loss"]
 
 
 def test_second_moments_follow_where_they_are_told_to() -> None:
+    """With ``beta2="fit"``, Adam's beta2 is raised to the number of workers."""
     parameters = [torch.nn.Parameter(torch.zeros(1))]
     trial, power = replace(CONV, optimizer="adamw"), Settings(beta2="fit").beta2_power(4)
     assert trial.optimizer_of(power)(parameters).defaults["betas"] == (0.9, 0.999**4)
@@ -128,7 +133,7 @@ def test_second_moments_follow_where_they_are_told_to() -> None:
 
 
 def test_statistics_of_ddp_are_those_of_rank_0() -> None:
-    """What another rank's minibatch did to them is put back."""
+    """Changes of the buffers by another rank's minibatch are undone."""
     module = CONV.task.module(0)
     with unchanged_buffers(module):
         module(torch.zeros(2, 64))
@@ -148,6 +153,7 @@ def test_options_of_the_optimizer_are_for_every_system() -> None:
 
 
 def test_a_learning_rate_rises_over_so_many_steps_of_a_loop() -> None:
+    """The warm-up's 50 steps are those of each learner, not minibatches of all workers."""
     trial = Trial("transformer", "sgd", 4, 0, 0.3, epochs=1)
     parameter = torch.nn.Parameter(torch.zeros(1))
     module = torch.nn.ParameterList([parameter])
@@ -177,6 +183,7 @@ def test_settings_are_read_and_refused_by_name() -> None:
 
 
 def test_gradients_of_full_rank_are_their_mean_and_what_is_left_comes_later() -> None:
+    """PowerSGD of full rank gives the mean gradient; of low rank, it sends the rest later."""
     random = torch.Generator().manual_seed(0)
     gradients = [[torch.randn(20, 30, generator=random)] for _ in range(3)]
     mean = torch.stack([each[0] for each in gradients]).mean(0)
@@ -191,6 +198,7 @@ def test_gradients_of_full_rank_are_their_mean_and_what_is_left_comes_later() ->
 
 
 def test_texts_to_measure_are_of_other_pages() -> None:
+    """Test pages contain no passage of the training pages."""
     train_text, *others = texts.pages(0)
     assert len(train_text) > 6 * min(map(len, others))
     assert [other for other in others if other[5_000:5_200] in train_text] == []
@@ -198,6 +206,7 @@ def test_texts_to_measure_are_of_other_pages() -> None:
 
 @pytest.mark.parametrize("name", TASKS)
 def test_a_task_has_the_module_and_the_rows_that_it_says(name: str) -> None:
+    """Each task's rows divide into whole batches, and its module is reproducible by the seed."""
     task = TASKS[name]
     module, rows = task.module(0), task.split().train
     assert len(rows.labels) % 1024 == 0
@@ -208,6 +217,7 @@ def test_a_task_has_the_module_and_the_rows_that_it_says(name: str) -> None:
 
 
 def test_a_line_of_results_says_how_far_it_is_from_one_process() -> None:
+    """A result has the gap between one process and the system, and the settings."""
     words = "--tasks digits --optimizers sgd --workers 1,2 --seeds 1 --epochs 1 --systems ours,ddp"
     alone, ours, dense = runs(parsed([*words.split(), "--set", "levels=1"]))
     assert [(r["workers"], r["system"]) for r in (alone, ours, dense)] == [
@@ -219,12 +229,14 @@ def test_a_line_of_results_says_how_far_it_is_from_one_process() -> None:
 
 
 def test_lengths_are_asked_for_in_minibatches() -> None:
+    """--minibatches is rounded up to whole epochs."""
     wanted = "--tasks digits,teacher --optimizers sgd --minibatches 64,1500 --workers 4 --seeds 1"
     found = [trial.minibatches for trial in trials(parsed(wanted.split()))]
-    assert found == [64, 1504, 512, 1536]  # whole epochs, of 32 minibatches and of 512
+    assert found == [64, 1504, 512, 1536]  # an epoch has 32 minibatches, and 512
 
 
 def test_results_are_compared_with_ddp_row_by_row() -> None:
+    """Each system's result has its difference to DDP, with an error."""
     wanted = "--tasks digits --optimizers sgd --epochs 2 --workers 4 --seeds 1 --systems ours,ddp"
     ours, peer = runs(parsed(wanted.split()))
     assert (peer["behind_ddp"], peer["behind_ddp_error"]) == (0, 0)
@@ -236,6 +248,7 @@ def test_results_are_compared_with_ddp_row_by_row() -> None:
 def test_ddp_with_a_rate_of_its_own_is_compared_with_one_process_at_the_tasks_rate(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """``ddp-best`` tunes its rate; its gap is to one process at the task's rate."""
     monkeypatch.setattr(command_line, "BEST_TIMES", (4,))
     wanted = "--tasks digits --optimizers sgd --rate 0.1 --epochs 2 --workers 4 --seeds 1"
     best, peer = runs(parsed([*wanted.split(), "--systems", "ddp-best,ddp"]))
@@ -246,11 +259,13 @@ def test_ddp_with_a_rate_of_its_own_is_compared_with_one_process_at_the_tasks_ra
 
 
 def outcome_of(*right: float) -> Outcome:
+    """Return the outcome of a trial in which these rows were right (1) or wrong (0)."""
     units = np.asarray(right, np.float32)
     return Outcome({"accuracy": float(units.mean()), "loss": 0.0}, {}, units=units)
 
 
 def test_the_error_of_a_gap_is_that_of_the_differences() -> None:
+    """The error of a gap is computed from the differences of the two systems' rows."""
     gap, error = outcome_of(1, 1, 0, 1).worse_than(outcome_of(1, 1, 1, 1), "accuracy")
     assert gap == 0.25
     assert error == pytest.approx(0.25)
@@ -258,12 +273,13 @@ def test_the_error_of_a_gap_is_that_of_the_differences() -> None:
 
 
 def test_shifted_images_are_those_of_digits() -> None:
+    """The task "shifted" has each test image shifted by up to one pixel in 25 ways."""
     digits, shifted = TASKS["digits"].split().test, TASKS["shifted"].split().test
     copies = TASKS["shifted"].copies
     assert len(shifted.labels) == copies * len(digits.labels) > 10_000
     middle = copies // 2  # not shifted
     assert (shifted.features[middle::copies] == digits.features).all()
-    up = shifted.features[2].reshape(8, 8)  # a pixel up: the first of five rows of five ways
+    up = shifted.features[2].reshape(8, 8)  # one pixel up: SHIFTS[2] is (-1, 0)
     assert (up[:-1] == digits.features[0].reshape(8, 8)[1:]).all()
     assert not up[-1].any()
 
@@ -287,15 +303,16 @@ def table_result(system: str, seed: int, gap: float | None, behind: float | None
 @pytest.mark.parametrize(
     ("gaps", "expected"),
     [
-        ((0.01, 0.012, 0.011), "**1.1** / 2.1 ± 0.1"),  # by 1.0, ten times its error
+        ((0.01, 0.012, 0.011), "**1.1** / 2.1 ± 0.1"),  # differs by 1.0 ± 0.1
         ((0.031, 0.030, 0.032), "3.1 / **2.1** ± 0.1"),
-        ((0.00, 0.04, 0.02), "2.0 / 2.1 ± 1.2"),  # seeds differ more
+        ((0.00, 0.04, 0.02), "2.0 / 2.1 ± 1.2"),  # the seeds differ more than the systems
         ((0.01, None, 0.011), "1 of 3 diverged / 2.1"),
     ],
 )
 def test_a_tables_cell_is_bold_only_where_the_difference_is_certain(
     gaps: tuple[float | None, ...], expected: str
 ) -> None:
+    """A table's cell is bold only if the difference exceeds its error."""
     results = []
     for seed, gap in enumerate(gaps):
         behind = None if gap is None else gap - 0.021

@@ -1,4 +1,4 @@
-"""What a trial's events and samples say."""
+"""Tests of the figures that are computed from a trial's events and samples."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def sample(at_s: float, tx: tuple[int, int], cpu_s: float) -> Sample:
 
 
 def observed() -> Observed:
-    """Called at 100, begins at 110, ends at 130 after 20 steps of each of two workers."""
+    """Return a trial launched at 100 s that began at 110 s and ended at 130 s."""
     return Observed(
         events=[
             event("began", 110.0),
@@ -59,6 +59,7 @@ def observed() -> Observed:
 
 
 def test_held_is_three_in_a_row() -> None:
+    """An accuracy is held from the first of three consecutive values that reach it."""
     assert first_held([0.5, 0.97, 0.96, 0.97, 0.98, 0.99, 0.2], 0.97) == 3
     assert first_held([0.97, 0.97], 0.97) is None
     assert first_held([0.97, 0.97, 0.9, 0.97, 0.97], 0.97) is None
@@ -83,6 +84,7 @@ def test_figures_of_a_trial() -> None:
 
 
 def test_one_that_is_cut_off_at_the_limit_was_never_there() -> None:
+    """A trial that was stopped at its limit before it held the accuracy has no time to it."""
     cut = observed()
     cut.events[2] = event("stopped", 231.0)
     del cut.events[6:]
@@ -90,10 +92,11 @@ def test_one_that_is_cut_off_at_the_limit_was_never_there() -> None:
     assert found["seconds_to"] is None
     assert found["bytes_to"] is None
     assert found["ended"] == "limit"
-    assert found["steps"] == 6.0  # as far as was seen
+    assert found["steps"] == 6.0  # up to the last evaluation
 
 
 def test_one_that_failed_says_why() -> None:
+    """A failed trial's error is in its figures."""
     failed = observed()
     failed.events[2] = event("ended", 130.0, minibatches=0, error="TrainingError: none")
     assert figures(TRIAL, failed)["ended"] == "TrainingError: none"
@@ -108,12 +111,14 @@ def test_one_that_took_no_step_has_no_pace() -> None:
 
 
 def test_one_that_never_began_shows_the_log() -> None:
+    """A trial that never began has its log in its figures."""
     found = figures(TRIAL, Observed(log="no such module"))
     assert (found["seconds_to"], found["ended"]) == (None, "it did not begin")
     assert found["log"] == "no such module"
 
 
 def test_counters_between_two_samples_lie_on_a_line() -> None:
+    """Counters are interpolated linearly between samples."""
     samples = observed().samples
     assert used(samples, 105.0, 120.0).tx == (2500, 1000)
     assert used(samples, 0.0, 1000.0).tx == (9000, 9000)
@@ -122,6 +127,7 @@ def test_counters_between_two_samples_lie_on_a_line() -> None:
 
 @pytest.mark.parametrize("points", [0, 1, 59, 60, 61, 1000])
 def test_a_curve_keeps_its_end(points: int) -> None:
+    """A thinned curve has at most 60 points, and the last point."""
     curve = [(float(i), 0.5, 2.0 * i) for i in range(points)]
     kept = thinned(curve)
     assert len(kept) <= 60
@@ -129,6 +135,7 @@ def test_a_curve_keeps_its_end(points: int) -> None:
 
 
 def test_a_rate_that_learns_sooner_scores_higher() -> None:
+    """A learning rate whose accuracy rises sooner has a higher score."""
     total = TRIAL.steps * TRIAL.workers
 
     def scored(*points: tuple[float, float]) -> float:
@@ -140,5 +147,5 @@ def test_a_rate_that_learns_sooner_scores_higher() -> None:
     soon, late = scored((0.5, 0.9), (1.0, 0.9)), scored((0.5, 0.1), (1.0, 0.9))
     assert soon == pytest.approx(0.675, abs=0.01)
     assert late < soon
-    assert scored((0.5, 0.9)) == pytest.approx(0.225, abs=0.01)  # it broke off
+    assert scored((0.5, 0.9)) == pytest.approx(0.225, abs=0.01)  # ended early
     assert score(TRIAL, []) == 0.0

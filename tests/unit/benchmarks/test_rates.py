@@ -1,4 +1,4 @@
-"""Rates of links, and the token buckets that keep them."""
+"""Tests of links' rates and of the token buckets that limit them."""
 
 from __future__ import annotations
 
@@ -36,22 +36,25 @@ def test_what_is_no_rate_is_refused_by_name(text: str) -> None:
 @pytest.mark.parametrize(
     ("bits", "burst", "latency"),
     [
-        (10**9, "500000b", "50ms"),  # what leaves in a tick of 4 ms
+        (10**9, "500000b", "50ms"),  # the bytes of a tick of 4 ms
         (10**8, "50000b", "50ms"),
         (10**7, "32768b", "210ms"),  # a queue of 256 KiB
-        (10**6, "32768b", "400ms"),  # no deeper than that
+        (10**6, "32768b", "400ms"),  # at most this latency
     ],
 )
 def test_a_bucket_is_as_deep_as_its_link_needs(bits: int, burst: str, latency: str) -> None:
+    """The bucket's burst and queue depend on the rate, within limits."""
     assert bucket(bits) == ["tbf", "rate", f"{bits}bit", "burst", burst, "latency", latency]
 
 
 def test_a_link_that_narrows() -> None:
+    """A text such as "1mbit@2.5:3" gives the rate, the seconds and optionally the host."""
     assert Narrowing.parse("10mbit@20") == Narrowing("10mbit", 20.0, None)
     assert Narrowing.parse("1mbit@2.5:3") == Narrowing("1mbit", 2.5, 3)
 
 
 @pytest.mark.parametrize("text", ["10mbit", "10mbit@", "10mbit@soon", "10mbit@20:x", "fast@20"])
 def test_a_narrowing_that_is_none(text: str) -> None:
+    """A text that is not RATE@SECONDS[:HOST] is refused."""
     with pytest.raises(ValueError, match="write"):
         Narrowing.parse(text)

@@ -1,4 +1,4 @@
-"""benchmarks.rounds: what it makes of the times that its probes noted."""
+"""Tests of ``benchmarks.rounds``: the figures that it computes from its probes' times."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from benchmarks.rounds import WARM_STEPS, Probes, SilentModel, figures, percenti
 
 
 def noted(**fields: Any) -> dict[str, Any]:
+    """Return a probe's record with these fields."""
     return vars(Probes()) | fields
 
 
 def test_times_count_from_the_publication() -> None:
-    """Two workers; the first one's commit 41 is the first that counts."""
+    """With two workers, the first worker's commit 41 is the first after the warm-up."""
     late = 2 * WARM_STEPS + 1
     master = noted(
         numbered_s={"1": 0.5, str(late): 10.002}, cpu_s={"thread": 0.004, "protocol": 0.002}
@@ -40,6 +41,8 @@ def test_without_values_there_is_no_percentile() -> None:
 
 
 def test_a_method_that_is_watched_twice_is_counted_once() -> None:
+    """If a method is watched twice, only the second watcher is called, once per call."""
+
     class Kind:
         calls = 0
 
@@ -56,6 +59,7 @@ def test_a_method_that_is_watched_twice_is_counted_once() -> None:
 
 
 def test_a_silent_step_changes_the_next_hundredth(tmp_path: Any) -> None:
+    """Each step of a silent model changes the next hundredth of the parameters."""
     model = SilentModel(200, str(tmp_path))
     params = model.initial()
     model.bind(params)

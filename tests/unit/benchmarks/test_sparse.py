@@ -1,4 +1,4 @@
-"""SparseLoCo's message: what goes, how much of it, and in how many bytes."""
+"""Tests of SparseLoCo's messages: which values are sent, and in how many bytes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def decoded(message: np.ndarray, n_params: int, keep: int) -> np.ndarray:
 
 
 def by_definition(values: np.ndarray, keep: int) -> np.ndarray:
-    """The largest of each chunk, as the mean magnitude of the lower or the upper half of them."""
+    """Return the largest of each chunk, rounded to the mean of their smaller or larger half."""
     out = np.zeros_like(values)
     for first in range(0, len(values), CHUNK):
         chunk = values[first : first + CHUNK]
@@ -31,6 +31,7 @@ def by_definition(values: np.ndarray, keep: int) -> np.ndarray:
 @pytest.mark.parametrize("n_params", [CHUNK, 3 * CHUNK, 3 * CHUNK - 1000])
 @pytest.mark.parametrize("keep", [8, 64])
 def test_the_largest_of_each_chunk_arrive_in_two_levels(n_params: int, keep: int) -> None:
+    """The largest values of each chunk are sent with a sign and one of two magnitudes."""
     values = np.random.default_rng(n_params + keep).normal(size=n_params).astype(np.float32)
     message = encode(values, keep)
     assert message.dtype == np.uint8
@@ -41,6 +42,7 @@ def test_the_largest_of_each_chunk_arrive_in_two_levels(n_params: int, keep: int
 
 
 def test_two_bits_a_value_and_twelve_a_position() -> None:
+    """A kept value takes 2 bits and its position 12; each chunk has two magnitudes."""
     assert message_bytes(100 * CHUNK, 64) == 100 * (2 * 4 + 64 * (12 + 2) // 8)
 
 
@@ -51,13 +53,14 @@ def test_all_zeros_and_all_alike() -> None:
 
 
 def test_a_last_chunk_of_fewer_entries_than_are_kept() -> None:
+    """A last chunk with fewer entries than are kept per chunk is sent whole."""
     values = np.full(CHUNK + 3, 1.0, np.float32)
     arrived = decoded(encode(values, 8), CHUNK + 3, 8)
     assert (arrived[CHUNK:] > 0).all()
 
 
 def test_what_is_fed_back_arrives_later() -> None:
-    """The error decays as more messages of the same vector are sent."""
+    """With error feedback, the mean of many messages of one vector approaches the vector."""
     values = np.random.default_rng(5).normal(size=CHUNK).astype(np.float32)
     unsent, arrived = np.zeros_like(values), np.zeros_like(values)
     for _ in range(400):

@@ -1,4 +1,4 @@
-"""How often a checkpoint is due."""
+"""Tests of the option checkpoint_every: how it is parsed, and when a checkpoint is due."""
 
 from __future__ import annotations
 
@@ -39,11 +39,13 @@ def test_what_people_write_is_understood(text: str, every: CheckpointInterval) -
      "5 MIN", "1e3 s", "٥ min", 300, None],
 )  # fmt: skip
 def test_what_is_no_cadence_is_refused_with_examples(text: Any) -> None:
+    """Any other text or type raises ``UsageError`` with examples."""
     with pytest.raises(UsageError, match=r"checkpoint_every is .*: give a number .*'500 updates'"):
         parse_checkpoint_every(text)
 
 
 def test_by_the_clock_so_much_lies_between_two() -> None:
+    """With an interval of time, a checkpoint is due that long after the last one was written."""
     cadence = CheckpointSchedule(parse_checkpoint_every("10 s"), now_s=100.0)
     assert not cadence.is_due(109.9, 9, 99)
     assert cadence.is_due(110.0, 0, 0)
@@ -54,6 +56,7 @@ def test_by_the_clock_so_much_lies_between_two() -> None:
 
 
 def test_by_updates_so_many_lie_between_two() -> None:
+    """With an interval of updates, a checkpoint is due that many updates after the last one."""
     cadence = CheckpointSchedule(parse_checkpoint_every("500 updates"), now_s=0.0, updates=1200)
     assert not cadence.is_due(1e6, 9, 1699)
     assert cadence.is_due(0.0, 0, 1700)
@@ -62,8 +65,9 @@ def test_by_updates_so_many_lie_between_two() -> None:
 
 
 def test_epochs_are_those_that_the_number_divides_also_after_a_late_one() -> None:
+    """With an interval of epochs, multiples of it are due, also after one that was late."""
     cadence = CheckpointSchedule(parse_checkpoint_every("2 epochs"), now_s=0.0, epochs=1)
     assert cadence.is_due(0.0, 2, 0)
-    cadence.mark_written(0.0, 3, 0)  # the one before was still being written
+    cadence.mark_written(0.0, 3, 0)  # late: the previous checkpoint was still being written
     assert cadence.is_due(0.0, 4, 0)
     assert not cadence.is_due(1e6, 3, 10**6)

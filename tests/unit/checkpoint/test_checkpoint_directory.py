@@ -1,4 +1,4 @@
-"""A checkpoint directory on two kinds of file systems: numbers, what stays, and what is newest."""
+"""Tests of checkpoint directories, local and remote: numbers, which files stay, and the newest."""
 
 from __future__ import annotations
 
@@ -28,11 +28,13 @@ def numbered(number: int) -> Checkpoint:
 
 
 def silent(text: str) -> None:
+    """Fail the test, because no message was expected."""
     raise AssertionError(f"nothing was to be said: {text}")
 
 
 @pytest.fixture(params=["local", "memory"])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """Return a new directory's URL, in a local and in an in-memory file system."""
     return str(tmp_path / "a" / "b") if request.param == "local" else f"memory://{next(FRESH)}/b"
 
 
@@ -42,6 +44,7 @@ def names(url: str) -> list[str]:
 
 
 def change(path: str, how: Callable[[bytes], bytes]) -> None:
+    """Replace a file's content by a function of it."""
     with fsspec.open(path, "rb") as file:
         content = file.read()
     with fsspec.open(path, "wb") as file:
@@ -49,6 +52,7 @@ def change(path: str, how: Callable[[bytes], bytes]) -> None:
 
 
 def test_names_sort_in_the_order_of_writing_also_after_a_restart(url: str) -> None:
+    """Names sort in the order of writing, which a new program continues."""
     directory = CheckpointDirectory(url, 9)
     assert directory.read_newest(silent) is None
     paths = [directory.write(numbered(number)) for number in range(9)]
@@ -65,6 +69,7 @@ def test_names_sort_in_the_order_of_writing_also_after_a_restart(url: str) -> No
 
 
 def test_numbers_beyond_six_digits_are_newer(url: str) -> None:
+    """A checkpoint with a number of seven digits is newer than one with six."""
     directory = CheckpointDirectory(url, 9)
     first = directory.write(numbered(0))
     files, _ = fsspec.core.url_to_fs(url)
@@ -78,6 +83,7 @@ def test_numbers_beyond_six_digits_are_newer(url: str) -> None:
 
 @pytest.mark.parametrize("keep_last", [1, 3])
 def test_so_many_whole_ones_stay(url: str, keep_last: int) -> None:
+    """After each removal the newest ``keep_last`` checkpoints are left."""
     for number in range(6):
         directory = CheckpointDirectory(url, keep_last)  # a restart each time
         directory.write(numbered(number))
@@ -87,6 +93,7 @@ def test_so_many_whole_ones_stay(url: str, keep_last: int) -> None:
 
 
 def test_what_is_not_ours_stays(url: str) -> None:
+    """Files with other names are not read or removed."""
     files, path = fsspec.core.url_to_fs(url)
     files.makedirs(path)
     others = ["checkpoint-1.npz", "checkpoint-000001.npz.json", "notes.txt", ".other.tmp"]
@@ -110,6 +117,7 @@ def test_what_is_not_ours_stays(url: str) -> None:
     ],
 )
 def test_a_damaged_newest_falls_back_and_says_so(url: str, harm: Callable[[bytes], bytes]) -> None:
+    """If the newest checkpoints are damaged, the newest intact one is read and each is reported."""
     directory = CheckpointDirectory(url, 2)
     paths = [directory.write(numbered(number)) for number in range(3)]
     for path in paths[1:]:
@@ -124,11 +132,12 @@ def test_a_damaged_newest_falls_back_and_says_so(url: str, harm: Callable[[bytes
 
 
 def test_damaged_ones_stay_and_count_for_nothing_but_their_numbers(url: str) -> None:
+    """Damaged checkpoints are not removed and do not count for ``keep_last``."""
     directory = CheckpointDirectory(url, 2)
     paths = [directory.write(numbered(number)) for number in range(3)]
     change(paths[1], lambda content: content[:-1])
     directory = CheckpointDirectory(url, 2)
-    assert directory.read_newest(silent) is not None  # the damaged one is older, nobody has read it
+    assert directory.read_newest(silent) is not None  # the damaged one is older, so it was not read
     for number in range(3, 7):
         directory.write(numbered(number))
         directory.remove_old()
@@ -143,6 +152,7 @@ def test_the_number_of_a_damaged_newest_is_not_used_again(url: str) -> None:
 
 
 def test_where_all_are_damaged_there_is_none(url: str) -> None:
+    """If all checkpoints are damaged, ``read_newest`` returns None."""
     directory = CheckpointDirectory(url)
     change(directory.write(numbered(0)), lambda content: b"")
     said: list[str] = []
@@ -151,6 +161,7 @@ def test_where_all_are_damaged_there_is_none(url: str) -> None:
 
 
 def test_a_newer_format_is_not_passed_over(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A newest checkpoint of a newer format raises an error; older ones are not used."""
     directory = CheckpointDirectory(url)
     directory.write(numbered(0))
     with monkeypatch.context() as newer:
@@ -161,6 +172,7 @@ def test_a_newer_format_is_not_passed_over(url: str, monkeypatch: pytest.MonkeyP
 
 
 def test_two_writers_of_a_local_directory_lose_nothing(tmp_path: Path) -> None:
+    """Two writers in one local directory never overwrite each other's checkpoints."""
     written: list[tuple[str, int]] = []
 
     def write(first: int) -> None:
@@ -179,6 +191,7 @@ def test_two_writers_of_a_local_directory_lose_nothing(tmp_path: Path) -> None:
 
 
 def test_a_dead_writers_file_goes_and_a_living_ones_stays(tmp_path: Path) -> None:
+    """The unfinished file of a dead writer is removed, that of a running writer is not."""
     dead = tmp_path / temporary_name("checkpoint-000001.npz")
     dead.write_bytes(b"half")
     begun, go_on = threading.Event(), threading.Event()
@@ -202,7 +215,7 @@ def test_a_dead_writers_file_goes_and_a_living_ones_stays(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("prefix", ["", "file:", "file://"])
 def test_a_local_name_is_taken_literally(prefix: str, tmp_path: Path) -> None:
-    """Before, fits with run::lr=0.1 and run::lr=0.01 resumed one another's checkpoints in run."""
+    """A local name may contain characters of fsspec's URLs; before, it was cut at ``::``."""
     for name in ("run::lr=0.1", "run#1?%20"):
         directory = CheckpointDirectory(f"{prefix}{tmp_path}/{name}")
         directory.write(numbered(0))
@@ -219,7 +232,7 @@ def test_a_url_that_fsspec_would_cut_is_refused() -> None:
 def test_what_another_users_dead_writer_left_is_no_obstacle(
     refused: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also if the next file would have its name; a folder like /tmp refuses only the removal."""
+    """Another user's unfinished file may be unreadable, and may have the next checkpoint's name."""
     left = tmp_path / temporary_name("checkpoint-000001.npz")
     left.write_bytes(b"half")
     calls: dict[str, Any] = {"open": os.open, "unlink": os.unlink}
@@ -237,6 +250,7 @@ def test_what_another_users_dead_writer_left_is_no_obstacle(
 
 
 def test_what_a_dead_writer_left_elsewhere_goes_with_the_next_write() -> None:
+    """In a remote file system, the next write removes a dead writer's unfinished file."""
     url = f"memory://{next(FRESH)}"
     files, path = fsspec.core.url_to_fs(url)
     files.pipe_file(f"{path}/{temporary_name('checkpoint-000001.npz.ab')}", b"half")
@@ -247,6 +261,7 @@ def test_what_a_dead_writer_left_elsewhere_goes_with_the_next_write() -> None:
 def test_what_another_users_dead_writer_left_elsewhere_is_no_obstacle(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """In a remote file system, an unfinished file that cannot be removed prevents no write."""
     url = f"memory://{next(FRESH)}"
     files, path = fsspec.core.url_to_fs(url)
     left = temporary_name("checkpoint-000001.npz.ab")
@@ -278,6 +293,7 @@ def test_a_write_that_fails_leaves_nothing(url: str) -> None:
 
 
 def test_a_store_gets_no_object_from_a_write_that_fails() -> None:
+    """After a failed write, the upload to an object store is discarded and not closed."""
     discarded: list[str] = []
 
     class Upload:
@@ -305,6 +321,7 @@ def test_a_store_gets_no_object_from_a_write_that_fails() -> None:
 
 
 def test_one_file_by_its_name_and_the_newest_of_a_directory(url: str) -> None:
+    """A checkpoint is opened by its file, or by its directory, which gives the newest."""
     directory = CheckpointDirectory(url)
     first, second = directory.write(numbered(1)), directory.write(numbered(2))
     for path, want in ((first, 1), (second, 2), (url, 2), (url + "/", 2)):
@@ -319,6 +336,7 @@ def test_one_file_by_its_name_and_the_newest_of_a_directory(url: str) -> None:
 def test_paths_are_taken_from_where_the_program_stands(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Relative paths are resolved in the current directory when they are given."""
     monkeypatch.chdir(tmp_path)
     path = CheckpointDirectory("here").write(numbered(1))
     assert path == str(tmp_path / "here" / "checkpoint-000001.npz")
@@ -328,6 +346,7 @@ def test_paths_are_taken_from_where_the_program_stands(
 
 
 def test_where_there_is_no_checkpoint_the_call_is_wrong(tmp_path: Path) -> None:
+    """A directory without checkpoints and a missing file raise ``UsageError``."""
     with pytest.raises(UsageError, match=r"contains no checkpoint: name a checkpoint file"):
         open_checkpoint(tmp_path, silent)
     for missing in (tmp_path / "x.npz", "memory://nothing/x.npz"):
@@ -346,6 +365,7 @@ def test_where_there_is_no_checkpoint_the_call_is_wrong(tmp_path: Path) -> None:
 def test_a_directory_of_no_known_file_system_is_refused(
     url: str, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A URL without a known or installed file system raises ``UsageError``."""
     monkeypatch.setitem(sys.modules, "gcsfs", None)
     with pytest.raises(UsageError, match=words):
         CheckpointDirectory(url)
@@ -357,11 +377,13 @@ def test_nothing_to_keep_is_refused() -> None:
 
 
 def test_the_check_makes_the_directory_and_leaves_nothing(url: str) -> None:
+    """``check`` creates the directory and leaves no file in it."""
     CheckpointDirectory(url).check()
     assert names(url) == []
 
 
 def test_a_directory_that_is_a_file_is_found_before_any_work(tmp_path: Path) -> None:
+    """``check`` raises ``SetupError`` if the directory is a file, or is inside a file."""
     (tmp_path / "x").write_text("a file")
     for path in (tmp_path / "x", tmp_path / "x" / "y"):
         with pytest.raises(SetupError, match=r"checkpoint directory '.*' cannot be written \("):
@@ -371,6 +393,7 @@ def test_a_directory_that_is_a_file_is_found_before_any_work(tmp_path: Path) -> 
 
 
 def test_a_name_that_is_taken_is_not_written_over(url: str) -> None:
+    """Writing a file with an existing name raises ``FileExistsError``."""
     folder = open_folder(url)
     folder.create()
     folder.put("x", lambda file: file.write(b"first"))
@@ -385,6 +408,7 @@ def test_a_name_that_is_taken_is_not_written_over(url: str) -> None:
 def test_what_is_named_like_a_checkpoint_and_no_file_is_passed_over(
     tmp_path: Path, make: Callable[[Path], None]
 ) -> None:
+    """A pipe or directory with a checkpoint's name is skipped and reported as damaged."""
     directory = CheckpointDirectory(tmp_path)
     path = directory.write(numbered(1))
     make(tmp_path / "checkpoint-000009.npz")
@@ -399,6 +423,7 @@ def test_what_is_named_like_a_checkpoint_and_no_file_is_passed_over(
 
 
 def test_a_planted_link_among_unfinished_files_is_left_alone(tmp_path: Path) -> None:
+    """A link with an unfinished file's name is neither followed nor removed."""
     (tmp_path / "victim").write_text("precious")
     planted = tmp_path / temporary_name("checkpoint-000005.npz")
     planted.symlink_to(tmp_path / "victim")

@@ -1,4 +1,4 @@
-"""A checkpoint file is read as it was written, or not at all."""
+"""Tests of checkpoint files: what is read equals what was written, and damage raises an error."""
 
 from __future__ import annotations
 
@@ -47,11 +47,12 @@ def read(content: bytes) -> Checkpoint:
 
 
 def resealed(content: bytes) -> bytes:
-    """The content with the digest that a forger would give it."""
+    """Return the content with the correct digest for it, as a forger could compute it."""
     return content[:-DIGEST_CHARS] + hashlib.sha256(content[:-DIGEST_CHARS]).hexdigest().encode()
 
 
 def test_arrays_that_are_larger_than_a_chunk_come_back() -> None:
+    """Arrays larger than a chunk, and views of them, are read as written."""
     numbers = np.arange(CHUNK_BYTES // 2 + 7, dtype=np.int64)
     found = read(packed(Checkpoint({}, {"a": numbers, "b": numbers[::-3]})))
     np.testing.assert_array_equal(found.arrays["a"], numbers)
@@ -77,6 +78,7 @@ def test_arrays_that_are_larger_than_a_chunk_come_back() -> None:
 def test_every_array_comes_back_here_and_in_plain_numpy(
     arrays: dict[str, NDArray[Any]], lying: str
 ) -> None:
+    """Arrays of any type and memory layout are read as written, by us and by ``np.load``."""
     views = {"as it is": np.asarray, "turned": np.transpose, "every second": lambda a: a[..., ::2]}
     given = {name: views[lying](array) if array.ndim else array for name, array in arrays.items()}
     content = packed(Checkpoint({"name": "ä"}, given))
@@ -96,6 +98,7 @@ def test_equal_checkpoints_are_equal_files() -> None:
 
 
 def test_a_file_that_is_cut_at_any_byte_is_recognised() -> None:
+    """A file that was cut at any byte raises ``CheckpointDamaged``."""
     content = packed(SMALL)
     for size in range(len(content)):
         with pytest.raises(CheckpointDamaged, match=r"^x.npz is damaged: its end is missing"):
@@ -103,6 +106,7 @@ def test_a_file_that_is_cut_at_any_byte_is_recognised() -> None:
 
 
 def test_a_byte_more_is_recognised() -> None:
+    """An additional byte at the end raises ``CheckpointDamaged``."""
     with pytest.raises(CheckpointDamaged):
         read(packed(SMALL) + b"\0")
 
@@ -120,15 +124,17 @@ def test_flipped_bits_are_recognised(flipped: set[int]) -> None:
 
 @given(st.data())
 def test_bytes_with_a_forged_digest_are_a_checkpoint_or_damaged(data: st.DataObject) -> None:
+    """Changed bytes under a correct digest give a checkpoint or a known error, nothing else."""
     content = bytearray(packed(SMALL))
     for _ in range(data.draw(st.integers(1, 4))):
         at = data.draw(st.integers(0, len(content) - len(DIGEST_MARK) - DIGEST_CHARS - 1))
         content[at] = data.draw(st.integers(0, 255))
-    with contextlib.suppress(CheckpointDamaged, UsageError):  # of a newer format, by a flip in it
+    with contextlib.suppress(CheckpointDamaged, UsageError):  # UsageError: another format number
         assert isinstance(read(resealed(bytes(content))), Checkpoint)
 
 
 def npy(dtype: str, shape: str) -> bytes:
+    """Return the header of an npy file with this type and shape."""
     header = f"{{'descr': '{dtype}', 'fortran_order': False, 'shape': {shape}, }}"
     return b"\x93NUMPY\x01\x00v\x00" + header.ljust(117).encode() + b"\n"
 
@@ -147,6 +153,7 @@ def npy(dtype: str, shape: str) -> bytes:
     ],
 )
 def test_what_somebody_else_has_made_is_damaged(name: str, content: bytes) -> None:
+    """A foreign zip file with a correct digest raises ``CheckpointDamaged``."""
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w") as npz:
         npz.writestr(name, content)
@@ -159,6 +166,7 @@ def test_what_somebody_else_has_made_is_damaged(name: str, content: bytes) -> No
 
 
 def test_a_packed_member_of_great_length_is_not_unpacked() -> None:
+    """A compressed array is refused without decompression."""
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as npz:
         about = {"format": 1, "sparkstrom": "0.1.0", "description": {}}
@@ -171,6 +179,7 @@ def test_a_packed_member_of_great_length_is_not_unpacked() -> None:
 
 
 def test_a_newer_format_is_refused_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A checkpoint of a newer format raises ``UsageError`` with both versions."""
     with monkeypatch.context() as newer:
         newer.setattr(checkpoint_file, "FORMAT", 2)
         newer.setattr(checkpoint_file, "__version__", "9.1")
@@ -181,6 +190,7 @@ def test_a_newer_format_is_refused_in_words(monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.parametrize("turned", [False, True])
 def test_writing_and_reading_hold_a_chunk_beside_the_arrays(tmp_path: Path, turned: bool) -> None:
+    """In addition to the arrays, writing and reading need memory for a few chunks."""
     numbers = np.ones((40, CHUNK_BYTES // 8))
     checkpoint = Checkpoint({}, {"a": numbers[:, ::2] if turned else numbers})
     tracemalloc.start()
@@ -199,6 +209,7 @@ def test_writing_and_reading_hold_a_chunk_beside_the_arrays(tmp_path: Path, turn
 
 
 def test_an_array_of_objects_and_one_without_a_name_are_no_content() -> None:
+    """A checkpoint with an array of objects or an empty name cannot be created."""
     with pytest.raises(AssertionError, match="array a is of object"):
         Checkpoint({}, {"a": np.array([None])})
     with pytest.raises(AssertionError, match="without a name"):

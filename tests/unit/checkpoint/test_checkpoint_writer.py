@@ -1,4 +1,4 @@
-"""The checkpoint writer: nothing waits for it, and no store can end a training."""
+"""Tests of the checkpoint writer: training doesn't wait for it, and failed writes do not end it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def numbered(number: int) -> Checkpoint:
 
 
 class Store:
-    """A directory whose writes fail, or wait, as the test says."""
+    """A checkpoint directory whose writes fail or wait on demand."""
 
     def __init__(self, path: Path) -> None:
         self.real, self.url = CheckpointDirectory(path, 2), str(path)
@@ -49,7 +49,7 @@ READ_ONLY = OSError(errno.EROFS, os.strerror(errno.EROFS))
 
 
 class Bench:
-    """A writer, its store, and what it says."""
+    """A checkpoint writer with its store and the messages that it reports."""
 
     def __init__(self, path: Path) -> None:
         self.store: Any = Store(path)
@@ -63,6 +63,7 @@ class Bench:
 
 @pytest.fixture
 def bench(tmp_path: Path) -> Iterator[Bench]:
+    """Create a writer; at the end, check that its thread ends."""
     bench = Bench(tmp_path)
     yield bench
     bench.store.goes_on.set()
@@ -72,6 +73,7 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
 
 
 def test_what_is_offered_is_written_and_told(bench: Bench) -> None:
+    """Each offered checkpoint is written and listed, and old ones are removed."""
     for number in range(3):
         bench.write(number)
     bench.writer.close(numbered(3))
@@ -84,6 +86,7 @@ def test_what_is_offered_is_written_and_told(bench: Bench) -> None:
 
 
 def test_it_is_busy_while_it_writes_and_the_caller_is_not(bench: Bench) -> None:
+    """The checkpoint is made and written in the writer's thread, which is busy in that time."""
     assert not bench.writer.busy
     bench.store.goes_on.clear()
     makers: list[str] = []
@@ -101,6 +104,7 @@ def test_it_is_busy_while_it_writes_and_the_caller_is_not(bench: Bench) -> None:
 
 
 def test_a_failure_is_told_once_and_its_end_too(bench: Bench) -> None:
+    """A series of failures is reported once, and so is the next success."""
     bench.store.error = FULL
     for number in range(3):
         bench.write(number)
@@ -121,6 +125,7 @@ def test_a_failure_is_told_once_and_its_end_too(bench: Bench) -> None:
 
 
 def test_after_a_success_another_reason_is_told_and_the_same_one_is_not(bench: Bench) -> None:
+    """A reason that recurs after a success is not reported again, but another reason is."""
     for error in (FULL, None, FULL, None, READ_ONLY, FULL):
         bench.store.error = error
         bench.write(0)
@@ -130,6 +135,7 @@ def test_after_a_success_another_reason_is_told_and_the_same_one_is_not(bench: B
 
 
 def test_stores_words_that_change_are_one_reason(bench: Bench) -> None:
+    """Errors that differ only in their text count as one reason."""
     for number in range(3):
         bench.store.error = RuntimeError(f"request {number} refused\nwith a long story")
         bench.write(number)
@@ -140,6 +146,7 @@ def test_stores_words_that_change_are_one_reason(bench: Bench) -> None:
 
 
 def test_what_is_not_saved_at_the_end_is_said(bench: Bench) -> None:
+    """If the last write fails, the reason names the checkpoint after which changes are lost."""
     bench.write(1)
     bench.store.error = READ_ONLY
     bench.writer.close(numbered(2))
@@ -150,6 +157,7 @@ def test_what_is_not_saved_at_the_end_is_said(bench: Bench) -> None:
 
 
 def test_a_failure_before_the_last_one_is_made_up_for(bench: Bench) -> None:
+    """An earlier failure is of no consequence if the last write succeeds."""
     bench.store.error = FULL
     bench.write(1)
     bench.store.error = None
@@ -160,6 +168,7 @@ def test_a_failure_before_the_last_one_is_made_up_for(bench: Bench) -> None:
 
 @pytest.mark.parametrize("is_under_way", [False, True])
 def test_a_store_that_hangs_holds_the_end_up_for_a_while(bench: Bench, is_under_way: bool) -> None:
+    """``close`` waits for a store that hangs only until its timeout."""
     bench.store.goes_on.clear()
     if is_under_way:
         bench.writer.offer(lambda: numbered(1), "update 1")
@@ -172,6 +181,7 @@ def test_a_store_that_hangs_holds_the_end_up_for_a_while(bench: Bench, is_under_
 
 
 def test_old_ones_that_cannot_be_removed_are_no_failure_to_save(bench: Bench) -> None:
+    """A failure to remove old checkpoints is a warning; the new ones count as saved."""
     bench.store.removing_error = PermissionError(errno.EACCES, os.strerror(errno.EACCES))
     for number in range(4):
         bench.write(number)
@@ -182,6 +192,8 @@ def test_old_ones_that_cannot_be_removed_are_no_failure_to_save(bench: Bench) ->
 
 
 def test_a_checkpoint_that_cannot_be_made_is_not_saved(bench: Bench) -> None:
+    """A checkpoint whose creation raises an error counts as not saved."""
+
     def make() -> Checkpoint:
         raise ValueError("no parameters yet")
 
@@ -194,6 +206,7 @@ def test_a_checkpoint_that_cannot_be_made_is_not_saved(bench: Bench) -> None:
 
 
 def test_one_at_a_time_and_none_after_the_end(bench: Bench) -> None:
+    """A second offer while one is written, or an offer after ``close``, is a bug."""
     bench.store.goes_on.clear()
     bench.writer.offer(lambda: numbered(1), "update 1")
     with pytest.raises(AssertionError, match="one checkpoint at a time"):

@@ -1,4 +1,4 @@
-"""Models on disk: they come back, and neither a failing write nor a wrong file does harm."""
+"""Tests of saved models: they load as saved, and failed writes and wrong files do no harm."""
 
 from __future__ import annotations
 
@@ -47,6 +47,7 @@ def test_it_has_the_name_it_was_given(tmp_path: Path) -> None:
 def test_a_failing_write_leaves_the_former_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: int
 ) -> None:
+    """If writing either file fails, the previously saved model can still be loaded."""
     save(tmp_path / "model.npz", 1.0, epochs=1)
     calls = 0
 
@@ -65,6 +66,7 @@ def test_a_failing_write_leaves_the_former_model(
 
 
 def test_two_files_of_different_models_are_refused(tmp_path: Path) -> None:
+    """Two files of models with different shapes are refused."""
     save(tmp_path / "one.npz")
     save(tmp_path / "other.npz", model=DenseNetwork([5, 3]))
     description_path(tmp_path / "one.npz").replace(description_path(tmp_path / "other.npz"))
@@ -73,6 +75,7 @@ def test_two_files_of_different_models_are_refused(tmp_path: Path) -> None:
 
 
 def test_what_is_no_model_is_refused(tmp_path: Path) -> None:
+    """A missing, empty, cut or foreign file is refused."""
     with pytest.raises(UsageError, match="is not a saved model"):
         load_model(tmp_path / "nothing.npz")
     save(tmp_path / "model.npz")
@@ -89,6 +92,7 @@ def test_what_is_no_model_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", ["", "[", "{}", '{"format": 99}', "[]", '{"format": 1}'])
 def test_a_description_that_is_none_is_refused(tmp_path: Path, text: str) -> None:
+    """A description that is not JSON of a known format is refused."""
     save(tmp_path / "model.npz")
     description_path(tmp_path / "model.npz").write_text(text)
     with pytest.raises(UsageError):
@@ -96,6 +100,7 @@ def test_a_description_that_is_none_is_refused(tmp_path: Path, text: str) -> Non
 
 
 def test_an_npz_of_something_else_is_refused(tmp_path: Path) -> None:
+    """An npz file without an array of parameters is refused."""
     save(tmp_path / "model.npz")
     np.savez(tmp_path / "model.npz", other=np.zeros(15, np.float32))
     with pytest.raises(UsageError, match="is not a saved model"):
@@ -110,6 +115,7 @@ def test_a_pickle_is_never_opened(tmp_path: Path) -> None:
 
 
 def test_two_files_of_different_saves_are_refused(tmp_path):
+    """Two files of different saves of one model are refused."""
     model = DenseNetwork([3, 2])
     for name in ("first", "second"):
         save_model(tmp_path / name, model.describe(), model.initial() + (name == "second"), 1)
@@ -119,7 +125,7 @@ def test_two_files_of_different_saves_are_refused(tmp_path):
 
 
 class WithBuffers(DenseNetwork):
-    """As if it had statistics."""
+    """A network with buffers, as if it had statistics."""
 
     held = b""
 
@@ -134,6 +140,7 @@ class WithBuffers(DenseNetwork):
 
 
 def test_buffers_and_what_another_library_opens_are_saved_with_it(tmp_path: Path) -> None:
+    """A save includes the model's buffers and a file for another library."""
     path = tmp_path / "model.npz"
     save_model(
         path, MODEL.describe(), MODEL.initial(), 7, buffers=b"12345", exported=(".pt", b"torch's")
@@ -145,10 +152,11 @@ def test_buffers_and_what_another_library_opens_are_saved_with_it(tmp_path: Path
     assert model is given
     assert given.held == b"12345"
     np.testing.assert_array_equal(parameters, MODEL.initial())
-    load_model(path)  # a model without buffers leaves them
+    load_model(path)  # without a given model, the buffers are ignored
 
 
 def test_changed_buffers_are_refused(tmp_path: Path) -> None:
+    """Buffers that do not match the description's hash are refused."""
     path = tmp_path / "model.npz"
     save_model(path, MODEL.describe(), MODEL.initial(), 7, buffers=b"12345")
     with path.open("wb") as file:
@@ -158,7 +166,7 @@ def test_changed_buffers_are_refused(tmp_path: Path) -> None:
 
 
 class Named(DenseNetwork):
-    """Says its parameters' names, as models do whose code is not saved."""
+    """A network whose description has parameter names, like models whose code is not saved."""
 
     names: tuple[str, ...] = ("a", "b")
 
@@ -174,6 +182,7 @@ class Named(DenseNetwork):
     ],
 )
 def test_a_model_of_other_code_is_refused(tmp_path: Path, names: tuple[str, ...], why: str) -> None:
+    """A model whose parameter names differ from the saved ones is refused."""
     path, given = tmp_path / "model.npz", Named([4, 3])
     save(path, model=given)
     load_model(path, given)
@@ -203,7 +212,7 @@ def test_a_model_of_another_kind_is_refused(tmp_path: Path) -> None:
 def test_a_model_that_computes_something_else_is_refused(
     tmp_path: Path, options: dict[str, Any], why: str
 ) -> None:
-    """Its arrays have the same names and shapes."""
+    """The models' parameters have equal names and shapes, but compute different functions."""
     path = tmp_path / "model.npz"
     save(path, model=DenseNetwork([4, 3]))
     with pytest.raises(UsageError, match=why):
@@ -212,6 +221,7 @@ def test_a_model_that_computes_something_else_is_refused(
 
 
 def test_what_an_earlier_version_did_not_save_is_not_compared() -> None:
+    """Keys that are missing in an older description are not compared."""
     current = DenseNetwork([4, 3]).describe()
     saved = {key: current[key] for key in ("kind", "parameters")}
     assert check_same_model(current, saved, "f") is None
@@ -228,7 +238,7 @@ NORMALIZER = {"name": "min_max", "minimum": [0.0], "maximum": [1.0]}
 def test_a_normalizer_is_compared_also_if_one_model_has_none(
     kinds: tuple[str, str], own: dict[str, Any], saved: dict[str, Any]
 ) -> None:
-    """A description without this key is that of a model without a normalizer."""
+    """A description without the key is of a model without a normalizer."""
     current, other = own | {"kind": kinds[0]}, saved | {"kind": kinds[1]}
     if own == saved:
         assert check_same_model(current, other, "f") is None
@@ -247,6 +257,8 @@ def test_tuples_of_a_description_are_lists_in_a_file() -> None:
 def test_a_difference_is_logged_once_when_a_model_is_loaded(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """Loading a model that may compute something else logs one warning."""
+
     class Module(DenseNetwork):
         text = "ReLU()"
 
@@ -315,7 +327,7 @@ def test_a_model_that_may_compute_something_else_is_a_warning(
     own: dict[str, Any],
     why: str | None,
 ) -> None:
-    """What is only about training may change, and so may what Python and Keras number."""
+    """Options of training and numbers that Python or Keras assign may differ without a warning."""
     warning = check_same_model({"kind": kind, **own}, {"kind": kind, **saved}, "f")
     assert (warning is None) == (why is None)
     assert (why or "") in (warning or "")
@@ -324,7 +336,7 @@ def test_a_model_that_may_compute_something_else_is_a_warning(
 def test_a_planted_link_is_not_written_through(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Neither under the name that temporary files had, nor under one that was foreseen."""
+    """Saving writes through no link, neither with an old temporary name nor a predicted one."""
     victim = tmp_path / "victim"
     victim.write_text("precious")
     monkeypatch.setattr("secrets.token_hex", lambda count: "foreseen")
@@ -338,6 +350,7 @@ def test_a_planted_link_is_not_written_through(
 
 @pytest.mark.parametrize("name", ["model", "model.json"])
 def test_a_named_pipe_is_refused_at_once(tmp_path: Path, name: str) -> None:
+    """A named pipe in place of either file is refused without waiting for a writer."""
     save(tmp_path / "model")
     (tmp_path / name).unlink()
     os.mkfifo(tmp_path / name)
@@ -356,6 +369,7 @@ def test_a_named_pipe_is_refused_at_once(tmp_path: Path, name: str) -> None:
     ],
 )
 def test_a_description_that_was_changed_is_refused(tmp_path: Path, before: str, after: str) -> None:
+    """A description whose content was changed is refused."""
     save(tmp_path / "model.npz", model=DenseNetwork([4, 3, 2], hidden="relu", seed=5))
     path = description_path(tmp_path / "model.npz")
     text = path.read_text()
@@ -363,5 +377,5 @@ def test_a_description_that_was_changed_is_refused(tmp_path: Path, before: str, 
     path.write_text(text.replace(before, after))
     with pytest.raises(UsageError, match=r"model\.npz\.json is damaged"):
         load_model(tmp_path / "model.npz")
-    path.write_text(json.dumps(json.loads(text)))  # the layout does not count
+    path.write_text(json.dumps(json.loads(text)))  # changed whitespace does not matter
     load_model(tmp_path / "model.npz")

@@ -1,4 +1,4 @@
-"""Waiting for a checkpoint writer, without looking at the clock."""
+"""A helper that waits for a checkpoint writer."""
 
 from __future__ import annotations
 
@@ -6,6 +6,6 @@ from sparkstrom.checkpoint.writer import CheckpointWriter
 
 
 def wait_for(writer: CheckpointWriter) -> None:
-    """Until nothing is being written."""
+    """Wait until no checkpoint is being written, at most 60 s."""
     with writer._changed:
         assert writer._changed.wait_for(lambda: writer._offered is None, 60)

@@ -1,4 +1,4 @@
-"""`sparkstrom doctor`: a wrong call is refused before anything is started."""
+"""Tests of ``sparkstrom doctor``: wrong calls, exit codes, and a machine without Java."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from sparkstrom.spark.doctor.checks import Report, create_failure, create_ok, cr
     ],
 )
 def test_misuse(capsys: pytest.CaptureFixture[str], flags: Any, words: str) -> None:
+    """A wrong flag exits with code 2 before anything starts."""
     assert main(["doctor", *flags]) == 2
     said = capsys.readouterr().err
     assert said.startswith("sparkstrom doctor: ")
@@ -40,6 +41,7 @@ def test_misuse(capsys: pytest.CaptureFixture[str], flags: Any, words: str) -> N
 def test_exit_codes(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, finding: Any, code: int
 ) -> None:
+    """The exit code is 1 if there is a failure, and 0 if there are only warnings."""
     monkeypatch.setattr(examining, "examine", lambda call, say: Report([finding]))
     assert main(["doctor", "--json"]) == code
     document = json.loads(capsys.readouterr().out)
@@ -51,6 +53,7 @@ def test_exit_codes(
 def test_a_machine_without_java_is_told_so(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Without Java, the only finding is a failure that mentions JAVA_HOME and a remedy."""
     monkeypatch.setenv("JAVA_HOME", "/nowhere")
     assert main(["doctor", "--json"]) == 1
     (found,) = json.loads(capsys.readouterr().out)["findings"]

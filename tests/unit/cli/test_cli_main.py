@@ -1,4 +1,4 @@
-"""The command: finds its sub-commands, and answers refusals with one message and code 2."""
+"""Tests of the command ``sparkstrom``: its subcommands, and errors as one message with code 2."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ def run(args: argparse.Namespace) -> int:
 
 @pytest.fixture
 def kite(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make ``fly-kite`` the only subcommand."""
     module = ModuleType("fly_kite")
     module.add_parser, module.run = add_parser, run
     monkeypatch.setattr(command, "_load_commands", lambda: {"fly-kite": module})
@@ -40,6 +41,7 @@ def test_the_exit_code_is_the_sub_commands() -> None:
 
 @pytest.mark.usefixtures("kite")
 def test_a_refusal_is_one_message_and_code_two(capsys: pytest.CaptureFixture[str]) -> None:
+    """A ``SetupError`` of a subcommand becomes one message and exit code 2."""
     assert command.main(["fly-kite", "--height", "101"]) == 2
     expected = "sparkstrom fly-kite: height 101: the string is too short; take a longer one\n"
     assert capsys.readouterr().err == expected
@@ -53,6 +55,7 @@ def test_help_names_the_sub_commands(capsys: pytest.CaptureFixture[str]) -> None
 
 
 def test_without_a_sub_command_it_is_a_wrong_call() -> None:
+    """Without a subcommand, the exit code is 2."""
     with pytest.raises(SystemExit) as left:
         command.main([])
     assert left.value.code == 2
@@ -65,7 +68,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_reader_that_has_enough_is_no_trouble() -> None:
-    """As ``| head`` closes its end: no traceback, also not of Python's last flush."""
+    """With ``| head``, for example, no traceback appears, not even from Python's last flush."""
     reads, writes = os.pipe()
     os.close(reads)
     command = [sys.executable, "-m", "sparkstrom.cli.main", "scaling", "--params", "1e6"]
@@ -79,7 +82,7 @@ def test_a_reader_that_has_enough_is_no_trouble() -> None:
 
 
 def test_a_pipe_that_breaks_elsewhere_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    """To a JVM that is gone, say: what is printed has its reader."""
+    """A broken pipe that is not our output, such as one to a JVM, raises its error."""
 
     def broken(args: argparse.Namespace) -> int:
         raise BrokenPipeError("elsewhere")

@@ -1,4 +1,4 @@
-"""`sparkstrom plan`: its flags arrive, and what is wrong is refused with one message and code 2."""
+"""Tests of ``sparkstrom plan``: each flag has an effect, and wrong calls exit with code 2."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ ASKED = ["plan", "--params", "1000000", "--workers", "8"]
 
 
 def planned(capsys: pytest.CaptureFixture[str], *flags: str) -> dict[str, Any]:
+    """Return the JSON plan of a command with these flags."""
     assert main([*ASKED, *flags, "--json"]) == 0
     found: dict[str, Any] = json.loads(capsys.readouterr().out)
     return found
@@ -59,10 +60,12 @@ AVERAGED = ("--averaging", "averaged")
 def test_every_flag_changes_the_plan_of_rounds(
     capsys: pytest.CaptureFixture[str], flags: Any
 ) -> None:
+    """With --averaging, each flag changes the plan."""
     assert planned(capsys, *flags) != planned(capsys, *AVERAGED)
 
 
 def test_rounds_for_people(capsys: pytest.CaptureFixture[str]) -> None:
+    """The readable plan of averaging does not mention gradient sharing's resources."""
     assert main([*ASKED, *AVERAGED]) == 0
     text = capsys.readouterr().out
     assert "beside an executor's heap" in text
@@ -71,7 +74,7 @@ def test_rounds_for_people(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_rounds_take_what_was_measured(capsys: pytest.CaptureFixture[str]) -> None:
-    """100 million parameters, SGD, two workers: peaks in docs/averaging.md; rows were few."""
+    """The measured peaks are in docs/averaging.md: 100 million parameters, SGD, two workers."""
     flags = ("--params", "100018567", "--workers", "2", "--optimizer", "sgd", "--library", "dense")
     made = planned(capsys, *AVERAGED, *flags, "--batch-memory", "16m")
     worker, driver = made["worker"]["total"] / 2**20, made["driver"]["total"] / 2**20
@@ -83,6 +86,7 @@ def test_rounds_take_what_was_measured(capsys: pytest.CaptureFixture[str]) -> No
 def test_parameters_are_written_as_for_scaling(
     capsys: pytest.CaptureFixture[str], text: str
 ) -> None:
+    """The number of parameters may be written in each of these forms."""
     assert main([*ASKED, "--json"]) == 0
     wanted = capsys.readouterr().out
     assert main(["plan", "--params", text, "--workers", "8", "--json"]) == 0
@@ -90,6 +94,7 @@ def test_parameters_are_written_as_for_scaling(
 
 
 def test_for_people(capsys: pytest.CaptureFixture[str]) -> None:
+    """Without --json, the plan is readable text."""
     assert main(ASKED) == 0
     assert "beside an executor's heap" in capsys.readouterr().out
 
@@ -122,6 +127,7 @@ def test_for_people(capsys: pytest.CaptureFixture[str]) -> None:
     ],
 )
 def test_misuse(capsys: pytest.CaptureFixture[str], flags: Any, words: str) -> None:
+    """A wrong flag or combination exits with code 2 and a message that names it."""
     assert main([*ASKED, *flags]) == 2
     said = capsys.readouterr().err
     assert said.startswith("sparkstrom plan: ")

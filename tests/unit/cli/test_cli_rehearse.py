@@ -1,4 +1,4 @@
-"""``sparkstrom rehearse``: a script's first fit is simulated, and the script ends there."""
+"""Tests of ``sparkstrom rehearse``: a script's first fit is simulated and ends the script."""
 
 from __future__ import annotations
 
@@ -53,6 +53,7 @@ def script(tmp_path: Path) -> Path:
 def test_the_fit_of_a_script_is_played_and_nothing_after_it_happens(
     script: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """The script ends at its first fit: its handlers do not run, its ``finally`` blocks do."""
     made, page = tmp_path / "made", tmp_path / "page.html"
     flags = ["--workers", "1,2", "--step", "20ms", "--scaling", "sequential,ddp", "--json"]
     more = ["--link", "100mbit", "--latency", "2ms", "--jitter", "0.1", "--save", str(page)]
@@ -71,6 +72,7 @@ def test_the_fit_of_a_script_is_played_and_nothing_after_it_happens(
 def test_a_script_takes_options_of_its_own_and_the_table_is_for_people(
     script: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """Arguments after ``--`` are the script's; without --json, a table is printed."""
     made = str(tmp_path / "made")
     assert main(["rehearse", "--workers", "2", str(script), "--", made, "--lr", "0.1"]) == 0
     out, err = capsys.readouterr()
@@ -88,6 +90,7 @@ def test_a_script_takes_options_of_its_own_and_the_table_is_for_people(
 def test_a_script_without_a_fit_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, words: str
 ) -> None:
+    """A script that ends without a fit exits with code 2 and a message."""
     path = tmp_path / "empty.py"
     path.write_text(text)
     assert main(["rehearse", str(path)]) == 2
@@ -110,6 +113,7 @@ def test_a_script_without_a_fit_is_refused(
 def test_flags_are_checked_before_the_script_begins(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], flags: list[str], words: str
 ) -> None:
+    """A wrong flag exits with code 2 before the script runs."""
     path, begun = tmp_path / "train.py", tmp_path / "begun"
     path.write_text(f"open({str(begun)!r}, 'w')")
     assert main(["rehearse", str(path), *flags]) == 2
@@ -120,7 +124,7 @@ def test_flags_are_checked_before_the_script_begins(
 def test_a_page_that_cannot_be_written_at_the_end_leaves_the_figures(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Before, they were lost. The script also changes the directory, which does not matter."""
+    """Before, the figures were lost. The script also changes the directory, without effect."""
     path, folder = tmp_path / "train.py", tmp_path / "pages"
     folder.mkdir()
     path.write_text(f"import os; os.rmdir({str(folder)!r}); os.chdir('/')\n" + PLAIN_FIT)
@@ -136,7 +140,7 @@ def test_a_page_that_cannot_be_written_at_the_end_leaves_the_figures(
 def test_a_script_may_change_the_import_path(
     tmp_path: Path, change: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Before, the rehearsal was lost at its end."""
+    """Before, the rehearsal was lost when it ended."""
     path, before = tmp_path / "train.py", sys.path[:]
     path.write_text(f"import sys\n{change.format(str(tmp_path))}\n" + PLAIN_FIT)
     assert main(["rehearse", str(path), "--workers", "1"]) == 0

@@ -1,4 +1,4 @@
-"""``sparkstrom report``: writes the page, takes the newest log, and refuses what cannot work."""
+"""Tests of ``sparkstrom report``: the written page, the choice of the log, and wrong calls."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ def log(tmp_path: Path) -> Path:
 def test_the_page_is_written_where_it_is_wanted(
     log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """The page is written to -o, by default next to the log; its path is printed."""
     page = tmp_path / "page.html"
     assert main(["report", str(log), "-o", str(page)]) == 0
     assert capsys.readouterr().out == f"{page}\n"
@@ -31,6 +32,7 @@ def test_the_page_is_written_where_it_is_wanted(
 def test_of_a_directory_the_newest_log_is_taken(
     log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """From a directory, given or in SPARKSTROM_RUNS, the newest log is taken."""
     older = written(tmp_path / "older.jsonl", real()[:5])
     os.utime(older, (1, 1))
     assert main(["report", str(tmp_path)]) == 0
@@ -42,6 +44,7 @@ def test_of_a_directory_the_newest_log_is_taken(
 
 
 def test_one_fit_of_several(tmp_path: Path) -> None:
+    """With --fit, the page shows only this fit."""
     log = written(tmp_path / "run.jsonl", real() * 2)
     assert main(["report", str(log), "--fit", "1"]) == 0
     page = log.with_suffix(".html").read_text()
@@ -67,6 +70,7 @@ def test_what_cannot_work_is_one_message_and_code_2(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
+    """A wrong call exits with code 2 and one message, and the log is not changed."""
     monkeypatch.chdir(log.parent)
     Path("empty.jsonl").touch()
     log.rename("run.log")

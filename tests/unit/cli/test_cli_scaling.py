@@ -1,4 +1,4 @@
-"""`sparkstrom scaling`: its flags arrive, a script is measured, and what is wrong is refused."""
+"""Tests of ``sparkstrom scaling``: effects of flags, measured scripts and wrong calls."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ batch = random.random((32, 8), dtype=np.float32), random.integers(0, 4, 32)
 
 
 def reckoned(capsys: pytest.CaptureFixture[str], *flags: str) -> dict[str, Any]:
+    """Return the JSON answer of a command with these flags."""
     assert main([*ASKED, *flags, "--json"]) == 0
     found: dict[str, Any] = json.loads(capsys.readouterr().out)
     return found
@@ -49,6 +50,7 @@ def test_every_flag_changes_the_answer(capsys: pytest.CaptureFixture[str], flags
 
 
 def test_all_numbers_of_workers_are_there_with_each_way(capsys: pytest.CaptureFixture[str]) -> None:
+    """Each number of workers has figures for star, mesh and ring."""
     found = reckoned(capsys)
     assert [row["workers"] for row in found["rows"]] == list(range(2, 65))
     assert set(found["best_workers"]) == set(found["pays_up_to"]) == {"star", "mesh", "ring"}
@@ -58,6 +60,7 @@ def test_all_numbers_of_workers_are_there_with_each_way(capsys: pytest.CaptureFi
 
 
 def test_for_people(capsys: pytest.CaptureFixture[str]) -> None:
+    """Without --json, the answer is readable text."""
     assert main(ASKED) == 0
     shown = capsys.readouterr().out
     for title in ("star (plain)", "mesh", "dense all-reduce (ring)"):
@@ -67,6 +70,7 @@ def test_for_people(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_script_is_measured(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """--measure measures a script's model; given values take precedence over measured ones."""
     script = tmp_path / "mine.py"
     script.write_text(SCRIPT)
     assert main(["scaling", "--measure", str(script), "--workers", "1,2", "--json"]) == 0
@@ -76,10 +80,10 @@ def test_a_script_is_measured(capsys: pytest.CaptureFixture[str], tmp_path: Path
     assert 0 < found["encoding_s"] < 5
     flags = ["--measure", str(script), "--step", "2s", "--workers", "1", "--json"]
     assert main(["scaling", *flags]) == 0
-    assert json.loads(capsys.readouterr().out)["step_s"] == 2.0  # what is given goes first
+    assert json.loads(capsys.readouterr().out)["step_s"] == 2.0  # a given value takes precedence
     flags = ["--measure", str(script), "--params", "25e6", "--workers", "1", "--json"]
     assert main(["scaling", *flags]) == 0
-    larger = json.loads(capsys.readouterr().out)  # whose encoding is reckoned: none was measured
+    larger = json.loads(capsys.readouterr().out)  # its encoding is calculated: none was measured
     work = ScalingInputs(25_000_000, larger["step_s"], 1e-3, 1e9, 2e-4)
     assert larger["encoding_s"] == work.publish_cpu_s
 
@@ -100,6 +104,7 @@ def test_a_script_is_measured(capsys: pytest.CaptureFixture[str], tmp_path: Path
 def test_a_script_that_does_not_do(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, script: str | None, words: str
 ) -> None:
+    """An unsuitable script exits with code 2 and a message that names what is wrong."""
     path = tmp_path / "mine.py"
     if script is not None:
         path.write_text(script)
@@ -110,6 +115,7 @@ def test_a_script_that_does_not_do(
 def test_what_a_script_prints_is_no_part_of_the_answer(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
+    """What a script prints goes to standard error, so that the JSON can be parsed."""
     script = tmp_path / "mine.py"
     script.write_text(SCRIPT + "print('from the script')")
     assert main(["scaling", "--measure", str(script), "--workers", "2", "--json"]) == 0
@@ -126,7 +132,7 @@ def test_what_a_script_prints_is_no_part_of_the_answer(
 def test_flags_are_looked_at_before_a_script_runs(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, flag: str, value: str
 ) -> None:
-    """It may take minutes to load its data."""
+    """A script may take minutes to load its data, so flags are checked first."""
     script = tmp_path / "mine.py"
     script.write_text("raise AssertionError('ran')")
     assert main(["scaling", "--measure", str(script), flag, value]) == 2
@@ -157,6 +163,7 @@ def test_flags_are_looked_at_before_a_script_runs(
 def test_what_cannot_be_is_refused(
     capsys: pytest.CaptureFixture[str], flags: tuple[str, str], words: str
 ) -> None:
+    """An invalid value exits with code 2 and a message."""
     flag, value = flags
     assert main([*ASKED, f"{flag}={value}"]) == 2
     assert words in capsys.readouterr().err
@@ -164,6 +171,7 @@ def test_what_cannot_be_is_refused(
 
 @pytest.mark.parametrize("flag", ["--params", "--step"])
 def test_the_work_has_to_be_given(capsys: pytest.CaptureFixture[str], flag: str) -> None:
+    """Without parameters or step time, the command exits with code 2."""
     at = ASKED.index(flag)
     assert main(ASKED[:at] + ASKED[at + 2 :]) == 2
     assert f"{flag} is required" in capsys.readouterr().err
@@ -172,7 +180,7 @@ def test_the_work_has_to_be_given(capsys: pytest.CaptureFixture[str], flag: str)
 def test_a_script_imports_what_lies_beside_it_and_may_leave_tensors(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    """As ``python script.py`` has it, with a batch as a torch DataLoader gives it."""
+    """Imports work as with ``python script.py``; the batch may have tensors, as of a DataLoader."""
     pytest.importorskip("torch")
     (tmp_path / "beside_it.py").write_text(SCRIPT)
     script = tmp_path / "mine.py"
@@ -186,6 +194,7 @@ def test_a_script_imports_what_lies_beside_it_and_may_leave_tensors(
 def test_a_rehearsal_has_the_numbers_that_are_not_given(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
+    """--from takes all values that are not given from a saved rehearsal."""
     times = {"step_s": 0.05, "jitter": 0.1, "encode_s": 0.002, "apply_s": 0.0}
     conditions = {"link_bits_s": 1e8, "latency_s": 0.003, "times": times}
     played = tmp_path / "rehearsal.json"
@@ -204,6 +213,7 @@ def test_a_rehearsal_has_the_numbers_that_are_not_given(
 def test_a_file_that_is_no_rehearsal_is_refused(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, text: str | None, words: str
 ) -> None:
+    """A file that is not a rehearsal exits with code 2 and a message."""
     path = tmp_path / "rehearsal.json"
     if text is not None:
         path.write_text(text)
@@ -212,7 +222,7 @@ def test_a_file_that_is_no_rehearsal_is_refused(
 
 
 def test_a_script_may_take_its_directory_from_the_import_path(tmp_path: Path) -> None:
-    """Before, what was measured was lost."""
+    """Before, the measurement was lost if a script removed its directory from ``sys.path``."""
     before = sys.path[:]
     with scaling._script_import_path(tmp_path / "mine.py"):
         sys.path.remove(str(tmp_path))

@@ -1,4 +1,4 @@
-"""`python -m sparkstrom.simulation`: its output, exit code, and command to repeat a failure."""
+"""Tests of ``python -m sparkstrom.simulation``: output, exit codes, and commands to repeat runs."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ CALM = ["--calm", "--nodes", "2", "--jobs", "1"]
 
 
 def test_one_json_line_per_seed(capsys: pytest.CaptureFixture[str]) -> None:
+    """With --json, each seed is one line with the same keys."""
     assert simulate(["--seeds", "3:6", "--mode", "plain", "--json", *CALM]) == 0
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [line["seed"] for line in lines] == [3, 4, 5]
@@ -35,6 +36,7 @@ def test_one_seed_alone(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_seeds_on_several_cores_come_in_their_order(capsys: pytest.CaptureFixture[str]) -> None:
+    """The output is in the order of the seeds, also with several processes."""
     given = ["--seeds", "0:20", "--nodes", "2", "--json"]
     assert simulate([*given, "--jobs", "2"]) == 0
     on_two = capsys.readouterr().out
@@ -45,6 +47,7 @@ def test_seeds_on_several_cores_come_in_their_order(capsys: pytest.CaptureFixtur
 def test_a_violation_gives_exit_code_1_and_the_command_that_repeats_it(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """A violation exits with code 1 and prints a command that reproduces it."""
     monkeypatch.setattr(ResidualCheckpoints, "record", lambda self, executor, owner, kept: None)
     monkeypatch.setattr(fuzzing, "SHRINK_S", math.inf)
     given = ["--seeds", "0:2", "--epochs", "1", "--json", *CALM]
@@ -66,6 +69,7 @@ def test_an_exception_inside_a_run_is_a_violation(
 
 
 def test_a_transcript_tells_what_happened(capsys: pytest.CaptureFixture[str]) -> None:
+    """--transcript prints the run's events."""
     assert simulate(["--seeds", "1", "--crashes", "2", "--transcript", *CALM]) == 0
     err = capsys.readouterr().err
     assert "crash p" in err
@@ -91,6 +95,7 @@ def test_a_transcript_tells_what_happened(capsys: pytest.CaptureFixture[str]) ->
 def test_what_makes_no_sense_is_refused(
     given: list[str], words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """An invalid argument exits with code 2 and a message."""
     assert simulate([*given]) == 2
     assert words in capsys.readouterr().err
 
@@ -98,7 +103,7 @@ def test_what_makes_no_sense_is_refused(
 def test_a_bad_seed_is_shrunk_and_told_as_a_story(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What has nothing to do with the bug is gone; the shrunk run repeats by its own command."""
+    """The shrunk run lacks what does not matter for the bug; its command reproduces it."""
     monkeypatch.setattr(fuzzing, "SHRINK_S", math.inf)  # it ends without this limit, too
     monkeypatch.setattr(ResidualCheckpoints, "record", lambda self, executor, owner, kept: None)
     given = ["--seeds", "0", "--mode", "mesh", "--nodes", "4", "--jobs", "1"]
@@ -118,6 +123,7 @@ def test_a_bad_seed_is_shrunk_and_told_as_a_story(
 def test_json_is_not_shrunk_unless_asked(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """With --json, a failing seed is shrunk only if --shrink is given."""
     monkeypatch.setattr(ResidualCheckpoints, "record", lambda self, executor, owner, kept: None)
     monkeypatch.setattr(fuzzing, "SHRINK_S", math.inf)
     assert simulate(["--seeds", "0", "--json", *CALM]) == 1
@@ -129,6 +135,7 @@ def test_json_is_not_shrunk_unless_asked(
 def test_what_messages_go_through_is_chosen_and_repeated(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """--through and --replicas have an effect, and are part of the command to repeat."""
     chosen = ["--through", "endpoint", "--replicas", "real"]
     given = ["--seeds", "0", "--json", *chosen, *CALM]
     assert simulate([*given, "--repeat", "0.5"]) == 0
@@ -143,6 +150,7 @@ def test_what_messages_go_through_is_chosen_and_repeated(
 def test_the_sub_command_of_earlier_versions_still_works(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
+    """``sparkstrom simulate`` still works but is not listed in the help."""
     assert main(["simulate", "--seeds", "7", *CALM]) == 0
     assert capsys.readouterr().out.startswith("seed 7: ok (")
     with pytest.raises(SystemExit):

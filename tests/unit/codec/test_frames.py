@@ -1,4 +1,4 @@
-"""Frames: what opens and what does not; how pieces become messages again, and which never do."""
+"""Tests of sealed frames and of reassembly: what opens, and which pieces become messages."""
 
 from __future__ import annotations
 
@@ -37,6 +37,7 @@ def test_a_frame_opens_to_what_was_closed() -> None:
 
 
 def test_the_header_is_readable_and_the_body_is_not() -> None:
+    """The header is readable without the key, and the body is encrypted."""
     frame = SEAL.close(HEAD, b"a body in the clear")
     clear = (b"SpSt", 1, 2, JOB, 7, 0, 3, 11, 0, 1, 19 + TAG_BYTES)
     assert HEADER.unpack(frame[: HEADER.size]) == clear
@@ -80,22 +81,24 @@ def test_a_piece_beyond_the_last_is_refused() -> None:
 
 
 def test_a_stranger_draws_both_halves_of_its_nonce() -> None:
-    """Where the sender has no id, equal counters of two strangers give different ciphers."""
+    """Otherwise equal counters of two senders without an id would give equal key streams."""
     strangers = [replace(HEAD, sender=None, edge=edge) for edge in (1, 2)]
     bodies = [SEAL.close(header, b"join")[HEADER.size :] for header in strangers]
     assert bodies[0][:4] != bodies[1][:4]
 
 
 def test_a_stranger_never_has_the_nonce_of_a_node() -> None:
+    """Senders without an id never use a node's nonces."""
     node = SEAL.close(replace(HEAD, sender=5), b"text")[HEADER.size :]
     stranger = SEAL.close(replace(HEAD, sender=None, edge=5), b"text")[HEADER.size :]
-    assert node[:4] != stranger[:4]  # the same key stream would give the same four bytes
+    assert node[:4] != stranger[:4]  # equal nonces would give equal bytes
 
 
 # -- pieces --------------------------------------------------------------------------------------
 
 
 def pieces(body: bytes, size: int, first: int = 1, kind: int = 2) -> list[tuple[Header, bytes]]:
+    """Return the headers and pieces of a message that is cut into pieces of this size."""
     cut = split_body(body, size)
     return [(Header(kind, 7, 0, 3, first + i, i, len(cut)), piece) for i, piece in enumerate(cut)]
 
@@ -115,6 +118,7 @@ def test_a_body_is_cut_into_pieces(body: bytes, cut: list[bytes]) -> None:
 
 @given(bodies=st.lists(st.binary(max_size=20), max_size=5), size=st.integers(1, 25))
 def test_messages_come_out_whole_and_in_order(bodies: list[bytes], size: int) -> None:
+    """Messages of any length are reassembled in order."""
     joiner, counter, whole = Reassembler(20), 1, []
     for body in bodies:
         for header, piece in pieces(body, size, counter):
@@ -128,6 +132,7 @@ def test_messages_come_out_whole_and_in_order(bodies: list[bytes], size: int) ->
 def test_after_losses_only_whole_messages_come_out(
     bodies: list[bytes], data: st.DataObject
 ) -> None:
+    """If pieces are lost, exactly the messages without losses are reassembled."""
     joiner, counter, expected, came = Reassembler(100), 1, [], []
     for body in bodies:
         cut = pieces(body, 3, counter)
@@ -142,6 +147,7 @@ def test_after_losses_only_whole_messages_come_out(
 
 
 def test_pieces_out_of_order_never_make_a_message() -> None:
+    """A late piece is refused as a repeated counter, and its message is lost."""
     joiner = Reassembler(100)
     first, second, third = pieces(b"abcdefghi", 3)
     assert joiner.take(*first) is None
@@ -152,6 +158,7 @@ def test_pieces_out_of_order_never_make_a_message() -> None:
 
 
 def test_interleaved_messages_never_mix() -> None:
+    """Interleaved pieces of two messages are never joined; only the later message is complete."""
     joiner = Reassembler(100)
     ours, theirs = pieces(b"abcdef", 3), pieces(b"uvwxyz", 3, first=2)
     assert joiner.take(*ours[0]) is None
@@ -162,6 +169,7 @@ def test_interleaved_messages_never_mix() -> None:
 
 
 def test_a_piece_of_another_kind_does_not_fit() -> None:
+    """A piece whose header has another kind is not joined to the message."""
     joiner = Reassembler(100)
     (head, start), (tail, end) = pieces(b"abcdef", 3)
     assert joiner.take(head, start) is None
@@ -169,6 +177,7 @@ def test_a_piece_of_another_kind_does_not_fit() -> None:
 
 
 def test_a_piece_of_a_longer_message_does_not_fit() -> None:
+    """A piece whose header has another number of pieces is not joined to the message."""
     joiner = Reassembler(100)
     (head, start), (tail, end) = pieces(b"abcdef", 3)
     assert joiner.take(head, start) is None
@@ -184,6 +193,7 @@ def test_a_repeated_frame_is_refused() -> None:
 
 
 def test_a_message_that_grows_too_long_is_dropped_at_once() -> None:
+    """A message that exceeds the maximum length raises ``WireError``; the next one is accepted."""
     joiner = Reassembler(5)
     (head, start), (tail, end) = pieces(b"abcdef", 3)
     assert joiner.take(head, start) is None
@@ -193,7 +203,7 @@ def test_a_message_that_grows_too_long_is_dropped_at_once() -> None:
 
 
 def test_each_purpose_has_a_key_of_its_own() -> None:
-    """Vector: HKDF-SHA256 without salt, as RFC 5869 has it, by HMAC alone."""
+    """The test vector is HKDF-SHA256 without salt (RFC 5869), computed with HMAC."""
     fit_key = bytes(range(KEY_BYTES))
     first = hmac.digest(bytes(32), fit_key, "sha256")
     assert derive_key(fit_key, FRAMES) == hmac.digest(first, FRAMES + b"\1", "sha256")

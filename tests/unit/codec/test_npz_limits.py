@@ -1,4 +1,4 @@
-"""Archives from others are read within the memory that their size allows."""
+"""Tests that untrusted npz archives are read only within the memory that their size permits."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from sparkstrom.codec.optimizer_state_codec import decode_state_untrusted
 
 @pytest.mark.parametrize("method", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
 def test_only_stored_and_deflated_members_are_read(method: int) -> None:
+    """Archives with bzip2 or LZMA compression are refused: they could expand without limit."""
     bomb, array = io.BytesIO(), io.BytesIO()
     np.save(array, np.zeros(1 << 20, np.uint8))
     with zipfile.ZipFile(bomb, "w", method) as archive:
@@ -31,6 +32,7 @@ def test_only_stored_and_deflated_members_are_read(method: int) -> None:
 def test_an_array_of_another_size_than_its_member_is_refused(
     descr: str, shape: tuple[int, ...]
 ) -> None:
+    """An array whose header claims another size than its data is refused."""
     header, file = io.BytesIO(), io.BytesIO()
     said = {"descr": descr, "fortran_order": False, "shape": shape}
     np.lib.format.write_array_header_1_0(header, said)
@@ -55,6 +57,7 @@ def test_an_array_of_an_unknown_format_version_is_refused() -> None:
 
 @pytest.mark.parametrize("compressed", [False, True])
 def test_what_numpy_writes_is_read(compressed: bool) -> None:
+    """All archives that ``np.savez`` writes are read, as writable arrays."""
     file = io.BytesIO()
     write = np.savez_compressed if compressed else np.savez
     arrays = {

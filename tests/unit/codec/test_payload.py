@@ -1,4 +1,4 @@
-"""Payloads by example: each check refuses what it is there for, in words."""
+"""Tests of payloads by example: each check raises ``WireError`` with its reason."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from sparkstrom.base.errors import WireError
 from sparkstrom.codec import payload as codec
 from sparkstrom.encoding.forms import Form
 
-HITS = bytes([2, 0b01101010, 0])  # index 5 up, index 6 down, at Rice parameter 2
-BITS = bytes([0b11_00_10_01, 0b01])  # +tau, -tau, nothing, half step; +tau
+HITS = bytes([2, 0b01101010, 0])  # index 5 +tau, index 6 -tau, with Rice parameter 2
+BITS = bytes([0b11_00_10_01, 0b01])  # +tau, -tau, none, half a step; +tau
 
 
 def test_gaps() -> None:

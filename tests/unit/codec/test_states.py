@@ -1,4 +1,4 @@
-"""States as bytes: names, shapes, types and scalars come back, and nothing is executed."""
+"""Tests of optimizer states as bytes: round trips, and refusal of other or executable content."""
 
 from __future__ import annotations
 
@@ -34,6 +34,7 @@ def test_what_went_in_comes_out(state: dict[str, Any]) -> None:
 
 
 def test_numbers_of_numpy_come_back_as_those_of_python() -> None:
+    """NumPy scalars are decoded as Python's numbers."""
     sent: Any = {"steps": np.int64(3), "rate": np.float32(0.5), "warm": np.bool_(True)}
     back = decode_state_untrusted(encode_state(sent))
     assert back == {"steps": 3, "rate": 0.5, "warm": True}
@@ -46,6 +47,7 @@ def test_a_value_that_cannot_be_sent_is_refused_by_name() -> None:
 
 
 def test_an_optimizer_goes_on_as_if_nothing_had_happened() -> None:
+    """An optimizer continues from an encoded state exactly as without the round trip."""
     batch = Batch(np.ones((4, 2), np.float32), np.zeros(4, np.int64))
     first, second = (DenseNetwork([2, 3, 2], updater=Adam(), seed=1) for _ in range(2))
     for model in (first, second):
@@ -61,6 +63,7 @@ def test_an_optimizer_goes_on_as_if_nothing_had_happened() -> None:
 
 
 def pickled() -> bytes:
+    """Return an archive with a pickled array."""
     file = io.BytesIO()
     np.savez(file, scalars=np.array("{}"), **{"/x": np.array([print], object)})  # type: ignore[arg-type]
     return file.getvalue()

@@ -1,4 +1,4 @@
-"""The wire by example: the bytes of each data message, and what is refused in which words."""
+"""Tests of the wire format by example: the bytes of each data message, and error messages."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_control_is_messagepack_with_a_tag() -> None:
 
 
 def test_a_status_in_a_report_is_an_array_without_names() -> None:
-    """There are hundreds of them in a report, and the names would be most of it."""
+    """A heartbeat has hundreds of statuses, of which field names would be the largest part."""
     status = Status(
         node=1, edge=2, count=3, after_seq=4, epoch=5, batch=6, steps=7, activity=Activity.STEPPING
     )
@@ -110,6 +110,7 @@ def test_a_status_in_a_report_is_an_array_without_names() -> None:
     ],
 )
 def test_who_or_what_is_left_open_is_0_on_the_wire(message: Control, body: Any) -> None:
+    """None is encoded as 0, and 0 is decoded as None."""
     encoded = msgspec.msgpack.encode(body)
     assert encode(message) == (Kind.CONTROL, encoded)
     assert decode_untrusted(Kind.CONTROL, encoded) == message
@@ -155,6 +156,7 @@ def test_what_is_no_control_message_is_refused(body: bytes, why: str) -> None:
 
 
 def changed(at: int, byte: int) -> bytes:
+    """Return the encoded update with one byte replaced."""
     body = bytearray(encode(UPDATE)[1])
     body[at] = byte
     return bytes(body)
@@ -191,7 +193,7 @@ def test_a_chunk_of_a_commit_that_cannot_be_is_refused() -> None:
 
 
 def merged_with(at: int, field: bytes) -> bytes:
-    """The merged range with other bytes at a place."""
+    """Return the encoded merged range with these bytes at an offset."""
     body = encode(MERGED)[1]
     return body[:at] + field + body[at + len(field) :]
 
@@ -236,7 +238,7 @@ def test_what_is_no_chunk_of_an_updaters_state_is_refused(
 
 
 def control_without_its_list(message: AttachReply | Heartbeat) -> bytes:
-    """Its last field is an empty list; here it announces 2^32 - 1 entries."""
+    """Return the message whose last field, an empty list, announces 2^32 - 1 entries instead."""
     return encode(message)[1][:-1] + b"\xdd" + b"\xff" * 4
 
 
@@ -260,6 +262,7 @@ def control_without_its_list(message: AttachReply | Heartbeat) -> bytes:
     ],
 )
 def test_what_is_announced_takes_no_memory_before_it_is_there(kind: Kind, body: bytes) -> None:
+    """A message that announces many bytes is refused before memory for them is allocated."""
     with pytest.raises(WireError):
         decode_untrusted(kind, body)
     tracemalloc.start()
@@ -279,6 +282,7 @@ def test_a_long_payload_comes_back() -> None:
 
 
 def test_how_far_each_of_40000_origins_is_fits_a_control_message() -> None:
+    """An ``AttachReply`` with the sequence numbers of 40,000 workers fits a control message."""
     attached = AttachReply(
         base=2**40, snapshot=True, last=[(n, 2**40) for n in range(2**17, 2**17 + 40_000)]
     )
@@ -295,7 +299,7 @@ def test_a_merged_range_comes_back_with_all_of_its_origins() -> None:
 
 
 def test_all_that_carries_parameters_or_states_goes_apart_from_control() -> None:
-    """A heartbeat behind megabytes would come after its lease."""
+    """Otherwise a heartbeat could wait behind megabytes for longer than its lease."""
     commit = Commit(commit=1, origin=7, seq=1, payload=Payload(1, 2, 1, b"bits"))
     carriers = [UPDATE, commit, Chunk(index=0, commit=0, payload=b"x"), MERGED, UPDATER]
     assert [is_data(message) for message in carriers] == [True] * 5

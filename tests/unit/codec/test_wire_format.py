@@ -1,4 +1,4 @@
-"""The examples in docs/wire-format.md are true."""
+"""Tests that the examples in docs/wire-format.md are what the code encodes and decodes."""
 
 from __future__ import annotations
 
@@ -28,12 +28,14 @@ PAGE = (Path(__file__).parents[3] / "docs" / "wire-format.md").read_text(encodin
 
 
 def example(kind: str) -> list[str]:
+    """Return the lines of the page's code block with this info string."""
     found = re.search(rf"^```{kind}\n(.*?)^```", PAGE, re.M | re.S)
     assert found is not None
     return found.group(1).splitlines()
 
 
 def named_numbers(line: str) -> dict[str, int]:
+    """Return the numbers of a line of alternating names and numbers."""
     words = line.split()
     return {name: int(value) for name, value in zip(words[::2], words[1::2], strict=True)}
 
@@ -47,6 +49,7 @@ def test_frame_header():
 
 
 def test_what_is_told_directly():
+    """The example of a direct message to the master has the bytes of the code."""
     first, *rest = example("told")
     said = named_numbers(first)
     header = direct_header(
@@ -58,7 +61,7 @@ def test_what_is_told_directly():
 
 
 def test_what_the_master_says_directly():
-    """As a reader of the page would seal it: with the token after the header."""
+    """The example is decrypted by the page's description: the token follows the header."""
     first, *rest = example("direct")
     said, frame = named_numbers(first), bytes.fromhex("".join(rest))
     clear, sealed = frame[: HEADER.size], frame[HEADER.size :]
@@ -84,6 +87,7 @@ def test_control(name):
 
 
 def test_every_control_message_stands_in_the_table():
+    """The page's table of control messages has exactly the tags of the code."""
     section = PAGE[PAGE.index("### Control") : PAGE.index("### Data")]
     listed = {tag for line in section.splitlines() for tag in re.findall(r"`([a-z-]+)`", line[:30])}
     tags = {msgspec.inspect.type_info(kind).tag for kind in get_args(Control)}

@@ -1,4 +1,4 @@
-"""A wrapper that another thread closes while its fit reads rows, or is about to begin."""
+"""Tests of closing a ``ParallelWrapper`` from another thread while its fit reads rows or starts."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ def made(request: pytest.FixtureRequest) -> Iterator[ParallelWrapper]:
 
 
 def test_who_waits_for_rows_hears_of_it(made: ParallelWrapper) -> None:
+    """A fit that waits for rows fails at once when the wrapper is closed."""
     waits, let_go, errors = threading.Event(), threading.Event(), list[TrainingError]()
 
     def rows() -> Iterator[Any]:
@@ -55,7 +56,7 @@ def test_who_waits_for_rows_hears_of_it(made: ParallelWrapper) -> None:
 def test_whatever_fails_for_it_says_so(
     made: ParallelWrapper, monkeypatch: pytest.MonkeyPatch, last: str
 ) -> None:
-    """``last``: what is made just before it is closed."""
+    """The error mentions the closing, at whatever step of the fit (``last``) it happened."""
     if last == "LocalFitRunner" and made._rounds is not None:
         last = "RoundsRun"
     make = getattr(parallel_wrapper, last)

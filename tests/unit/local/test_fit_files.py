@@ -1,4 +1,4 @@
-"""Files that the processes of a fit share: on a full disk nobody is killed, it is told."""
+"""Tests of files shared by a fit's processes: a full disk raises an error and kills no process."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ MIB = 1 << 20
 
 
 def test_what_is_mapped_has_its_room_before(tmp_path: Path) -> None:
+    """A file that will be mapped has its blocks allocated beforehand."""
     allocate_file(tmp_path / "file", MIB)
     status = (tmp_path / "file").stat()
     assert status.st_size == MIB
@@ -36,6 +37,8 @@ def test_what_is_mapped_has_its_room_before(tmp_path: Path) -> None:
 def test_a_full_disk_is_told_with_what_to_set(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: Callable[[Path], None]
 ) -> None:
+    """On a full disk, ``SetupError`` names the file, its size and TMPDIR."""
+
     def full(*given: Any) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -47,5 +50,6 @@ def test_a_full_disk_is_told_with_what_to_set(
 
 
 def test_a_directory_that_is_gone_is_another_matter(tmp_path: Path) -> None:
+    """A missing directory raises ``FileNotFoundError``, not the error of a full disk."""
     with pytest.raises(FileNotFoundError):
         allocate_file(tmp_path / "gone" / "file", 5)

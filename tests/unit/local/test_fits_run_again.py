@@ -1,4 +1,4 @@
-"""Programs that are run again with the checkpoints of before: their fits end as they would have."""
+"""Tests of programs that are run again with their checkpoints, as if they had not ended."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from tests.unit.rounds.fits_here import WorkersHere
 
 CHANCE = np.random.default_rng(0)
 X = CHANCE.normal(size=(120, 6)).astype(np.float32)
-Y = CHANCE.integers(0, 2, 120)  # nothing that can be learnt: held-out rows get worse
+Y = CHANCE.integers(0, 2, 120)  # random labels, so the loss of held-out rows gets worse
 
 Program = Callable[..., ParallelWrapper]
 
 
 class Failing:
-    """A listener that ends a fit once ``epochs`` epochs are in a checkpoint."""
+    """A listener that fails once a checkpoint has at least ``epochs`` epochs."""
 
     def __init__(self, epochs: int) -> None:
         self._epochs = epochs
@@ -36,7 +36,7 @@ class Failing:
 
 @pytest.fixture
 def program(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Program]:
-    """``program(name)``: a network in rounds, of another program with the checkpoints ``name``."""
+    """Return ``start(name)``, which creates a wrapper whose checkpoints are in ``name``."""
     monkeypatch.setattr(local_rounds, "ActiveWorkers", WorkersHere)
     made: list[ParallelWrapper] = []
 
@@ -55,7 +55,7 @@ def program(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Program
 
 
 def test_missing_epochs_are_trained_as_if_all_had_been_asked_for_at_once(program: Program) -> None:
-    """With their own numbers: on these depend the order of rows and schedules of learning rates."""
+    """The epochs' numbers, which determine row orders and learning rates, are continued."""
     program("twice").fit((X, Y), 2, run_log="")
     more, once = program("twice"), program("once")
     summary = more.fit((X, Y), 4, run_log="")
@@ -67,7 +67,7 @@ def test_missing_epochs_are_trained_as_if_all_had_been_asked_for_at_once(program
 def test_a_fit_after_one_that_delivers_its_best_epoch_is_the_same_in_a_later_program(
     program: Program,
 ) -> None:
-    """The optimizer's state at the end belongs to other parameters than those of the best epoch."""
+    """A fit that follows one which restored its best epoch gives the same bits in a new program."""
     rule: dict[str, Any] = {"validation": 0.3, "early_stopping": EarlyStopping(patience=3)}
     found = []
     for name, fits in (("at once", 2), ("later", 1), ("later", 2)):
@@ -82,7 +82,7 @@ def test_a_fit_after_one_that_delivers_its_best_epoch_is_the_same_in_a_later_pro
 
 
 class Assigning(TrainingListener):
-    """Assigns parameters when the fit has ended, well or not."""
+    """A listener that assigns parameters when a fit has ended or failed."""
 
     network: ParallelWrapper
 
@@ -94,6 +94,7 @@ class Assigning(TrainingListener):
 def test_a_listener_may_replace_the_parameters_at_the_end_of_the_fit(
     program: Program, fails: bool
 ) -> None:
+    """Parameters that a listener assigns at the end of a fit, failed or not, are kept."""
     listener, network = Assigning(), program("kept", checkpoint_every="1 epochs")
     listener.network = network
     epochs, listeners = (5000, [listener, Failing(1)]) if fails else (2, [listener])
@@ -103,7 +104,7 @@ def test_a_listener_may_replace_the_parameters_at_the_end_of_the_fit(
 
 
 class AssigningEarly(TrainingListener):
-    """Assigns parameters while the fit trains."""
+    """A listener that assigns parameters during the fit."""
 
     network: ParallelWrapper
 
@@ -112,6 +113,7 @@ class AssigningEarly(TrainingListener):
 
 
 def test_a_later_fit_is_protected_like_the_first(program: Program) -> None:
+    """Assigning parameters during a fit is refused, in the first fit and in a later one."""
     listener, network = AssigningEarly(), program(None)
     listener.network = network
     for _ in range(2):
@@ -123,7 +125,7 @@ def test_a_later_fit_is_protected_like_the_first(program: Program) -> None:
 def test_parameters_that_are_assigned_after_a_restore_are_what_the_fit_starts_with(
     program: Program, tmp_path: Path, fails: bool
 ) -> None:
-    """Whether the restored fit was complete or not."""
+    """A fit starts from assigned parameters, also if the restored checkpoint was incomplete."""
     saved, restored = program("saved", checkpoint_every="1 epochs"), program(None, rate=1e-9)
     if fails:
         with pytest.raises(TrainingError, match="a bug of the listener"):
@@ -139,7 +141,7 @@ def test_parameters_that_are_assigned_after_a_restore_are_what_the_fit_starts_wi
 def test_a_fit_that_has_nothing_left_to_train_tells_what_the_checkpoint_holds(
     program: Program, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Also if fewer epochs are asked for than it has."""
+    """The summary has the checkpoint's epochs, even if fewer epochs are asked for."""
     with pytest.raises(TrainingError, match="a bug of the listener"):
         program("some", checkpoint_every="1 epochs").fit(
             (X, Y), 5000, listeners=[Failing(3)], run_log=""
@@ -156,7 +158,7 @@ def test_a_fit_that_has_nothing_left_to_train_tells_what_the_checkpoint_holds(
 def test_values_of_another_metric_are_not_compared_with_those_of_before(
     program: Program, before: str, after: str
 ) -> None:
-    """Of random labels every accuracy is smaller than every loss."""
+    """With random labels accuracies are below losses: comparing them chooses a wrong best epoch."""
 
     def rule(metric: str) -> dict[str, Any]:
         stopping = EarlyStopping(metric=metric, patience=5000)

@@ -1,4 +1,4 @@
-"""A fit by gradient sharing on this machine, before it begins."""
+"""A test of a resumed fit by gradient sharing on one machine, before it starts."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from sparkstrom.runtime.theta import Theta
 def test_an_epoch_that_rounds_have_trained_whole_is_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A checkpoint of theirs may have it before it is measured: there is no minibatch behind it."""
+    """A position after an epoch's last minibatch, as averaging may save it, is the next epoch."""
     for name in ("warm_up", "warm_up_transport"):
         monkeypatch.setattr(host_fit, name, lambda: None)
     saved = [Position(1, 7), Position(1, 3), Position(0, 0)]
-    batches = (7, 7, 0)  # of the last it is not known
+    batches = (7, 7, 0)  # the last partition's count is unknown
     starts = tuple(
         PartitionStart(position, 50, 1, each) for position, each in zip(saved, batches, strict=True)
     )

@@ -1,4 +1,4 @@
-"""The one media driver of a machine: whoever starts the next one, the master has its port again."""
+"""Tests of a machine's media driver: its successor, which any worker may start, has its port."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from sparkstrom.worker.task_environment import TaskEnvironment
 def test_a_worker_that_is_first_opens_the_port_that_all_know(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    """A worker that starts the media driver asks for the master's known port."""
     asked: list[DriverOptions] = []
     monkeypatch.setattr(interfaces, "connect_transport", lambda key, options: asked.append(options))
     way = LocalRoute(
@@ -41,7 +42,7 @@ def test_a_worker_that_is_first_opens_the_port_that_all_know(
 def test_a_next_media_driver_that_does_not_start_counts_as_one_that_died(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A starved host may need longer for one; where none has run yet, the host is not ready."""
+    """Only a later start, not the first, may fail as ``DriverLost``: the host may be busy."""
 
     def connect(key: str, options: DriverOptions) -> None:
         raise SetupError("it did not come up within its deadline")

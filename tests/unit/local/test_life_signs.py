@@ -1,4 +1,4 @@
-"""A worker's count of life signs: who stands still is seen, who has not looked is not misled."""
+"""Tests of workers' heartbeats on one machine: silent workers are found, without false alarms."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ LEASE_S = 10.0
 
 
 class Hand:
-    """A clock that the test moves."""
+    """A clock that the test advances."""
 
     def __init__(self) -> None:
         self.now_s = 100.0
@@ -28,7 +28,7 @@ def hand(monkeypatch: pytest.MonkeyPatch) -> Hand:
 
 
 def poll_for(signs: HeartbeatMonitor, hand: Hand, seconds: float) -> bool:
-    """Poll twice a second, and return the last answer."""
+    """Check twice a second for this long, and return the last result."""
     for _ in range(int(2 * seconds)):
         hand.now_s += 0.5
         signs.is_silent()
@@ -36,10 +36,11 @@ def poll_for(signs: HeartbeatMonitor, hand: Hand, seconds: float) -> bool:
 
 
 def test_who_counts_on_lives_and_who_does_not_is_silent_after_a_lease(hand: Hand) -> None:
+    """A worker is silent if no heartbeat was seen for a lease of regular checks."""
     signs = HeartbeatMonitor(LEASE_S)
     pulse = HeartbeatSender(signs.descriptor)
     for _ in range(5):
-        hand.now_s += LEASE_S + 1  # nobody has looked meanwhile, which is not the worker's fault
+        hand.now_s += LEASE_S + 1  # no check in time, which is not the worker's fault
         pulse.beat()
         assert not signs.is_silent()
     assert not poll_for(signs, hand, LEASE_S)
@@ -51,19 +52,21 @@ def test_who_counts_on_lives_and_who_does_not_is_silent_after_a_lease(hand: Hand
 
 
 def test_who_was_suspended_together_with_the_caller_is_not_silent(hand: Hand) -> None:
+    """A worker is not silent if it was suspended together with the process that checks it."""
     signs = HeartbeatMonitor(LEASE_S)
     pulse = HeartbeatSender(signs.descriptor)
     pulse.beat()
     assert not signs.is_silent()
     for _ in range(5):
         hand.now_s += 10 * LEASE_S
-        assert not poll_for(signs, hand, 1)  # the caller is first to run again
+        assert not poll_for(signs, hand, 1)  # the checking process runs before the worker
     assert not poll_for(signs, hand, LEASE_S - 2.5)
     assert poll_for(signs, hand, 0.5)
     signs.close()
 
 
 def test_an_interpreter_takes_its_time_to_start(hand: Hand) -> None:
+    """A new worker has a longer time for its first heartbeat."""
     signs = HeartbeatMonitor(LEASE_S)
     assert not poll_for(signs, hand, FIRST_HEARTBEAT_S)
     assert poll_for(signs, hand, 0.5)

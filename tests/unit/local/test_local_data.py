@@ -1,4 +1,4 @@
-"""Kinds of data: the same rows from each of them, numbered, and a wrong one has its name."""
+"""Tests of the kinds of data: each gives the same numbered rows, and errors name the wrong part."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ W = CHANCE.random(ROWS).astype(np.float32)
 
 
 class Mapped:
-    """A map-style Dataset, as torch's are."""
+    """A map-style dataset like PyTorch's."""
 
     def __len__(self) -> int:
         return ROWS
@@ -38,7 +38,7 @@ class Mapped:
 
 
 class Streamed:
-    """An iterable one."""
+    """An iterable dataset like PyTorch's."""
 
     def __iter__(self) -> Iterator[tuple[Any, ...]]:
         return iter(list(zip(X, Y, W, strict=True)))
@@ -77,7 +77,7 @@ def whole_file(directory: Path) -> parquet.ParquetFile:
 
 
 def both(directory: Path) -> list[Path]:
-    """A folder with one of the files, and the other one."""
+    """Return a directory that holds one of the files, and the path of the other file."""
     first, second = files(directory)
     (directory / "folder").mkdir()
     return [first.rename(directory / "folder" / "a.parquet").parent, second]
@@ -106,6 +106,7 @@ KINDS = {
 
 
 def rows_of(data: Any, chosen: ColumnSpec = ColumnSpec()) -> tuple[Batch, list[int]]:  # noqa: B008
+    """Return all rows of the data as one batch, and their numbers."""
     blocks = list(read_data_blocks(data, chosen))
     batches = [block.form.batch(block.records) for block in blocks]
     parts = [
@@ -117,6 +118,7 @@ def rows_of(data: Any, chosen: ColumnSpec = ColumnSpec()) -> tuple[Batch, list[i
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_same_rows_from(kind: str, tmp_path: Path) -> None:
+    """Each kind of data gives the same rows, types and row numbers."""
     if "dataset" in kind:
         pytest.importorskip("torch")
     make, chosen = KINDS[kind]
@@ -131,7 +133,7 @@ def test_the_same_rows_from(kind: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_arrays_are_read_some_at_a_time(dtype: Any) -> None:
-    """As memory-mapped files they may be larger than the memory."""
+    """Large memory-mapped arrays are never copied as a whole: peak memory is some blocks."""
     features, labels = np.zeros((1 << 20, 8), dtype), np.zeros(1 << 20, np.int64)
     tracemalloc.start()
     try:
@@ -146,6 +148,7 @@ def test_arrays_are_read_some_at_a_time(dtype: Any) -> None:
 
 
 def test_a_list_beside_arrays_is_an_array() -> None:
+    """A list given together with arrays is converted to an array."""
     (block,) = read_data_blocks(({"x": X, "n": list(range(ROWS))}, Y.tolist()), ColumnSpec())
     batch = block.form.batch(block.records)
     assert batch.features["n"].dtype == np.float32
@@ -154,6 +157,7 @@ def test_a_list_beside_arrays_is_an_array() -> None:
 
 
 def test_columns_that_nobody_wants_are_not_looked_at() -> None:
+    """Unselected columns of a DataFrame may be unreadable or have duplicate names."""
     frame = table().to_pandas().assign(junk=[1, *["a"] * (ROWS - 1)])
     frame[7] = frame["w"]
     frame.insert(0, "junk", frame["junk"], allow_duplicates=True)
@@ -168,7 +172,7 @@ def test_columns_that_nobody_wants_are_not_looked_at() -> None:
 
 
 def damaged(directory: Path) -> Path:
-    """Its footer is whole, its pages are not."""
+    """Return a Parquet file whose footer is intact but whose pages are overwritten."""
     path = files(directory)[1]
     content = path.read_bytes()
     path.write_bytes(content[:4] + bytes(60) + content[64:])
@@ -183,6 +187,7 @@ def test_a_file_that_is_damaged_inside_is_named(opened: Any, tmp_path: Path) -> 
 
 
 def test_several_arrays_by_name_and_no_label() -> None:
+    """Features may be a dictionary of arrays, and labels None."""
     (block,) = read_data_blocks(({"ids": Y, "x": X}, None), ColumnSpec())
     batch = block.form.batch(block.records)
     assert list(batch.features) == ["ids", "x"]
@@ -192,6 +197,8 @@ def test_several_arrays_by_name_and_no_label() -> None:
 
 
 def test_dealt_rows_are_all_there_once_and_the_same_again(tmp_path: Path) -> None:
+    """Partitions together hold each row once, in equal numbers, and reproducibly."""
+
     def deal(name: str, workers: int) -> list[list[int]]:
         (tmp_path / name).mkdir()
         files = partition_rows(
@@ -262,11 +269,13 @@ def test_dealt_rows_are_all_there_once_and_the_same_again(tmp_path: Path) -> Non
     ],
 )
 def test_what_cannot_be_read_is_refused_by_name(data: Any, chosen: ColumnSpec, why: str) -> None:
+    """Data that cannot be read raise ``UsageError`` with the name of the wrong part."""
     with pytest.raises(UsageError, match=why):
         list(read_data_blocks(data, chosen))
 
 
 def test_a_loader_is_refused_for_its_dataset() -> None:
+    """A PyTorch ``DataLoader`` is refused with advice to pass its dataset."""
     utils = pytest.importorskip("torch.utils.data")
     with pytest.raises(UsageError, match="a DataLoader was given as data: pass its dataset"):
         list(read_data_blocks(utils.DataLoader(Mapped()), ColumnSpec()))

@@ -1,4 +1,4 @@
-"""Scratch directories: whose program was killed leaves one that the next removes, and no other."""
+"""Tests of scratch directories: those of killed programs are removed, and no others."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from sparkstrom.local.data import PREFIX, ScratchDirectory, remove_abandoned_dir
 
 @pytest.fixture(autouse=True)
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The temporary directory."""
+    """Make ``tmp_path`` the temporary directory."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     return tmp_path
 
 
 def killed() -> Path:
-    """What a program leaves whose end was no choice of its own."""
+    """Return a scratch directory whose lock is released without its removal, as by SIGKILL."""
     made = ScratchDirectory()
     (made.path / "rows-0").write_bytes(b"rows")
     os.close(made._descriptor)
@@ -28,6 +28,7 @@ def killed() -> Path:
 
 
 def test_what_a_killed_program_left_is_removed_and_what_is_used_stays(here: Path) -> None:
+    """The directory of a killed program is removed; one in use or without a lock file stays."""
     used, left, other = ScratchDirectory(), killed(), here / f"{PREFIX}of-somebody"
     other.mkdir()
     remove_abandoned_directories()
@@ -39,6 +40,7 @@ def test_what_a_killed_program_left_is_removed_and_what_is_used_stays(here: Path
 
 
 def test_another_users_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A scratch directory of another user is not removed."""
     left = killed()
     monkeypatch.setattr(os, "getuid", lambda: left.stat().st_uid + 1)
     remove_abandoned_directories()
@@ -48,7 +50,7 @@ def test_another_users_stays(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_one_that_is_removed_while_it_is_made_is_made_again(
     here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its lock file is there, and not held yet, when another wrapper looks."""
+    """If another wrapper removes the directory before its lock is held, a new one is created."""
     open_lock, seen = scratch.open_lock, list[Path]()
 
     def then_looked_at(path: Path) -> int:
@@ -66,6 +68,8 @@ def test_one_that_is_removed_while_it_is_made_is_made_again(
 
 
 def test_where_there_are_no_locks_nothing_is_removed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a file system without locks, no scratch directory is removed."""
+
     def refused(descriptor: int) -> bool:
         raise OSError("no locks on this file system")
 

@@ -1,4 +1,4 @@
-"""A step that takes too long is told by another thread; who takes another step is not late."""
+"""Tests of the time limit for steps: a watching thread ends a process whose step hangs."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ LOOK_S = 0.25
 
 
 class Ended(BaseException):
-    """In place of the process' end."""
+    """An exception in place of the end of the process."""
 
 
 class Sent(list[Any]):
-    """A connection that keeps what is sent."""
+    """A fake connection that records what is sent."""
 
     send = list.append
 
 
 @pytest.fixture
 def limit(monkeypatch: pytest.MonkeyPatch) -> StepLimit:
-    """Of a process whose end is an exception."""
+    """Return the step limit of a process whose exit raises ``Ended``."""
 
     def end(status: int) -> None:
         raise Ended(status)
@@ -38,6 +38,7 @@ def limit(monkeypatch: pytest.MonkeyPatch) -> StepLimit:
 
 
 def test_a_step_is_late_after_as_many_looks_as_it_may_take() -> None:
+    """A step is overdue once it was seen running for more checks than its limit has intervals."""
     limit = StepLimit(LOOK_S)
     limit.start_step(1.0)
     assert [limit.check_overdue() for _ in range(6)] == [False] * 5 + [True]
@@ -49,6 +50,7 @@ def test_a_step_is_late_after_as_many_looks_as_it_may_take() -> None:
 
 
 def test_who_is_stuck_says_where_and_ends(limit: StepLimit) -> None:
+    """A process whose step is overdue reports the place in the code and exits."""
     answers = AnswerChannel(sent := Sent())  # type: ignore[arg-type]
     limit.start_step(1.0)
     with pytest.raises(Ended, match=str(EXIT_STUCK)):  # noqa: PT012
@@ -61,11 +63,12 @@ def test_who_is_stuck_says_where_and_ends(limit: StepLimit) -> None:
 
 
 def test_who_answers_at_the_last_moment_is_not_stuck(limit: StepLimit) -> None:
+    """A step that ends just before the watching thread acts is not overdue."""
     answers = AnswerChannel(sent := Sent())  # type: ignore[arg-type]
     limit.start_step(0.0)
 
     class JustThen:
-        """Of the lock: while the watching thread waits for it, the answer goes out."""
+        """A lock during whose acquisition the step ends."""
 
         def __enter__(self) -> None:
             limit.end_step()

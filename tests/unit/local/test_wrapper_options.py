@@ -1,4 +1,4 @@
-"""Options of ParallelWrapper: those of training, and none of Spark's."""
+"""Tests of a ``ParallelWrapper``'s options: those of training are taken, Spark's are refused."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ RULE = resolve_round_options(AVERAGING, None, None, None)
 
 
 def test_options_of_training_and_of_the_mesh_stand_side_by_side() -> None:
+    """Training options and mesh options are given together, and override environment variables."""
     given = {"publish_every": 4, "lease_s": 3.0, "threshold_algorithm": FixedThreshold(0.5)}
     made = resolve_options(
         given, SHARED, None, {"SPARKSTROM_LEASE_S": "7", "SPARKSTROM_RNG_SEED": "9"}
@@ -50,11 +51,13 @@ def test_options_of_training_and_of_the_mesh_stand_side_by_side() -> None:
     ],
 )
 def test_what_means_nothing_here_is_refused_by_name(given: dict[str, Any], why: str) -> None:
+    """An option without effect in a ``ParallelWrapper`` is refused with its name and the reason."""
     with pytest.raises(UsageError, match=why):
         resolve_options(given, SHARED, None, {})
 
 
 def test_where_nothing_is_sent_no_threshold_is_taken() -> None:
+    """Averaging sends no updates, so options of updates are refused."""
     assert (
         resolve_options({"batch_size_per_worker": 7}, AVERAGING, RULE, {}).batch_size_per_worker
         == 7
@@ -65,6 +68,7 @@ def test_where_nothing_is_sent_no_threshold_is_taken() -> None:
 
 @pytest.mark.parametrize("given", [{"min_workers": 99}, {"start_timeout": 1.0}])
 def test_where_all_meet_nobody_is_done_without(given: dict[str, Any]) -> None:
+    """Averaging needs all workers in each round, so it refuses options for starting with fewer."""
     (name,) = given
     assert getattr(resolve_options(given, SHARED, None, {}), name) == given[name]
     with pytest.raises(UsageError, match=f"all workers meet every .* leave out {name}="):
@@ -80,12 +84,13 @@ def test_where_all_meet_nobody_is_done_without(given: dict[str, Any]) -> None:
     ],
 )
 def test_what_is_of_rounds_names_the_mode_to_take(given: tuple[Any, Any, Any], takes: str) -> None:
+    """An option of rounds is refused with SHARED_GRADIENTS, and the error names the right mode."""
     with pytest.raises(UsageError, match=f"training_mode=SHARED_GRADIENTS; take {takes}"):
         resolve_round_options(SHARED, *given)
 
 
 def test_a_checkpoint_has_each_workers_state_where_each_has_its_own() -> None:
-    """Without being asked for, and whatever the environment says."""
+    """Checkpoints have all optimizer states if these aren't averaged, whatever the environment."""
     env = {"SPARKSTROM_CHECKPOINT_UPDATERS": "all"}
     assert resolve_options({}, AVERAGING, RULE, env).checkpoint_updaters == "one"
     own = resolve_round_options(AVERAGING, None, False, None)

@@ -1,4 +1,4 @@
-"""Synchronous rounds, by workers that answer in this process: what of a fit is left to chance."""
+"""Tests of synchronous rounds of a ``ParallelWrapper``, whose workers run in this process."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Y = (X[:, 0] > X[:, 1]).astype(int)
 
 @pytest.fixture
 def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., ParallelWrapper]]:
-    """``alone(**options)``: a wrapper in rounds, of one worker."""
+    """Return ``alone(**options)``, which creates a wrapper in rounds with one worker."""
     monkeypatch.setattr(local_rounds, "ActiveWorkers", WorkersHere)
     made: list[ParallelWrapper] = []
 
@@ -41,7 +41,7 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., ParallelWra
 
 
 class Watched(DenseNetwork):
-    """Notes what each of its steps, and each measurement, may take."""
+    """A network that records the time limits of its steps and measurements."""
 
     seen: ClassVar[set[tuple[str, float]]] = set()
 
@@ -62,7 +62,7 @@ def test_steps_and_measurements_may_take_as_long_as_step_timeout_says(
 
 
 class Losing(WorkersHere):
-    """Loses the process of a partition when it has trained its second round."""
+    """Workers of which one loses its process after its second round."""
 
     def __init__(self, pool: Any) -> None:
         super().__init__(pool)
@@ -83,7 +83,7 @@ class Losing(WorkersHere):
 def test_a_process_that_is_lost_is_replaced_and_its_round_repeated(
     alone: Callable[..., ParallelWrapper], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """To the same bits, with its own optimizer; it is reported, and nothing counts twice."""
+    """The result has the same bits, the loss is reported, and no minibatch counts twice."""
     found = []
     for workers in (WorkersHere, Losing):
         monkeypatch.setattr(local_rounds, "ActiveWorkers", workers)
@@ -99,7 +99,7 @@ def test_a_process_that_is_lost_is_replaced_and_its_round_repeated(
 
 
 def test_an_outer_optimizer_is_for_rounds(alone: Callable[..., ParallelWrapper]) -> None:
-    """A step of 1 without momentum leads to the mean."""
+    """An outer SGD with rate 1 and without momentum gives the mean, like averaging without one."""
     mean, outer = alone(), alone(outer=Sgd(1.0))
     for made in (mean, outer):
         made.fit((X, Y), run_log="")
@@ -113,7 +113,7 @@ def test_an_outer_optimizer_is_for_rounds(alone: Callable[..., ParallelWrapper])
 def test_the_same_fit_stops_at_the_same_epoch_with_the_same_bits(
     alone: Callable[..., ParallelWrapper],
 ) -> None:
-    """However short its epochs are: rounds wait for who judges them."""
+    """A fit waits after each epoch for the decision to stop, however short the epoch is."""
     rule, found = EarlyStopping(patience=2), []
     for _ in range(2):
         made = alone()
@@ -128,7 +128,7 @@ def test_the_same_fit_stops_at_the_same_epoch_with_the_same_bits(
 
 
 class Failing(DenseNetwork):
-    """Fails in each step while ``fails`` is True."""
+    """A network whose steps fail while ``fails`` is True."""
 
     fails: ClassVar[bool] = False
 
@@ -146,7 +146,7 @@ def fail(*given: Any, **named: Any) -> Any:
 def test_a_fit_that_fails_uses_no_optimizer_state_up(
     alone: Callable[..., ParallelWrapper], monkeypatch: pytest.MonkeyPatch, begins: bool
 ) -> None:
-    """The next fit's momentum and schedule continue where the last complete fit ended."""
+    """After a failed fit, momentum and schedule continue from the last complete fit."""
     made = alone(Failing)
     made.fit((X, Y), run_log="")
     before, minibatches = made._state.value, made._state.minibatches_before
@@ -168,7 +168,7 @@ def test_a_fit_that_fails_uses_no_optimizer_state_up(
 def test_an_iterator_that_a_fit_has_used_up_is_refused(
     alone: Callable[..., ParallelWrapper],
 ) -> None:
-    """Whatever the mode: nothing is begun."""
+    """In both modes, a fit on an exhausted iterator is refused before it starts."""
     rows, made = zip(X, Y, strict=True), alone()
     assert made.fit(rows, run_log="").minibatches == 20
     for each in (made, alone(training_mode="SHARED_GRADIENTS")):
@@ -181,13 +181,14 @@ def test_an_iterator_that_a_fit_has_used_up_is_refused(
 def test_where_all_rows_are_held_out_nothing_is_trained(
     alone: Callable[..., ParallelWrapper],
 ) -> None:
+    """A fit whose rows are all held out is refused."""
     table = pa.table({"features": list(X), "label": Y, "held": np.ones(len(X), bool)})
     with pytest.raises(UsageError, match="all 1 partitions are empty: there are no rows to train"):
         alone().fit(table, validation="held", run_log="")
 
 
 def test_held_out_rows_may_be_data_of_their_own(alone: Callable[..., ParallelWrapper]) -> None:
-    """The same rows in one table, with a column that says which: equal figures."""
+    """A separate table of held-out rows gives the same figures as a column that marks them."""
     held = np.arange(len(X)) % 4 == 3
     one = pa.table({"features": list(X), "label": Y, "held": held})
     both = [one.filter(pa.array(flags)).drop_columns(["held"]) for flags in (~held, held)]
@@ -203,6 +204,8 @@ def test_held_out_rows_may_be_data_of_their_own(alone: Callable[..., ParallelWra
 def test_parameters_without_room_on_the_disk_are_refused(
     alone: Callable[..., ParallelWrapper], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A full disk raises ``SetupError`` with the size of the parameters' file."""
+
     def full(descriptor: int, offset: int, n_bytes: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 

@@ -1,7 +1,7 @@
-"""Run logs for tests: that of a real fit, in which a worker was killed, and changes to it.
+"""Run logs for tests: that of a real fit in which processes were killed, and modified copies.
 
-``killed_worker.jsonl`` is of four workers on two executors of one machine, 20 ms of sleep in each
-step; one Python worker and one media driver were killed.
+``killed_worker.jsonl`` is from four workers on two executors of one machine, with 20 ms of sleep
+in each step; one Python worker and one media driver were killed.
 """
 
 from __future__ import annotations
@@ -12,23 +12,24 @@ from pathlib import Path
 from typing import Any
 
 REAL = Path(__file__).parent / "killed_worker.jsonl"
-PLOTS = 10  # of a fit that is done
+PLOTS = 10  # plots on the page of a completed fit
 
 Line = dict[str, Any]
 
 
 def real() -> list[Line]:
+    """Return the lines of the real run log."""
     return [json.loads(line) for line in REAL.read_text().splitlines()]
 
 
 def written(path: Path, lines: Iterable[Line], torn: str = "") -> Path:
-    """As ``JsonLines`` does; NaN and infinity as Python writes them."""
+    """Write the lines like ``JsonLines``, but NaN and infinity as Python does, then ``torn``."""
     path.write_text("".join(json.dumps(line) + "\n" for line in lines) + torn)
     return path
 
 
 def long(iterations: int) -> list[Line]:
-    """The same fit with so many iterations, which rise and fall, and an epoch for each tenth."""
+    """Return the real fit with this many iterations, a rising and falling loss, and n/10 epochs."""
     begin, *middle, end = real()
     steps = [line for line in middle if line["event"] == "iteration"]
     others = [line for line in middle if line["event"] == "worker_change"]

@@ -1,4 +1,4 @@
-"""Epochs: what partitions report, live and at the end, becomes one history."""
+"""Tests of the epoch history: live counters and final reports of partitions are merged."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from sparkstrom.observe.telemetry import TrainingCounters, WorkerCounters
 
 
 def log_of(partition: int, epochs: range, attempt: int = 0, held: float = 1.0) -> EpochLog:
+    """Return a log of these epochs with known losses; ``held`` scales the held-out loss."""
     log = EpochLog(partition, attempt)
     for epoch in epochs:
         log.add(PartitionEpoch(epoch, 8.0 - epoch, 4, held * (10 - epoch), 2.0))
@@ -27,6 +28,7 @@ def log_of(partition: int, epochs: range, attempt: int = 0, held: float = 1.0) -
 
 
 def counters(log: EpochLog) -> WorkerCounters:
+    """Return the counters that a worker with this log sends."""
     report = log.report()
     newest = report["epochs"][-1]
     training = TrainingCounters(
@@ -40,6 +42,7 @@ def counters(log: EpochLog) -> WorkerCounters:
 
 
 def test_an_epoch_is_judged_when_all_have_reported_it() -> None:
+    """An epoch is complete when all given partitions have reported it."""
     book = EpochHistory()
     book.add_counters([counters(log_of(0, range(3))), counters(log_of(1, range(2), held=3.0))])
     assert book.epochs_reported_by({0, 1}) == [0, 1]
@@ -50,6 +53,7 @@ def test_an_epoch_is_judged_when_all_have_reported_it() -> None:
 
 
 def test_a_worker_that_has_finished_nothing_says_who_it_is() -> None:
+    """Workers without a completed epoch add no epoch to the history."""
     book = EpochHistory()
     silent, joined = (
         WorkerCounters(),
@@ -60,6 +64,7 @@ def test_a_worker_that_has_finished_nothing_says_who_it_is() -> None:
 
 
 def test_tasks_reports_fill_what_was_not_seen_live() -> None:
+    """Final reports fill in the epochs that live counters no longer contained."""
     log = log_of(0, range(80))
     book = EpochHistory(first_epoch=10)
     book.add_counters([counters(log)])
@@ -72,6 +77,7 @@ def test_tasks_reports_fill_what_was_not_seen_live() -> None:
 
 
 def test_the_task_that_took_over_has_the_last_word() -> None:
+    """For epochs that two attempts of a partition trained, the later attempt's figures count."""
     book = EpochHistory()
     book.add_counters(
         [counters(log_of(0, range(2))), counters(log_of(0, range(1, 3), 7, held=5.0))]
@@ -81,6 +87,7 @@ def test_the_task_that_took_over_has_the_last_word() -> None:
 
 
 def test_sums_do_not_depend_on_who_comes_first() -> None:
+    """Sums over partitions are exact, so they do not depend on the order of the reports."""
     logs = [log_of(p, range(1), held=h) for p, h in enumerate((1e16, 1.0, -1e16))]
     for order in (logs, logs[::-1]):
         book = EpochHistory()
@@ -89,6 +96,7 @@ def test_sums_do_not_depend_on_who_comes_first() -> None:
 
 
 def test_nothing_held_out_is_nothing_measured() -> None:
+    """Without held-out rows, the validation loss is NaN and the weight 0."""
     log = EpochLog()
     log.add(PartitionEpoch(0, 1.0, 2))
     book = EpochHistory()
@@ -99,7 +107,7 @@ def test_nothing_held_out_is_nothing_measured() -> None:
 
 
 def test_epochs_shorter_than_the_time_between_two_looks_have_all_their_figures() -> None:
-    """Their counters come together; each has its loss and the rows of all partitions."""
+    """Epochs that arrive together each have their own loss and all partitions' examples."""
     book = EpochHistory()
     book.add_counters([counters(log_of(0, range(20))), counters(log_of(1, range(18)))])
     told = [book.epoch(epoch) for epoch in book.epochs_reported_by({0, 1})]
@@ -108,6 +116,7 @@ def test_epochs_shorter_than_the_time_between_two_looks_have_all_their_figures()
 
 
 def test_epochs_that_have_been_heard_leave_the_counters() -> None:
+    """Counters contain only epochs that ended recently, and at least a minimum number."""
     now_s = [0.0]
     log = EpochLog(0, 0, lambda: now_s[0])
     for epoch in range(40):
@@ -119,6 +128,7 @@ def test_epochs_that_have_been_heard_leave_the_counters() -> None:
 
 
 def test_figures_leave_room_for_other_counters() -> None:
+    """Counters contain at most a maximum number of epochs, the newest ones."""
     figures = log_of(0, range(100)).recent_figures()
     assert figures is not None
     assert len(figures.held_sums) == RECENT_EPOCHS_MAX
@@ -126,6 +136,7 @@ def test_figures_leave_room_for_other_counters() -> None:
 
 
 def test_a_fit_that_goes_on_knows_the_epochs_before_it() -> None:
+    """A resumed fit has the figures of the epochs before it, but reports only new epochs."""
     book = EpochHistory(first_epoch=10)
     book.add_reports([log_of(0, range(4)).report(), log_of(1, range(2), held=3.0).report()])
     told = json.loads(json.dumps(book.report({0: 4, 1: 2})))
@@ -136,14 +147,14 @@ def test_a_fit_that_goes_on_knows_the_epochs_before_it() -> None:
     assert later.epochs_reported_by({0, 1}) == []
     later.add_reports(
         [log_of(1, range(2, 5), 9, held=3.0).report()]
-    )  # the other trains epoch 5 still
+    )  # partition 0 still trains epoch 5
     assert later.epochs_reported_by({0, 1}) == [2, 3]
     assert later.epoch(3) == EpochHistory(10, book._attempts | later._attempts).epoch(3)
     assert [one.epoch for one in later.history()] == [11, 12, 13, 14, 15]
 
 
 def test_a_position_that_is_ahead_of_what_was_told_of_it_holds_nothing_up() -> None:
-    """Counters come a moment after the commit that they belong to."""
+    """An epoch counts as reported if a silent partition's position in the checkpoint is later."""
     book = EpochHistory()
     book.add_counters([counters(log_of(0, range(2)))])
     told = json.loads(json.dumps(book.report({0: 3, 1: 1})))
@@ -152,14 +163,14 @@ def test_a_position_that_is_ahead_of_what_was_told_of_it_holds_nothing_up() -> N
     later.add_reports([log_of(1, range(1, 3), 9).report()])
     assert later.epochs_resumed_from == 1
     assert later.epochs_reported_by({0, 1}) == [1, 2]
-    assert later.epoch(2).examples == 4  # of the one that was told
-    assert math.isnan(later.epoch(2).validation)  # early stopping must not judge by it
+    assert later.epoch(2).examples == 4  # of partition 1, which reported
+    assert math.isnan(later.epoch(2).validation)  # so early stopping does not judge by it
     later.add_reports([log_of(0, range(2, 3), 9).report()])
     assert later.epoch(2).validation == 4.0
 
 
 def test_missing_figures_of_a_resumed_epoch_leave_its_held_out_rows_unknown() -> None:
-    """There may be some, also if no partition that has reported has any."""
+    """The held-out weight is NaN, not 0, if a partition's figures of the epoch are missing."""
     book = EpochHistory()
     book.restore(json.loads(json.dumps(EpochHistory().report({0: 1, 1: 0}))))
     book.add_reports(
@@ -171,7 +182,7 @@ def test_missing_figures_of_a_resumed_epoch_leave_its_held_out_rows_unknown() ->
 
 
 def test_a_checkpoint_has_no_validation_of_some_partitions_alone() -> None:
-    """One partition still evaluates its held-out rows of the epoch that is trained."""
+    """In a checkpoint, an epoch's validation loss is NaN if only some partitions reported it."""
     book = EpochHistory()
     book.add_counters([counters(log_of(0, range(2))), counters(log_of(1, range(1), held=3.0))])
     later = EpochHistory()
@@ -181,5 +192,5 @@ def test_a_checkpoint_has_no_validation_of_some_partitions_alone() -> None:
     assert math.isnan(second.validation)
     assert (second.examples, second.partitions) == (4, 1)
     again = EpochHistory()
-    again.restore(later.report({0: 2, 1: 2}))  # nothing more becomes unknown
+    again.restore(later.report({0: 2, 1: 2}))  # a second restore makes no more figures unknown
     assert again.history()[0] == first

@@ -1,4 +1,4 @@
-"""What a new user sees without asking: listeners' lines, held-out figures, a short summary."""
+"""Tests of the default output: listeners' lines, held-out figures and the short summary."""
 
 from __future__ import annotations
 
@@ -31,6 +31,7 @@ MADE = {
 def test_a_listeners_line_is_seen_where_nobody_configured_logging(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Without configured logging, a listener's line goes to standard error."""
     monkeypatch.setattr(log, "propagate", False)  # pytest's own handlers are further up
     monkeypatch.setitem(sys.modules, "tqdm", None)
     event = SimpleNamespace(loss=0.5, minibatches=200)
@@ -41,6 +42,7 @@ def test_a_listeners_line_is_seen_where_nobody_configured_logging(
 def test_a_listeners_line_goes_to_a_log_that_shows_it(
     capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
+    """If logging is configured, a listener's line goes to the log only."""
     with caplog.at_level(logging.INFO, log.name):
         log_or_print("loss 100% of 1")
     assert caplog.messages == ["loss 100% of 1"]
@@ -48,6 +50,7 @@ def test_a_listeners_line_goes_to_a_log_that_shows_it(
 
 
 def test_a_stderr_that_is_gone_ends_no_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A missing or failing standard error raises no exception."""
     monkeypatch.setattr(log, "propagate", False)
     monkeypatch.setitem(sys.modules, "tqdm", None)
     for stream in (None, SimpleNamespace(write=_fails, flush=_fails)):
@@ -66,6 +69,7 @@ def test_the_held_out_figure_is_in_the_progress_line() -> None:
 
 
 def test_the_newest_epochs_held_out_figure_is_kept() -> None:
+    """The progress line keeps the newest known held-out figure when a later epoch has none."""
     progress = ProgressListener(SimpleNamespace())
     progress.on_epoch(Epoch(1, 0.5, 10, 0.25, 2, held_weight=4.0))
     progress.on_epoch(Epoch(2, 0.5, 10, float("nan"), 2, held_weight=4.0))
@@ -73,6 +77,7 @@ def test_the_newest_epochs_held_out_figure_is_kept() -> None:
 
 
 def test_a_summary_is_short_and_says_how_to_see_more() -> None:
+    """The short summary has at most 15 lines and mentions how to print all figures."""
     page = summary_text(MADE)
     assert page.splitlines()[0] == "2 workers trained 3 epochs of 1,000 parameters in 10 s"
     assert "0.25 in the last epoch" in page
@@ -85,15 +90,17 @@ def test_a_summary_is_short_and_says_how_to_see_more() -> None:
 
 
 def test_compiling_is_announced_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A message announces the compilation of kernels only if they are not compiled yet."""
     said: list[str] = []
     backends.warm_up()
     backends.warm_up(say=said.append)
-    assert said == []  # a machine that has them
+    assert said == []  # kernels are compiled already
     monkeypatch.setattr(compiled, "are_compiled", lambda: False)
     backends.warm_up(say=said.append)
     assert said == ["sparkstrom: compiling kernels, once per machine: about 20 s"]
 
 
 def test_a_tiny_model_is_not_said_to_send_zero_times_less() -> None:
+    """The comparison with dense updates is left out if dense updates would be smaller."""
     assert "100 times less than dense updates" in summary_text(MADE)
     assert "times less" not in summary_text({**MADE, "bytes_dense": 5})

@@ -1,4 +1,4 @@
-"""All workers together: what is added up, and what counts once for a partition."""
+"""Tests of the totals of a fit: which counters are summed, and which count once per partition."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from sparkstrom.observe.telemetry import (
 
 
 def told(*training: TrainingCounters) -> FitTotals:
+    """Return the totals of these training counters and of one worker without any."""
     silent = WorkerCounters(
         None, NodeCounters(rejected=1, ignored=2, links=LinkBytes({}, 3.0)), ("new",)
     )
@@ -21,6 +22,7 @@ def told(*training: TrainingCounters) -> FitTotals:
 
 
 def test_workers_are_added_up() -> None:
+    """Counters are summed over workers; the threshold is the mean of those that are known."""
     total = told(
         TrainingCounters(0, hits=3, residual_square=9.0, tau=0.25),
         TrainingCounters(1, hits=4, residual_square=16.0, tau=0.75),
@@ -33,10 +35,12 @@ def test_workers_are_added_up() -> None:
 
 
 def test_of_nobody_there_is_no_threshold() -> None:
+    """Without workers, the threshold is None."""
     assert FitTotals.from_counters([]).training.tau is None
 
 
 def test_who_replaces_a_worker_reads_the_same_rows() -> None:
+    """Rows held out and bytes spilled count once per partition if a second attempt trained it."""
     training = told(
         TrainingCounters(0, rows_held_out=5, spilled_bytes=7, examples=1),
         TrainingCounters(1, rows_held_out=6, spilled_bytes=8, examples=1),
@@ -46,10 +50,12 @@ def test_who_replaces_a_worker_reads_the_same_rows() -> None:
 
 
 def waiting(workers: int, minibatches: int, **masses: Any) -> float:
+    """Return the mean wait of changes in residuals, in minibatches of the whole fit."""
     return told(TrainingCounters(**masses)).residual_wait_minibatches(workers, minibatches)
 
 
 def test_waiting_is_counted_in_minibatches_of_the_fit() -> None:
+    """The wait in residuals is in minibatches of all workers, and at most the fit's minibatches."""
     assert waiting(4, 1000, mass_waited=60.0, mass_left=3.0) == 80.0
     assert waiting(4, 50, mass_waited=60.0, mass_left=3.0) == 50.0  # no longer than the fit
     assert waiting(4, 50, mass_waited=60.0, mass_left=0.0) == 50.0

@@ -1,4 +1,4 @@
-"""The listeners that come with the package: what they say, keep and write."""
+"""Tests of the package's listeners: what they print, record and write to files."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ FIRST = Iteration(
 
 
 def later(minibatches: int, **changes: Any) -> Iteration:
-    """A minibatch takes 0.1 s and has 8 examples."""
+    """Return an event after these minibatches of a fit with 0.1 s and 8 examples per minibatch."""
     seconds, examples = 1.0 + minibatches / 10, 8 * minibatches
     known = {"loss": 1 / minibatches, "seconds": seconds, "examples": examples} | changes
     return replace(FIRST, minibatches=minibatches, **known)
@@ -52,12 +52,14 @@ def epoch(number: int, validation: float | None = None) -> EpochEnd:
 
 
 def tell(listener: Any, *iterations: Iteration) -> None:
+    """Begin a fit with the listener and pass it these iterations."""
     listener.on_fit_begin(BEGIN)
     for iteration in iterations:
         listener.on_iteration(iteration)
 
 
 def test_scores_are_said_every_so_many_minibatches() -> None:
+    """The score is printed at the first event at or after each multiple of the frequency."""
     said: list[str] = []
     tell(ScoreIterationListener(20, said.append), FIRST, *map(later, (19, 20, 21, 45, 59, 60)))
     assert said == [
@@ -68,6 +70,7 @@ def test_scores_are_said_every_so_many_minibatches() -> None:
 
 
 def test_a_second_fit_counts_anew() -> None:
+    """At the start of a second fit, minibatches are counted from 0 again."""
     scores = CollectScoresListener(20)
     for _ in range(2):
         tell(scores, later(20), later(21))
@@ -75,6 +78,7 @@ def test_a_second_fit_counts_anew() -> None:
 
 
 def test_performance_is_that_since_the_last_line() -> None:
+    """The printed speed is that since the listener's previous line."""
     said: list[str] = []
     tell(PerformanceListener(10, said.append), later(10), later(30))
     assert said[1] == (
@@ -83,12 +87,14 @@ def test_performance_is_that_since_the_last_line() -> None:
 
 
 def test_the_remaining_time_leaves_the_start_out() -> None:
+    """The remaining time is estimated without the minibatches before the first event."""
     said: list[str] = []
     tell(TimeIterationListener(10, said.append), replace(FIRST, seconds=0.0), later(10), later(40))
     assert said == ["remaining: 0 min 10 s"]
 
 
 def test_rows_are_evaluated_every_so_many_epochs() -> None:
+    """Rows are evaluated every ``frequency`` epochs, with the arguments given to the listener."""
     asked: list[Any] = []
 
     class Found:
@@ -119,6 +125,7 @@ def test_a_frequency_must_be_a_number_of_minibatches(kind: Any, frequency: Any) 
 
 
 def test_a_lost_worker_is_told_when_it_happens_and_its_return() -> None:
+    """The loss of a worker is printed at once, and its replacement when it has joined."""
     said: list[str] = []
     log = WorkerChangeReporter(said.append)
     both = frozenset({0, 1})
@@ -143,6 +150,7 @@ def test_a_lost_worker_is_told_when_it_happens_and_its_return() -> None:
 
 
 def test_every_event_is_a_line_that_json_reads(tmp_path: Path) -> None:
+    """Each event is one line of JSON; NaN is written as null and functions are left out."""
     lines = JsonLines(tmp_path / "new" / "run.jsonl")
     tell(lines, FIRST)
     lines.on_worker_change(WorkerChange(frozenset({1, 0}), frozenset(), frozenset({1, 0}), 0.5))
@@ -162,6 +170,7 @@ def test_every_event_is_a_line_that_json_reads(tmp_path: Path) -> None:
 
 
 def test_lines_are_there_while_the_fit_goes_on_and_a_torn_one_is_left_out(tmp_path: Path) -> None:
+    """Lines can be read during the fit; a torn last line is skipped."""
     path = tmp_path / "run.jsonl"
     lines = JsonLines(path)
     tell(lines, FIRST)
@@ -173,6 +182,7 @@ def test_lines_are_there_while_the_fit_goes_on_and_a_torn_one_is_left_out(tmp_pa
 
 
 def test_a_fit_that_is_added_to_a_torn_file_begins_on_a_line_of_its_own(tmp_path: Path) -> None:
+    """A fit that is appended to a file with a torn last line begins on a new line."""
     lines = JsonLines(tmp_path / "run.jsonl")
     lines.path.write_text('{"event": "epo')
     for _ in range(2):
@@ -183,6 +193,7 @@ def test_a_fit_that_is_added_to_a_torn_file_begins_on_a_line_of_its_own(tmp_path
 
 
 def test_iterations_do_not_flood_the_file(tmp_path: Path) -> None:
+    """Lines of iterations are at least half a second apart."""
     lines = JsonLines(tmp_path / "run.jsonl")
     tell(lines, *(later(n, seconds=n / 100) for n in range(1, 201)))
     lines.on_fit_end(FitEnd(None, None, 2.0))
@@ -191,6 +202,7 @@ def test_iterations_do_not_flood_the_file(tmp_path: Path) -> None:
 
 
 def test_odd_values_become_plain_ones() -> None:
+    """Values without a JSON form become null, strings, lists or dictionaries."""
     odd = {"a": math.inf, 1: (1, {2}), "p": Path("/x"), "b": True, "o": print}
     found = to_json_value(odd)
     assert json.loads(json.dumps(found, allow_nan=False)) == found
@@ -201,6 +213,7 @@ def test_odd_values_become_plain_ones() -> None:
 
 
 def curves(listener: TrainingListener) -> None:
+    """Pass the listener a fit of four iterations and one epoch."""
     listener.on_fit_begin(BEGIN)
     for minibatches in (10, 20, 21, 40):
         listener.on_iteration(later(minibatches))
@@ -209,6 +222,7 @@ def curves(listener: TrainingListener) -> None:
 
 
 def test_tensorboard_reads_what_is_written(tmp_path: Path) -> None:
+    """TensorBoard's reader finds the scalars that the listener wrote."""
     reading: Any = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     curves(TensorBoardListener(str(tmp_path)))
     found = reading.EventAccumulator(str(tmp_path)).Reload()
@@ -219,6 +233,7 @@ def test_tensorboard_reads_what_is_written(tmp_path: Path) -> None:
 
 
 def test_mlflow_reads_what_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """MLflow's client finds the parameters, metrics and status that the listener wrote."""
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")  # a server needs a database
     mlflow: Any = pytest.importorskip("mlflow")
     listener = MlflowListener(f"file:{tmp_path}/runs", "digits")
@@ -236,6 +251,8 @@ def test_mlflow_reads_what_is_written(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_a_missing_library_is_told_before_any_work(
     kind: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A listener whose library is not installed raises ``SetupError`` when it is created."""
+
     def missing(name: str) -> None:
         raise ImportError(f"No module named {name!r}")
 
@@ -245,7 +262,7 @@ def test_a_missing_library_is_told_before_any_work(
 
 
 def test_a_named_pipe_is_no_run_log(tmp_path: Path) -> None:
-    """To open one the usual way waits for its reader."""
+    """A named pipe raises an error at once; opening it the usual way would wait for a reader."""
     os.mkfifo(tmp_path / "log.jsonl")
     with pytest.raises(OSError, match="it is not a regular file"):
         JsonLines(tmp_path / "log.jsonl").on_fit_begin(BEGIN)

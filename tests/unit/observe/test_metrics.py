@@ -1,4 +1,4 @@
-"""Metrics against scikit-learn's, and whatever way the rows are cut into parts."""
+"""Tests that metrics equal scikit-learn's, and do not depend on how rows are divided into parts."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ SCORES = np.round(random.random(200), 2).astype(np.float32)  # with ties
 
 @pytest.mark.parametrize("average", ["macro", "micro", "weighted", None])
 def test_classification_is_scikit_learns(average: str | None) -> None:
+    """Accuracy, precision, recall, F1 and the confusion matrix equal scikit-learn's."""
     ours = Classification.from_predictions(LABELS, FOUND, 5)  # class 4 never occurs
     theirs: dict[str, Any] = {"average": average, "zero_division": 0}
     np.testing.assert_array_equal(
@@ -38,6 +39,7 @@ def test_classification_is_scikit_learns(average: str | None) -> None:
 
 
 def test_two_classes_show_class_one() -> None:
+    """``average="binary"`` gives class 1's figures; with more than two classes it is refused."""
     ours = Classification.from_predictions(LABELS > 1, FOUND > 1, 2)
     assert ours.f1("binary") == pytest.approx(sk.f1_score(LABELS > 1, FOUND > 1))
     with pytest.raises(UsageError, match=r"average='binary' of 4 classes"):
@@ -59,6 +61,7 @@ def test_regression_is_scikit_learns() -> None:
 
 
 def test_a_large_mean_does_not_eat_the_spread() -> None:
+    """R² is accurate if the values' mean is much larger than their spread."""
     far = (VALUES[:, 0] + np.float32(1e6)).astype(np.float32)
     ours = Regression.from_predictions(far, GUESSES[:, 0] + np.float32(1e6))
     theirs = sk.r2_score(far.astype(np.float64), (GUESSES[:, 0] + np.float32(1e6)).astype(float))
@@ -66,6 +69,7 @@ def test_a_large_mean_does_not_eat_the_spread() -> None:
 
 
 def test_labels_that_are_all_equal() -> None:
+    """With equal labels, R² is 1 if all predictions are right, else 0; of one row it is NaN."""
     same = np.ones(4, np.float32)
     assert Regression.from_predictions(same, same).r2 == 1.0
     assert Regression.from_predictions(same, np.zeros(4)).r2 == 0.0
@@ -73,6 +77,7 @@ def test_labels_that_are_all_equal() -> None:
 
 
 def test_roc_is_scikit_learns() -> None:
+    """The ROC curve, its area and the average precision equal scikit-learn's."""
     ours = Roc.from_scores(LABELS == 1, SCORES)
     for mine, theirs in zip(
         ours.curve(), sk.roc_curve(LABELS == 1, SCORES, drop_intermediate=False), strict=True
@@ -84,17 +89,20 @@ def test_roc_is_scikit_learns() -> None:
 
 
 def test_one_kind_of_rows_has_no_area() -> None:
+    """Area and average precision are NaN if all rows have the same label."""
     assert math.isnan(Roc.from_scores(np.array([True, True]), np.array([0.1, 0.2])).auc)
     assert math.isnan(Roc.from_scores(np.array([False]), np.array([0.1])).average_precision)
 
 
 def test_a_zero_of_either_sign_is_one_score() -> None:
+    """Scores of 0.0 and -0.0 are ties."""
     assert Roc.from_scores(np.array([True, False]), np.array([0.0, -0.0])).auc == 0.5
 
 
 @settings(max_examples=30)
 @given(st.randoms(use_true_random=False), st.integers(1, 7))
 def test_no_figure_depends_on_the_parts(chance: Any, parts: int) -> None:
+    """Merged metrics equal those of all rows, for any division and order of the rows."""
     where = np.array([chance.randrange(parts) for _ in LABELS])
     order = np.array(chance.sample(range(200), 200))
     chosen = [order[where == part] for part in range(parts)]

@@ -1,4 +1,4 @@
-"""What others wrote: harmless on a terminal, one line, and not more of it than is granted."""
+"""Tests of text from other processes: control characters are escaped, length and rate limited."""
 
 from __future__ import annotations
 
@@ -21,21 +21,25 @@ from sparkstrom.observe.progress import RateLimiter, to_printable_line
     ],
 )
 def test_control_characters_are_written_out(text: str, shown: str) -> None:
+    """Control characters and lone surrogates are shown as escapes; tabs become spaces."""
     assert to_printable_line(text) == shown
 
 
 @pytest.mark.parametrize("text", ["x" * 10_000_000, "\x00" * 300, "\t" * 300])
 def test_a_line_has_an_end(text: str) -> None:
+    """A longer text is cut to the maximum length and ends with an ellipsis."""
     shown = to_printable_line(text, 20)
     assert len(shown) == 20
     assert shown.endswith("…")
 
 
 def test_what_just_fits_is_whole() -> None:
+    """A text of exactly the maximum length is not cut."""
     assert to_printable_line("x" * 20, 20) == "x" * 20
 
 
 def test_some_at_once_then_one_so_often_and_so_many_in_all() -> None:
+    """A rate limiter allows a burst, then one call per interval, up to a total."""
     allowance = RateLimiter(burst=3, every_s=2.0, total=6)
     assert [allowance.allows(10.0) for _ in range(5)] == [True] * 3 + [False] * 2
     assert [allowance.allows(10.0 + second) for second in (1, 2, 3, 4)] == [

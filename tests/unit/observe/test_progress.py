@@ -1,4 +1,4 @@
-"""What is shown of a fit: the words, plain lines now and then, and silence where it is off."""
+"""Tests of the progress display of a fit: its texts, and the plain lines at intervals."""
 
 from __future__ import annotations
 
@@ -22,6 +22,8 @@ from sparkstrom.observe.progress_display import make_progress_display
 
 
 class Clock:
+    """A replacement of the module ``time`` that tests advance by hand."""
+
     now_s = 100.0
 
     def monotonic(self) -> float:
@@ -44,6 +46,7 @@ def line(
     epoch: float = 1.5,
     slow_links: int = 0,
 ) -> ProgressFigures:
+    """Return the figures of a fit of 3 epochs with 3 of 4 workers."""
     return ProgressFigures(
         phase, 3, 4, epoch, 3, loss, examples, 1234, 5_000_000, 5.2, waiting, 0.0123, 0.00071,
         slow_links,
@@ -51,6 +54,7 @@ def line(
 
 
 def test_a_log_gets_a_plain_line_now_and_then(clock: Clock) -> None:
+    """The plain display writes a line per interval, and if forced, without control characters."""
     stream = io.StringIO()
     shown = PlainTextDisplay(stream)
     for _ in range(100):
@@ -67,6 +71,7 @@ def test_a_log_gets_a_plain_line_now_and_then(clock: Clock) -> None:
 
 
 def test_a_long_fit_fills_no_log(clock: Clock) -> None:
+    """In a fit of six hours, the plain display writes about six lines a minute."""
     stream = io.StringIO()
     shown = PlainTextDisplay(stream)
     for _ in range(6 * 3600):
@@ -76,6 +81,7 @@ def test_a_long_fit_fills_no_log(clock: Clock) -> None:
 
 
 def test_another_phase_is_told_at_once(clock: Clock) -> None:
+    """The plain display writes a line at once when the phase changes, but does not repeat it."""
     stream = io.StringIO()
     shown = PlainTextDisplay(stream)
     for phase in ("starting 4 Python workers", "3 of 4 workers ready", "copying parameters"):
@@ -89,6 +95,7 @@ def test_another_phase_is_told_at_once(clock: Clock) -> None:
 
 
 def test_the_pace_is_that_of_the_last_seconds() -> None:
+    """Speed and remaining time are those of the last seconds: after a stall, zero and unknown."""
     pace = ProgressRate()
     pace.update(line(epoch=0.0), 0.0)
     assert (pace.examples_per_s, pace.remaining_s) == (None, None)
@@ -102,6 +109,7 @@ def test_the_pace_is_that_of_the_last_seconds() -> None:
 
 
 def test_what_matters_most_comes_first() -> None:
+    """The texts begin with epoch, loss, speed, remaining time, workers and slow links."""
     pace = ProgressRate(2000.4, 65.2)
     assert line(loss=0.25, slow_links=2).to_texts(pace)[:6] == [
         "epoch 1.5/3",
@@ -123,6 +131,7 @@ def test_times_are_read_as_on_a_clock(seconds: float, text: str) -> None:
 
 
 def test_what_is_said_stands_on_a_line_of_its_own(clock: Clock) -> None:
+    """A note is written as a line of its own."""
     stream = io.StringIO()
     shown = PlainTextDisplay(stream)
     shown.show(line())
@@ -131,6 +140,7 @@ def test_what_is_said_stands_on_a_line_of_its_own(clock: Clock) -> None:
 
 
 def test_switched_off_it_is_silent(capfd: pytest.CaptureFixture[str]) -> None:
+    """A display that is switched off writes nothing."""
     with closing(ProgressDisplay()) as shown:
         shown.show(line(), force=True)
         shown.say("waiting")
@@ -138,7 +148,7 @@ def test_switched_off_it_is_silent(capfd: pytest.CaptureFixture[str]) -> None:
 
 
 class Unwritable(io.StringIO):
-    """A stream that nobody reads, whose disk is full, or that is closed."""
+    """A stream whose every write fails, as if its reader were gone or its disk full."""
 
     encoding = "utf-8"
 
@@ -162,6 +172,7 @@ FAILURES = [BrokenPipeError(32, "Broken pipe"), OSError(28, "no space"), ValueEr
 def test_the_first_failure_of_a_stream_mutes_it_and_ends_no_fit(
     kind: type[PlainTextDisplay | TerminalBar], error: Exception, clock: Clock
 ) -> None:
+    """After its first failed write a display writes nothing more; the fit gets no exception."""
     stream = Unwritable(error)
     with closing(kind(stream)) as shown:
         shown.say("a note")
@@ -174,7 +185,7 @@ def test_the_first_failure_of_a_stream_mutes_it_and_ends_no_fit(
 def test_a_log_on_the_closed_stream_ends_no_fit_either(
     monkeypatch: pytest.MonkeyPatch, clock: Clock
 ) -> None:
-    """As of a program that became a daemon: logging reports the handler's error on that stream."""
+    """In a daemon with closed standard error, the failing log handler raises no exception."""
     stream = Unwritable(ValueError("closed file"))
     monkeypatch.setattr(sys, "stderr", stream)
     handler = logging.StreamHandler(stream)
@@ -191,6 +202,7 @@ def test_a_log_on_the_closed_stream_ends_no_fit_either(
 def test_a_program_without_standard_error_is_shown_nothing(
     kind: type[PlainTextDisplay | TerminalBar], monkeypatch: pytest.MonkeyPatch, clock: Clock
 ) -> None:
+    """Without standard error and output, the displays raise no exception."""
     monkeypatch.setattr(sys, "stderr", None)
     monkeypatch.setattr(sys, "stdout", None)
     assert isinstance(make_progress_display("auto"), PlainTextDisplay)
@@ -200,6 +212,7 @@ def test_a_program_without_standard_error_is_shown_nothing(
 
 
 def test_characters_that_the_stream_does_not_have_are_escaped(clock: Clock) -> None:
+    """Characters that the stream's encoding lacks are written as escapes."""
     written = io.BytesIO()
     with closing(PlainTextDisplay(io.TextIOWrapper(written, encoding="ascii"))) as shown:
         shown.say("a word…")

@@ -1,4 +1,4 @@
-"""The bar at the foot of a terminal: one line, drawn over, with everybody else's lines above it."""
+"""Tests of the terminal's progress bar: one line, redrawn in place, with other output above it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from tests.unit.observe.test_progress import line
 
 
 class Terminal(io.StringIO):
-    """A terminal of 100 columns, whose screen can be looked at."""
+    """A fake terminal of 100 columns that can show the content of its screen."""
 
     encoding = "utf-8"
 
@@ -39,7 +39,7 @@ class Terminal(io.StringIO):
         return True
 
     def screen(self) -> list[str]:
-        """Its lines, where a carriage return, an erasure and a new line do what they do."""
+        """Return the lines after carriage returns, erasures and newlines have had their effect."""
         rows, column = [""], 0
         for part in re.findall(r"\r|\n|\x1b\[J|[^\r\n\x1b]+", self.getvalue()):
             match part:
@@ -64,7 +64,7 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
 
 @contextmanager
 def shown_on(terminal: Terminal) -> Iterator[TerminalBar]:
-    """On standard error, and standard output is the same: pytest changes both at will."""
+    """Show a bar on this terminal as standard output and error; check that both are restored."""
     with redirect_stdout(terminal), redirect_stderr(terminal):
         with closing(TerminalBar()) as bar:
             yield bar
@@ -73,6 +73,7 @@ def shown_on(terminal: Terminal) -> Iterator[TerminalBar]:
 
 
 def test_one_line_is_drawn_over_and_over_and_ends_with_all_done(terminal: Terminal) -> None:
+    """The bar redraws one line during a fit and ends it with a newline when done."""
     with shown_on(terminal) as bar:
         bar.show(line(phase="starting 4 Python workers", epoch=0.0), force=True)
         assert terminal.screen() == ["sparkstrom: starting 4 Python workers  0 s"]
@@ -90,6 +91,7 @@ def test_one_line_is_drawn_over_and_over_and_ends_with_all_done(terminal: Termin
 
 
 def test_it_is_not_drawn_more_often_than_is_of_use(terminal: Terminal) -> None:
+    """Updates in quick succession are drawn at most twice."""
     with shown_on(terminal) as bar:
         for _ in range(100):
             bar.show(line())
@@ -100,6 +102,7 @@ def test_it_is_not_drawn_more_often_than_is_of_use(terminal: Terminal) -> None:
 def test_it_is_never_wider_than_the_terminal(
     columns: int, terminal: Terminal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The line is narrower than the terminal; figures are left out from the end."""
     with shown_on(terminal) as bar:
         monkeypatch.setenv("COLUMNS", str(columns))
         bar.show(line(loss=0.25, slow_links=3), force=True)
@@ -109,7 +112,7 @@ def test_it_is_never_wider_than_the_terminal(
 
 
 def test_it_is_drawn_in_a_terminal_that_does_not_know_its_size() -> None:
-    """Such as one of ``docker exec -t`` without a client's terminal, or of ``script`` in CI."""
+    """``docker exec -t`` without a client's terminal, for example, gives a terminal of size 0."""
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("4H", 0, 0, 0, 0))
     with os.fdopen(theirs, "w") as stream:
@@ -117,14 +120,14 @@ def test_it_is_drawn_in_a_terminal_that_does_not_know_its_size() -> None:
         bar = TerminalBar(stream)
         bar.show(RehearsalFigures("rehearsing", 0.5))
         drawn = ""
-        while "rehearsing  50%|" not in drawn:  # a terminal hands over what has arrived
+        while "rehearsing  50%|" not in drawn:  # a read returns what has arrived so far
             drawn += os.read(ours, 1000).decode()
         bar.close()
     os.close(ours)
 
 
 def test_the_cursor_rests_where_the_line_begins(terminal: Terminal) -> None:
-    """So does that of Spark's bar: each covers the other, and is covered."""
+    """The cursor returns to the line's start, so that Spark's bar and ours overwrite each other."""
     with shown_on(terminal) as bar:
         bar.show(line(), force=True)
         assert terminal.getvalue().endswith("\r")
@@ -137,12 +140,13 @@ def test_the_cursor_rests_where_the_line_begins(terminal: Terminal) -> None:
 
 
 def test_what_others_write_stands_above_it(terminal: Terminal) -> None:
+    """Notes and printed lines appear above the bar, also if a line is printed in two parts."""
     with shown_on(terminal) as bar:
         bar.show(line(), force=True)
         bar.say("sparkstrom lost a worker: partition 2 on host7: silent")
         print("printed")
         print("in two", end=" ")
-        bar.show(line(), force=True)  # not into the line that somebody has begun
+        bar.show(line(), force=True)  # must not be drawn into the unfinished line
         print("parts")
         screen = terminal.screen()
         assert screen[:-1] == [
@@ -154,6 +158,7 @@ def test_what_others_write_stands_above_it(terminal: Terminal) -> None:
 
 
 def test_log_lines_stand_above_it_and_handlers_are_as_before_afterwards(terminal: Terminal) -> None:
+    """Log lines appear above the bar; closing the bar restores the handlers' streams."""
     with shown_on(terminal) as bar:
         handler, log = logging.StreamHandler(sys.stderr), logging.getLogger("sparkstrom")
         log.addHandler(handler)
@@ -169,7 +174,7 @@ def test_log_lines_stand_above_it_and_handlers_are_as_before_afterwards(terminal
 
 
 def ends(call: Callable[[], object]) -> bool:
-    """Whether a call ends in a thread of its own, at once: none waits for a lock for ever."""
+    """Return whether the call, run in a thread, ends within 5 s and so waits for no lock."""
 
     def run() -> None:
         with suppress(OSError):  # a terminal that has failed
@@ -192,7 +197,7 @@ def logging_to(stream: Any, handler: type[logging.StreamHandler[Any]]) -> Iterat
 
 
 def test_it_waits_for_no_thread_that_is_about_to_log(terminal: Terminal) -> None:
-    """Such a thread holds its handler's lock, and waits for the bar."""
+    """The bar does not wait for a thread that holds a log handler's lock: no deadlock."""
     with (
         shown_on(terminal) as bar,
         logging_to(terminal, logging.StreamHandler) as handler,
@@ -204,7 +209,7 @@ def test_it_waits_for_no_thread_that_is_about_to_log(terminal: Terminal) -> None
 
 
 class Announced:
-    """A reentrant lock that tells when somebody asks for it."""
+    """A reentrant lock that sets an event when a thread asks for it."""
 
     def __init__(self) -> None:
         self._lock, self.wanted = threading.RLock(), threading.Event()
@@ -227,7 +232,7 @@ class Announced:
 def test_who_waits_for_tqdm_keeps_nobody_else_waiting(
     drawing: bool, terminal: Terminal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """``tqdm.write`` holds tqdm's lock while it writes a line above the bar."""
+    """While ``tqdm.write`` holds tqdm's lock, a thread that waits for it blocks no other output."""
     lock = Announced()
     monkeypatch.setattr(tqdm, "_lock", lock, raising=False)
     with shown_on(terminal) as bar:
@@ -250,7 +255,7 @@ def test_who_waits_for_tqdm_keeps_nobody_else_waiting(
 
 
 class Failing(Terminal):
-    """A terminal to which nothing can be written any more, once it is broken."""
+    """A terminal on which every write fails once ``broken`` is set."""
 
     broken = False
 
@@ -261,7 +266,7 @@ class Failing(Terminal):
 
 
 class Probing(logging.StreamHandler[Any]):
-    """Asks, for each record, whether another thread can write above the bar."""
+    """A log handler that records for each message whether another thread could print then."""
 
     def emit(self, record: logging.LogRecord) -> None:
         told = ends(lambda: sys.stdout.write("another thread's line\n"))
@@ -275,6 +280,7 @@ probed: list[tuple[str, bool]] = []
 def test_why_it_ended_is_logged_while_it_keeps_nobody_waiting(
     fails_in: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The reason for the bar's end is logged while other threads can still write above it."""
     terminal = Failing()
     probed.clear()
     with shown_on(terminal) as bar, logging_to(io.StringIO(), Probing):
@@ -297,6 +303,7 @@ def test_why_it_ended_is_logged_while_it_keeps_nobody_waiting(
 
 
 def test_a_terminal_that_fails_leaves_tqdm_s_lock_free() -> None:
+    """After the terminal fails, tqdm's lock is free."""
     terminal = Failing()
     terminal.broken = True
     with shown_on(terminal) as bar:
@@ -307,6 +314,7 @@ def test_a_terminal_that_fails_leaves_tqdm_s_lock_free() -> None:
 def test_what_goes_to_a_file_is_left_alone(
     terminal: Terminal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Output that goes to a file is not redirected through the bar."""
     file = io.StringIO()
     monkeypatch.setattr(sys, "stdout", file)
     monkeypatch.setattr(sys, "stderr", terminal)
@@ -321,6 +329,7 @@ def test_what_goes_to_a_file_is_left_alone(
 def test_of_a_fit_that_fails_the_last_drawing_stays_and_the_error_follows_it(
     terminal: Terminal,
 ) -> None:
+    """If a fit fails, the last drawing stays and the error is printed below it."""
     with shown_on(terminal) as bar:
         bar.show(line(), force=True)
         bar.close()
@@ -333,9 +342,11 @@ def test_of_a_fit_that_fails_the_last_drawing_stays_and_the_error_follows_it(
 
 
 def test_no_thread_of_tqdm_is_started() -> None:
+    """tqdm's monitor thread is switched off."""
     assert progress_bar.TqdmBar.monitor_interval == 0
 
 
 @pytest.mark.parametrize(("room", "text"), [(3, ""), (4, "abcd"), (9, "abcd"), (10, "abcd  efgh")])
 def test_figures_are_left_out_from_the_last_on(room: int, text: str) -> None:
+    """Texts are left out from the end if they exceed the width."""
     assert join_within_width(["abcd", "efgh"], room) == text

@@ -1,4 +1,4 @@
-"""Which way a fit shows itself: what is asked for, what is there, and where it runs."""
+"""Tests of the choice of a progress display from the option and from where the program runs."""
 
 from __future__ import annotations
 
@@ -22,6 +22,8 @@ class Stream:
 
 @pytest.fixture
 def somewhere(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Return a function that simulates a terminal, an IPython shell or neither."""
+
     def put(*, terminal: bool = False, shell: Any = None, term: str = "xterm") -> None:
         monkeypatch.setattr(sys, "stderr", Stream(terminal))
         monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: shell))
@@ -45,6 +47,7 @@ def somewhere(monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_it_follows_from_where_it_runs(
     asked: bool | str, where: dict[str, Any], kind: type, somewhere: Any
 ) -> None:
+    """True and "auto" choose the display by the terminal and the IPython shell."""
     somewhere(**where)
     assert type(make_progress_display(asked)) is kind
 
@@ -52,6 +55,7 @@ def test_it_follows_from_where_it_runs(
 def test_without_tqdm_a_terminal_gets_plain_lines(
     somewhere: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Without tqdm, a terminal gets the plain display; asking for the bar is an error."""
     somewhere(terminal=True)
     monkeypatch.setattr(progress_choice, "_is_installed", lambda package: package != "tqdm")
     assert type(make_progress_display(True)) is PlainTextDisplay
@@ -71,6 +75,7 @@ def test_without_tqdm_a_terminal_gets_plain_lines(
 def test_who_asks_for_one_gets_it_anywhere(
     asked: bool | str, kind: type, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A display that is asked for by name is used anywhere."""
     monkeypatch.setattr(progress_choice, "_is_installed", lambda package: True)
     check_progress(asked)
     assert type(make_progress_display(asked)) is kind
@@ -78,5 +83,6 @@ def test_who_asks_for_one_gets_it_anywhere(
 
 @pytest.mark.parametrize("asked", ["Bar", "", None, 1, "tqdm"])
 def test_what_there_is_not_is_refused(asked: Any) -> None:
+    """Any other value of the option raises ``UsageError``."""
     with pytest.raises(UsageError, match="must be True, False or one of 'auto', 'bar', 'plain'"):
         check_progress(asked)

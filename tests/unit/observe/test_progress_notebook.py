@@ -1,4 +1,4 @@
-"""The bar in a notebook: one output, changed in place; said lines below it."""
+"""Tests of the notebook's progress bar: one output, updated in place, with notes below it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ IPython = pytest.importorskip("IPython.display")
 
 
 class Cell:
-    """Its outputs by id, as a front end keeps them."""
+    """A fake of IPython's display that records the current content of each output."""
 
     def __init__(self) -> None:
         self.displayed: list[dict[str, str]] = []
@@ -48,6 +48,7 @@ def cell(monkeypatch: pytest.MonkeyPatch) -> Cell:
 def test_there_is_one_output_which_ends_with_all_done(
     cell: Cell, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """A fit updates one output in place; notes go to standard output."""
     with closing(NotebookBar()) as bar:
         bar.show(line(phase="starting 4 Python workers", epoch=0.0), force=False)
         for epoch in (1.0, 2.0, 3.0):
@@ -63,6 +64,7 @@ def test_there_is_one_output_which_ends_with_all_done(
 
 
 def test_a_fit_that_fails_is_shown_as_such(cell: Cell) -> None:
+    """A bar that is closed before the fit is done shows it as ended early, in another colour."""
     bar = NotebookBar()
     bar.show(line(epoch=1.5))
     bar.close()
@@ -72,11 +74,13 @@ def test_a_fit_that_fails_is_shown_as_such(cell: Cell) -> None:
 
 
 def test_where_nothing_was_shown_nothing_is_ended(cell: Cell) -> None:
+    """Closing a bar that has shown nothing displays nothing."""
     NotebookBar().close()
     assert cell.displayed == []
 
 
 def test_it_is_drawn_now_and_then(cell: Cell) -> None:
+    """Updates in quick succession are drawn once."""
     bar = NotebookBar()
     for _ in range(100):
         bar.show(line())
@@ -85,6 +89,7 @@ def test_it_is_drawn_now_and_then(cell: Cell) -> None:
 
 
 def test_no_word_is_markup() -> None:
+    """Texts are escaped in the HTML."""
     drawn = progress_html(line(phase="<script>"), ProgressRate(), 1.0, RUNNING_COLOR)
     assert "<script>" not in drawn
     assert "&lt;script&gt;" in drawn

@@ -1,4 +1,4 @@
-"""A run log as a page: what is in it, whatever became of the fit and of the file."""
+"""Tests of the report page of a run log, also for failed fits, damaged files and odd values."""
 
 from __future__ import annotations
 
@@ -26,11 +26,12 @@ ODD: list[Any] = [
     None, True, -1, 0, 1e308, -1e-320, 10**400, "1", "<b>", "\ud800\x00", [], [[1]], {}, {"a": {}},
     math.nan, -math.inf,
 ]  # fmt: skip
-CHANGED = {"fit_begin": 9, "iteration": 2, "worker_change": 2, "epoch": 2, "fit_end": 30}  # places
+# Number of values to replace in each line, by event.
+CHANGED = {"fit_begin": 9, "iteration": 2, "worker_change": 2, "epoch": 2, "fit_end": 30}
 
 
 class Page(HTMLParser):
-    """Counts elements, and keeps text and attributes."""
+    """A parsed page: the tags, attributes, number of plots and text."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -54,6 +55,7 @@ def history(tmp_path: Path, lines: list[Line], torn: str = "") -> RunHistory:
 
 
 def page(tmp_path: Path, lines: list[Line], torn: str = "") -> Page:
+    """Return the parsed report of these lines, after a check of its size."""
     text = render_report(history(tmp_path, lines, torn))
     assert len(text.encode()) < PAGE_BYTES_MAX
     return Page(text)
@@ -63,6 +65,7 @@ def page(tmp_path: Path, lines: list[Line], torn: str = "") -> Page:
 
 
 def test_a_fit_that_is_done_has_all_plots_its_faults_and_its_figures() -> None:
+    """The page of a completed fit has all plots, the faults and the options, but no scripts."""
     made = Page(render_report(read_history(REAL)))
     assert made.plots == PLOTS
     titles = (
@@ -80,6 +83,7 @@ def test_a_fit_that_is_done_has_all_plots_its_faults_and_its_figures() -> None:
 
 
 def test_each_plot_has_a_name_units_and_its_values_as_a_table() -> None:
+    """Each plot has an accessible name, units and a caption."""
     made = Page(render_report(read_history(REAL)))
     names = [value for name, value in made.attributes if name == "aria-label"]
     assert len(names) == PLOTS
@@ -90,6 +94,7 @@ def test_each_plot_has_a_name_units_and_its_values_as_a_table() -> None:
 
 
 def test_a_fit_that_failed_says_why_and_shows_what_there_was(tmp_path: Path) -> None:
+    """The page of a failed fit has the error message and the plots of what was recorded."""
     *lines, end = real()
     made = page(tmp_path, [*lines, end | {"summary": None, "error": "loss is NaN on host-7"}])
     assert made.plots == PLOTS - 1
@@ -103,12 +108,14 @@ def test_a_fit_that_failed_says_why_and_shows_what_there_was(tmp_path: Path) -> 
     [("KeyboardInterrupt", "interrupted"), ("the job was cancelled: by x", "interrupted")],
 )
 def test_a_fit_that_a_person_ended_is_no_failure(tmp_path: Path, error: str, how: str) -> None:
+    """A fit that was interrupted or cancelled is not shown as failed."""
     made = page(tmp_path, [*real()[:-1], {"event": "fit_end", "summary": None, "error": error}])
     assert how in made.said
     assert "failed" not in made.said
 
 
 def test_a_fit_without_an_end_may_still_be_running(tmp_path: Path) -> None:
+    """A fit without an end event is shown as still running or killed."""
     made = page(tmp_path, real()[:-1])
     assert "it is still running, or the driver program was killed" in made.said
     assert made.plots == PLOTS - 1
@@ -118,12 +125,14 @@ def test_a_fit_without_an_end_may_still_be_running(tmp_path: Path) -> None:
 
 
 def test_a_torn_line_is_told_and_what_was_before_it_is_there(tmp_path: Path) -> None:
+    """A torn last line is mentioned, and the lines before it are plotted."""
     made = page(tmp_path, real()[:-1], '{"event": "iterat')
     assert "The last line is torn" in made.said
     assert made.plots == PLOTS - 1
 
 
 def test_of_several_fits_each_has_a_row_and_the_newest_their_plots(tmp_path: Path) -> None:
+    """With several fits, all are counted but only the newest are plotted; ``only`` selects one."""
     made = page(tmp_path, real() * 6)
     assert made.plots == FITS_SHOWN * PLOTS
     assert "6 fits" in made.said
@@ -136,11 +145,13 @@ def test_of_several_fits_each_has_a_row_and_the_newest_their_plots(tmp_path: Pat
 
 @pytest.mark.parametrize("number", [0, 3, -1])
 def test_a_fit_that_is_not_in_the_log_is_refused(tmp_path: Path, number: int) -> None:
+    """A number that is not that of a fit in the log raises ``UsageError``."""
     with pytest.raises(UsageError, match=r"has 2 fits; give a number from 1 on"):
         render_report(history(tmp_path, real() * 2), only=number)
 
 
 def test_a_fit_that_begins_after_a_torn_line_is_one_of_its_own(tmp_path: Path) -> None:
+    """A fit that was appended after a torn line is a separate fit."""
     path = written(tmp_path / "run.jsonl", real()[:-1], '{"event": "iter\n')
     path.write_text(path.read_text() + REAL.read_text())
     made = read_history(path)
@@ -150,6 +161,7 @@ def test_a_fit_that_begins_after_a_torn_line_is_one_of_its_own(tmp_path: Path) -
 
 
 def test_hours_of_iterations_make_a_small_page(tmp_path: Path) -> None:
+    """A log with thousands of iterations gives a page below the maximum size."""
     made = page(tmp_path, long(4_000))
     assert made.plots == PLOTS
     assert "minutes since the fit began" in made.said or "hours since" in made.said
@@ -158,6 +170,7 @@ def test_hours_of_iterations_make_a_small_page(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("loss", [math.nan, math.inf, None])
 def test_a_loss_that_is_no_number_is_a_gap_and_a_mark(tmp_path: Path, loss: float | None) -> None:
+    """A loss that is not a finite number is a gap in the plot and is mentioned."""
     lines = real()
     for line in lines[len(lines) // 2 :]:
         if line["event"] in ("iteration", "epoch"):
@@ -168,7 +181,7 @@ def test_a_loss_that_is_no_number_is_a_gap_and_a_mark(tmp_path: Path, loss: floa
 
 
 def test_an_epoch_whose_rows_were_not_told_in_time_is_no_fault(tmp_path: Path) -> None:
-    """Run logs of earlier versions have such lines of short epochs."""
+    """An epoch without loss and examples is not a NaN loss: old run logs have such lines."""
     lines = real()
     for line in lines:
         if line["event"] == "epoch":
@@ -177,6 +190,7 @@ def test_an_epoch_whose_rows_were_not_told_in_time_is_no_fault(tmp_path: Path) -
 
 
 def test_slow_links_are_named_with_the_moment(tmp_path: Path) -> None:
+    """A slow link is listed once, with the time at which it was found."""
     link = "the link to node 3 (host7) carries 1.2 MB/s, training would fill 9: updates are summed"
     lines = real()
     told = [line for line in lines if line["event"] == "iteration"][-2:]
@@ -189,6 +203,7 @@ def test_slow_links_are_named_with_the_moment(tmp_path: Path) -> None:
 
 
 def test_checkpoints_are_dotted_on_the_loss_and_the_newest_is_named(tmp_path: Path) -> None:
+    """Checkpoints are marks on the loss plot, and the newest path is mentioned."""
     begin, *middle, end = real()
     written_at = [
         {"event": "checkpoint", "seconds": s, "path": f"/saved/{s}", "epochs": 1.0} for s in (1, 2)
@@ -207,13 +222,14 @@ def test_checkpoints_are_dotted_on_the_loss_and_the_newest_is_named(tmp_path: Pa
 
 
 def test_an_old_log_without_kinds_of_bytes_shows_updates(tmp_path: Path) -> None:
+    """A log without bytes by kind still has all plots."""
     lines = real()
     for line in lines:
         line.pop("bytes_by_kind", None)
     assert page(tmp_path, lines).plots == PLOTS
 
 
-# -- files that are none -------------------------------------------------------------------------
+# -- files that are not run logs ----------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -230,6 +246,7 @@ def test_an_old_log_without_kinds_of_bytes_shows_updates(tmp_path: Path) -> None
     ],
 )
 def test_another_file_is_refused_with_the_reason(tmp_path: Path, content: bytes, why: str) -> None:
+    """A file without a line of a run log raises ``UsageError`` with the reason and a hint."""
     path = tmp_path / "run.jsonl"
     path.write_bytes(content)
     with pytest.raises(UsageError, match=why) as refused:
@@ -238,6 +255,7 @@ def test_another_file_is_refused_with_the_reason(tmp_path: Path, content: bytes,
 
 
 def test_a_named_pipe_is_refused_at_once(tmp_path: Path) -> None:
+    """A named pipe is refused without being opened, which would block."""
     os.mkfifo(tmp_path / "log.jsonl")
     with pytest.raises(UsageError, match="not a regular file"):
         read_history(tmp_path / "log.jsonl")
@@ -249,13 +267,13 @@ def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
             read_history(path)
 
 
-# -- whatever the log holds ----------------------------------------------------------------------
+# -- arbitrary values in the log -----------------------------------------------------------------
 
 EVIL = "</style><script>alert(1)</script><img src=x onerror=alert(1)>\"'&\u202e\x1b[2J"
 
 
 def with_strings(value: Any, said: str) -> Any:
-    """The same, every text in it replaced, those of a name included, but for events and times."""
+    """Return the value with all strings, keys included, replaced, except events and times."""
     match value:
         case dict():
             kept = ("event", "time")
@@ -269,6 +287,7 @@ def with_strings(value: Any, said: str) -> Any:
 
 
 def test_what_a_log_says_is_text_and_never_markup(tmp_path: Path) -> None:
+    """Strings of a log, keys included, appear on the page as text, never as markup."""
     lines = [with_strings(line, EVIL) for line in real()]
     lines[0]["options"][EVIL] = EVIL
     lines[-1]["summary"]["phase_seconds"][EVIL] = 3.0
@@ -285,7 +304,7 @@ def test_what_a_log_says_is_text_and_never_markup(tmp_path: Path) -> None:
 
 
 def fields(line: Line) -> list[tuple[Any, Any]]:
-    """Places in a line: (object, key), at any depth."""
+    """Return all places in a line, at any depth, as pairs of container and key."""
     places: list[tuple[Any, Any]] = []
     left: list[Any] = [line]
     while left:
@@ -298,18 +317,20 @@ def fields(line: Line) -> list[tuple[Any, Any]]:
 
 @pytest.mark.parametrize("odd", ODD, ids=repr)
 def test_any_value_in_any_place_makes_a_page(tmp_path: Path, odd: Any) -> None:
+    """A log with an odd value at random places still gives a page."""
     rng = random.Random(repr(odd))
     for kind, places in CHANGED.items():
         lines = real()
         for line in lines:
             for _ in range(places if line["event"] == kind else 0):
                 at, key = rng.choice(fields(line))
-                at[key] = copy.deepcopy(odd)  # they are put into each other
+                at[key] = copy.deepcopy(odd)  # odd containers may be nested in each other
         assert page(tmp_path, lines).tags
 
 
 @pytest.mark.parametrize("odd", ["x", {}])
 def test_each_value_of_a_summary_may_be_odd(tmp_path: Path, odd: Any) -> None:
+    """A summary in which any one value is odd still gives a page."""
     *lines, end = real()
     for key in end["summary"]:
         changed = end | {"summary": end["summary"] | {key: odd}}
@@ -317,6 +338,7 @@ def test_each_value_of_a_summary_may_be_odd(tmp_path: Path, odd: Any) -> None:
 
 
 def test_throughput_is_over_spans_that_are_long_enough() -> None:
+    """Throughput is computed over spans of a minimum length, which skip unknown counts."""
     seconds = [0.0, 0.5, 1.0, 1.5, 2.0, 2.5]
     assert compute_throughput(seconds, [0, 50, 100, 150, None, 250], 10.0) == (
         [1.0, 2.5],

@@ -1,4 +1,4 @@
-"""The residual's figures: right, and logged now and then."""
+"""Tests of the residual's statistics: their values, and how often they are logged."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from sparkstrom.runtime.trainer_thread import residual_statistics
 
 
 def test_figures_are_of_absolute_values() -> None:
+    """The statistics are of the entries' absolute values."""
     residual = np.linspace(-1, 1, 2001, dtype=np.float32)
     figures = residual_statistics(residual, 0.5).by_name()
     assert figures["tau"] == 0.5
@@ -30,6 +31,7 @@ def test_figures_are_of_absolute_values() -> None:
 
 
 def told(tau: float) -> WorkerCounters:
+    """Return a worker's counters with residual statistics for this tau."""
     figures = ResidualFigures(tau, 2.0, 0.1, 0.25, 0.2, 0.21, 0.22, 0.23, 0.24)
     return WorkerCounters(TrainingCounters(residual=figures))
 
@@ -37,6 +39,7 @@ def told(tau: float) -> WorkerCounters:
 def test_the_log_says_them_now_and_then(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The statistics of each node are logged once per interval, or if forced."""
     now_s = 100.0
     monkeypatch.setattr(listeners.time, "monotonic", lambda: now_s)
     counters = {

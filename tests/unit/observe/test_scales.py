@@ -1,4 +1,4 @@
-"""Axes of a report: what is written on them, and which points of a long curve are drawn."""
+"""Tests of a report's axes: ticks and their labels, and which points of a long curve are drawn."""
 
 from __future__ import annotations
 
@@ -38,6 +38,7 @@ def test_ticks_are_round() -> None:
 
 
 def test_a_range_without_width_gets_some() -> None:
+    """An axis of equal, zero or no values still has a positive width."""
     scale = AxisScale.fit([3.0, 3.0])
     assert scale.low < 3.0 < scale.high
     assert AxisScale.fit([0.0, 0.0], from_zero=True).low == 0.0
@@ -54,6 +55,7 @@ def test_labels_are_short() -> None:
 
 @given(ys=st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=500), most=st.integers(4, 50))
 def test_a_thinned_curve_keeps_its_ends_and_peaks(ys, most) -> None:
+    """Downsampling keeps the first and last point, the minimum and the maximum."""
     points = list(enumerate(ys))
     kept = downsample(points, most)
     assert len(kept) <= most
@@ -63,6 +65,7 @@ def test_a_thinned_curve_keeps_its_ends_and_peaks(ys, most) -> None:
 
 
 def test_what_is_not_known_is_a_gap() -> None:
+    """Unknown values split a curve into separate lines."""
     found = split_at_gaps([0, 1, 2, 3, 4, 5], [None, 1.0, 2.0, None, None, 3.0])
     assert found == [[(1, 1.0), (2, 2.0)], [(5, 3.0)]]
     assert split_at_gaps([0], [None]) == []

@@ -1,4 +1,4 @@
-"""Early stopping: which epoch is the best, and when it is enough."""
+"""Tests of early stopping: which epoch is the best, and when the fit ends."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sparkstrom.observe.early_stopping import EarlyStopper, EarlyStopping
 
 
 def judged(rule: EarlyStopping, *values: float) -> tuple[list[int], int | None]:
-    """Epochs that were the best so far, and the one it ended with."""
+    """Return the epochs that were the best so far, and the epoch that ended the fit or None."""
     judge, best = EarlyStopper(rule), []
     for epoch, value in enumerate(values, 1):
         if judge.observe(epoch, value):
@@ -23,20 +23,24 @@ def judged(rule: EarlyStopping, *values: float) -> tuple[list[int], int | None]:
 
 
 def test_it_ends_when_nothing_improved_for_so_many_epochs() -> None:
+    """The fit ends after ``patience`` epochs without an improvement."""
     assert judged(EarlyStopping(patience=2), 3.0, 2.0, 2.5, 2.0, 1.0) == ([1, 2], 4)
     assert judged(EarlyStopping(patience=3), 3.0, 2.0, 2.5, 2.0, 1.0) == ([1, 2, 5], None)
 
 
 def test_a_small_gain_is_none() -> None:
+    """An improvement of less than ``min_delta`` does not count."""
     assert judged(EarlyStopping(patience=2, min_delta=0.5), 3.0, 2.6, 2.5, 2.4) == ([1], 3)
 
 
 def test_the_accuracy_should_rise() -> None:
+    """With the accuracy as metric, larger is better."""
     rule = EarlyStopping(patience=2, metric="accuracy")
     assert judged(rule, 0.5, 0.4, 0.6, 0.6, 0.6) == ([1, 3], 5)
 
 
 def test_what_is_no_number_is_no_improvement() -> None:
+    """NaN and infinity are not improvements."""
     assert judged(EarlyStopping(patience=2), math.nan, math.inf) == ([], 2)
     judge = EarlyStopper(EarlyStopping(patience=1))
     judge.observe(1, math.nan)
@@ -60,5 +64,6 @@ def test_the_reason_names_the_best_epoch() -> None:
     ],
 )
 def test_what_cannot_work_is_refused_by_name(option: dict[str, Any]) -> None:
+    """An invalid option raises ``UsageError`` with its name."""
     with pytest.raises(UsageError, match=next(iter(option))):
         EarlyStopping(**option)

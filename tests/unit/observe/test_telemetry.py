@@ -1,4 +1,4 @@
-"""Telemetry: the names that travel, what comes back, and what nobody knows."""
+"""Tests of telemetry: the names on the wire, round trips, and unknown names and values."""
 
 from __future__ import annotations
 
@@ -112,17 +112,18 @@ NAMES = {
 
 
 def test_the_names_on_the_wire_stay() -> None:
-    """Each node of a mesh makes them and the driver reads them: changed ones are lost."""
+    """The names are a protocol between nodes and the driver: a renamed counter would be lost."""
     assert to_wire(WHOLE) == NAMES
 
 
 def sent(counters: WorkerCounters) -> WorkerCounters:
-    """As messages carry them."""
+    """Return the counters after a round trip through MessagePack."""
     frame = msgspec.msgpack.encode(to_wire(counters))
     return from_wire(msgspec.msgpack.decode(frame, type=dict[str, float]))
 
 
 def test_what_was_told_comes_back_with_its_types() -> None:
+    """After a round trip, all counters have the same values and types."""
     back = sent(WHOLE)
     assert back == WHOLE
     for made, told in ((back.training, TRAINING), (back.node, NODE)):
@@ -142,14 +143,17 @@ def test_what_was_told_comes_back_with_its_types() -> None:
     ],
 )
 def test_what_nobody_told_is_not_there_afterwards(counters: WorkerCounters) -> None:
+    """Counters that a worker did not report are absent after a round trip."""
     assert sent(counters) == counters
 
 
 def test_a_worker_whose_trainer_is_silent_has_no_partition() -> None:
+    """The wire names contain no partition if the trainer reported no counters."""
     assert "partition" not in to_wire(WorkerCounters(None, NODE))
 
 
 def test_names_that_no_field_has_are_kept_by_name() -> None:
+    """Names that no field has are listed in ``unknown`` and not sent again."""
     told = from_wire({**NAMES, "of_tomorrow": 1.0, "held@x": 2.0})
     assert told == WorkerCounters(TRAINING, NODE, ("held@x", "of_tomorrow"))
     assert to_wire(told) == NAMES
@@ -166,6 +170,7 @@ def test_names_that_no_field_has_are_kept_by_name() -> None:
     ],
 )
 def test_values_that_no_field_takes_are_unknown_too(changes: Any, unknown: Any) -> None:
+    """A name whose value no field can hold is listed in ``unknown``."""
     told = from_wire({**NAMES, **changes})
     assert told.unknown == unknown
     assert told.training is not None
@@ -173,6 +178,7 @@ def test_values_that_no_field_takes_are_unknown_too(changes: Any, unknown: Any) 
 
 
 def test_half_a_record_is_none() -> None:
+    """If a name of a record is missing, the record is None and its other names are ``unknown``."""
     names = {name: value for name, value in NAMES.items() if name != "narrow_needed"}
     told = from_wire(names)
     assert told.node is not None
@@ -186,6 +192,7 @@ def test_half_a_record_is_none() -> None:
     )
 )
 def test_whatever_comes_in_is_either_read_or_named(told: dict[str, float]) -> None:
+    """Each name of an arbitrary dictionary is either read into a field or listed in ``unknown``."""
     made = from_wire(told)
     known = to_wire(made)
     assert set(made.unknown) <= told.keys()
@@ -194,6 +201,7 @@ def test_whatever_comes_in_is_either_read_or_named(told: dict[str, float]) -> No
 
 
 def test_workers_of_an_executor_share_what_their_media_driver_sent() -> None:
+    """The bytes of a media driver, which several workers report, count once (the maximum)."""
     here, beside = LinkBytes({"a": 1000.0}, 10.0), LinkBytes({"a": 1500.0}, 20.0)
     elsewhere = LinkBytes({"b": 300.0}, 5.0)
     assert sum_link_bytes([here, beside, elsewhere]) == 1500 + 300 + 10 + 20 + 5

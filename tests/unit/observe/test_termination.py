@@ -1,4 +1,4 @@
-"""DL4J's termination conditions: when each ends a fit, and what cannot be one."""
+"""Tests of DL4J's termination conditions: when each ends a fit, and which arguments are refused."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from sparkstrom.observe.early_stopping import (
 
 
 def ends(condition: TerminationCondition, *values: float, metric: str = "loss") -> int | None:
-    """The epoch, from 1, with which it ends."""
+    """Return the epoch, from 1, at which the condition ends a fit with these scores, or None."""
     judge = EarlyStopper(EarlyStopping(patience=None, conditions=[condition], metric=metric))
     for epoch, value in enumerate(values, 1):
         judge.observe(epoch, value)
@@ -37,12 +37,13 @@ def ends(condition: TerminationCondition, *values: float, metric: str = "loss") 
 
 
 def test_epochs_are_counted() -> None:
+    """``MaxEpochsTerminationCondition`` ends a fit after that many epochs, whatever the scores."""
     assert ends(MaxEpochsTerminationCondition(2), 1, math.nan, 3) == 2
     assert ends(MaxEpochsTerminationCondition(3), 1, 2) is None
 
 
 def test_no_improvement_as_dl4j_counts_it() -> None:
-    """The first epoch is the best one at first; another must be better by more than the least."""
+    """The count of epochs restarts when a score improves on the best by more than the minimum."""
     two = ScoreImprovementEpochTerminationCondition(2)
     assert ends(two, 3, 2, 2.5, 2) == 4
     assert ends(two, 3, 2, 2.5, 1, 2) is None
@@ -52,11 +53,13 @@ def test_no_improvement_as_dl4j_counts_it() -> None:
 
 
 def test_the_best_that_is_hoped_for() -> None:
+    """The condition ends a fit when the score is better than the expected best one."""
     assert ends(BestScoreEpochTerminationCondition(0.5), 0.6, 0.5, 0.4) == 3
     assert ends(BestScoreEpochTerminationCondition(0.9), 0.8, 0.95, metric="accuracy") == 2
 
 
 def test_time_and_minibatches() -> None:
+    """Time conditions judge elapsed seconds; score conditions judge each minibatch's score."""
     time = MaxTimeIterationTerminationCondition(2, "MINUTES")
     assert [time.after_seconds(s) for s in (119, 120)] == [False, True]
     high = MaxScoreIterationTerminationCondition(10)
@@ -68,6 +71,7 @@ def test_time_and_minibatches() -> None:
 
 
 def test_a_list_alone_is_a_rule() -> None:
+    """A condition or a list becomes a rule; it needs held-out rows if it reads their score."""
     conditions = [MaxEpochsTerminationCondition(2)]
     rule = parse_early_stopping(conditions)
     assert rule == EarlyStopping(patience=None, conditions=conditions)
@@ -80,6 +84,7 @@ def test_a_list_alone_is_a_rule() -> None:
 
 @pytest.mark.parametrize("made", TERMINATION_CONDITIONS)
 def test_they_are_names_of_the_package(made: type[Any]) -> None:
+    """Each termination condition can be imported from ``sparkstrom``."""
     assert getattr(sparkstrom, made.__name__) is made
 
 
@@ -98,12 +103,13 @@ def test_they_are_names_of_the_package(made: type[Any]) -> None:
     ],
 )
 def test_what_cannot_work_is_refused_by_name(make: Any, said: str) -> None:
+    """An invalid condition or rule raises ``UsageError`` with the argument's name."""
     with pytest.raises(UsageError, match=said):
         make()
 
 
 def test_epochs_beyond_the_most_are_not_begun() -> None:
-    """However short an epoch is, and whoever judges it when."""
+    """The smallest epoch condition limits the epochs of a fit before it starts."""
     two = MaxEpochsTerminationCondition(2)
     rule = EarlyStopping(patience=None, conditions=[MaxEpochsTerminationCondition(3), two])
     assert limit_epochs(rule, 400) == (2, two)

@@ -1,4 +1,4 @@
-"""Each option is declared once, and everything that is said about it comes from there."""
+"""Tests that each option is declared once, and that docstrings and defaults agree with this."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ OPTIONS = [
 
 
 def text_of(value: Any) -> str:
-    """Return a value as Spark's configuration has it."""
+    """Return a value in the form that Spark's configuration has."""
     return (
         value if isinstance(value, str) else repr(value).lower() if value is None else repr(value)
     )
@@ -27,12 +27,14 @@ def text_of(value: Any) -> str:
 
 @pytest.mark.parametrize("cls", OPTION_CLASSES)
 def test_every_parameter_of_a_constructor_is_declared(cls: Any) -> None:
+    """The declared options are exactly the constructor's parameters."""
     names = [each.name for each in dataclasses.fields(cls) if each.init]
     assert [each.name for each in options_in(cls)] == names
 
 
 @pytest.mark.parametrize(("cls", "option"), OPTIONS)
 def test_a_declaration_is_complete_and_in_the_docstring(cls: Any, option: Any) -> None:
+    """Each option has a description of valid values; the class's docstring contains its text."""
     assert option.metadata[KEY].wanted
     assert option.metadata[LOCAL] or not option.metadata[LOCAL_ROUNDS]
     documented = " ".join(cls.__doc__.split())
@@ -41,6 +43,7 @@ def test_a_declaration_is_complete_and_in_the_docstring(cls: Any, option: Any) -
 
 @pytest.mark.parametrize(("cls", "option"), OPTIONS)
 def test_a_default_is_valid_and_its_text_form_is_read_as_it(cls: Any, option: Any) -> None:
+    """A default is valid, and its text form is parsed to the same value."""
     kind = option.metadata[KEY]
     assert kind.read(option.name, option.default) == option.default
     if option.name != NESTED:  # it has options of its own
@@ -50,6 +53,7 @@ def test_a_default_is_valid_and_its_text_form_is_read_as_it(cls: Any, option: An
 
 @pytest.mark.parametrize("cls", OPTION_CLASSES)
 def test_common_options_are_declared_in_one_place(cls: Any) -> None:
+    """A class redeclares no common option, with one exception."""
     if issubclass(cls, CommonOptions):
         again = {each.name for each in options_in(CommonOptions)} & set(cls.__annotations__)
         assert again <= {"repartition"}  # averaging has one more choice

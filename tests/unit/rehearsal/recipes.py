@@ -1,4 +1,4 @@
-"""A small fit to rehearse: two classes of points, by a built-in network."""
+"""A small fit for tests of rehearsals: a built-in network learns two classes of points."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TIMES = StepTimes(0.1, 0.2, 1e-3, 1e-4)
 
 
 def rows() -> tuple[Any, Any]:
-    """Points, and on which side of a plane each lies."""
+    """Return random points and the side of a plane on which each lies."""
     features = np.random.default_rng(0).normal(size=(ROWS, COLUMNS)).astype(np.float32)
     return features, (features.sum(axis=1) > 0).astype(np.int64)
 

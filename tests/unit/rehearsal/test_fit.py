@@ -1,4 +1,4 @@
-"""One simulated fit: exact repetition, conservation, faults and links in virtual time."""
+"""Tests of one simulated fit: reproducibility, equal replicas, faults and links."""
 
 from __future__ import annotations
 
@@ -33,6 +33,7 @@ MINIBATCHES = 3 * 32  # of all workers, for 1, 2, 4 and 8 workers
 
 @pytest.mark.parametrize("workers", [2, 8])
 def test_a_seed_gives_the_same_bits_and_all_replicas_have_them(workers: int) -> None:
+    """Equal seeds give equal bits, times and curves; all replicas are equal."""
     made = recipe(momentum_network())
     first, again, other = (simulate(made, workers, seed=seed) for seed in (1, 1, 2))
     assert first.replicas_equal
@@ -48,7 +49,7 @@ def test_a_seed_gives_the_same_bits_and_all_replicas_have_them(workers: int) -> 
 
 @pytest.mark.parametrize("model", [network(), momentum_network()])
 def test_one_worker_learns_what_one_process_learns_bit_by_bit(model: FlatModel) -> None:
-    """Theta lacks the residual; theta and residual together are the process's parameters."""
+    """Theta lacks the residual; theta + residual equals the single process's parameters."""
     made = recipe(model, residual_post_processor=None)
     fit = simulator(made, 1)
     simulated = fit.run()
@@ -61,6 +62,7 @@ def test_one_worker_learns_what_one_process_learns_bit_by_bit(model: FlatModel) 
 
 
 def test_workers_forward_updates_in_a_mesh_and_have_the_same_bits() -> None:
+    """In a mesh, relays forward updates, and all workers have the same bits."""
     made = recipe(network(), void=VoidConfiguration(mesh_build_mode="mesh"))
     simulated = simulate(made, 12)
     assert simulated.replicas_equal
@@ -69,12 +71,13 @@ def test_workers_forward_updates_in_a_mesh_and_have_the_same_bits() -> None:
 
 
 def test_a_fit_of_more_than_eight_workers_sums_fewer_when_they_overshoot() -> None:
+    """Above eight workers, ``limit_overshoot`` limits how many workers' updates are summed."""
     wild = network(Sgd(2.0))  # at 3, parameters leave the range in which sums are exact
     freed = simulate(recipe(wild, epochs=24, limit_overshoot=False), 16)
     limited = simulate(recipe(wild, epochs=24), 16)
     assert freed.summed_workers is None
     assert limited.summed_workers is not None
-    assert limited.summed_workers < 4  # where it starts
+    assert limited.summed_workers < 4  # the initial limit
     assert limited.replicas_equal
     assert limited.digest != freed.digest
     assert limited.minibatches == freed.minibatches
@@ -82,6 +85,7 @@ def test_a_fit_of_more_than_eight_workers_sums_fewer_when_they_overshoot() -> No
 
 
 def test_a_killed_worker_is_replaced_and_every_minibatch_counts_once() -> None:
+    """After kills and restarts, each minibatch counts once and replicas are equal."""
     made = recipe(momentum_network(), epochs=6)
     calm, struck = simulate(made, 4), simulate(made, 4, kills=2, restart_s=1.0)
     assert struck.deaths == 2
@@ -91,7 +95,7 @@ def test_a_killed_worker_is_replaced_and_every_minibatch_counts_once() -> None:
 
 
 def test_a_new_worker_gets_the_optimizer_state_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before, three of four chunks were asked for again, after 2, 4 and 8 seconds."""
+    """Before, a new worker requested three of four chunks again, after 2, 4 and 8 seconds."""
     chunked = partial(OptimizerStateServer, chunk_bytes=64)
     monkeypatch.setattr("sparkstrom.rehearsal.worker.OptimizerStateServer", chunked)
     made = recipe(momentum_network())
@@ -101,26 +105,28 @@ def test_a_new_worker_gets_the_optimizer_state_at_once(monkeypatch: pytest.Monke
 
 
 def test_a_slow_worker_sets_the_pace() -> None:
+    """A fit with one slow worker takes about as long as this worker needs."""
     made = recipe()
     even, slow = simulate(made, 4), simulate(made, 4, stragglers=1, straggler_speed=0.5)
     assert 1.3 < slow.seconds / even.seconds < 2.5
-    # One of several workers is never slow: the others have to be told from it.
+    # A single worker is never a straggler: stragglers are simulated relative to others.
     assert simulate(made, 1, stragglers=1, straggler_speed=0.5).seconds < even.seconds * 4.5
 
 
 @pytest.mark.parametrize(("publish_every", "share"), [(1, 1), (2, 2), (4, 4), ("auto", 4)])
 def test_encoding_takes_time_when_an_update_is_sent(publish_every: int | str, share: int) -> None:
-    """By default, a single worker whose steps are short puts four into an update."""
+    """ "auto" puts four short steps of a single worker into one update, like publish_every=4."""
     made = recipe(epochs=12, publish_every=publish_every)
     slow = StepTimes(0.1, encode_s=0.2)
     free = simulate(made, 1, times=replace(slow, encode_s=0.0))
     seconds = simulate(made, 1, times=slow).seconds - free.seconds
-    early = EARLY_PUBLICATIONS if publish_every == "auto" else 0  # of one step each
+    early = EARLY_PUBLICATIONS if publish_every == "auto" else 0  # these have one step each
     updates = early + (4 * MINIBATCHES - early) / share
     assert seconds == pytest.approx(0.2 * updates, rel=0.02)
 
 
 def test_a_narrow_link_takes_time() -> None:
+    """A narrow link slows a fit, and no more than its capacity is sent."""
     made = recipe()
     wide, narrow = simulate(made, 4), simulate(made, 4, link_bits_s=100_000)
     assert narrow.seconds > 1.3 * wide.seconds
@@ -129,6 +135,7 @@ def test_a_narrow_link_takes_time() -> None:
 
 
 def test_a_loss_that_is_not_finite_ends_the_run_with_its_reason() -> None:
+    """A loss that is not finite ends the run with a reason and advice."""
     with np.errstate(all="ignore"):
         simulated = simulate(recipe(network(Sgd(1e30))), 2)
     assert "ower the learning rate" in simulated.error
@@ -140,12 +147,13 @@ def test_a_loss_that_is_not_finite_ends_the_run_with_its_reason() -> None:
     [({}, False), ({"scaling": "sequential"}, False), ({"scaling": "ddp"}, True)],
 )
 def test_the_scaling_rule_decides_what_is_learned(options: dict[str, Any], differs: bool) -> None:
+    """ "sequential" is the default scaling rule; "ddp" gives other results."""
     made, default = recipe(momentum_network(), **options), recipe(momentum_network())
     assert (simulate(made, 4).digest != simulate(default, 4).digest) == differs
 
 
 def test_an_earlier_fit_is_continued() -> None:
-    """Rows are shuffled anew, as in the network's next fit."""
+    """The epoch number determines the order of rows, as in a network's next fit."""
     made = recipe()
     later = FitRecipe(
         made.model, made.packed, made.parameters, made.k, made.master, made.epochs, first_epoch=3
@@ -154,6 +162,7 @@ def test_an_earlier_fit_is_continued() -> None:
 
 
 def test_a_step_of_ddp_is_the_mean_of_the_ranks_gradients() -> None:
+    """A simulated DDP step equals a step with the mean of all ranks' gradients."""
     made = recipe(epochs=1)
     ranks = partitions(made, 4)
     batches = [each.get(0, 0) for each in ranks]

@@ -1,4 +1,4 @@
-"""Measured conditions of a rehearsal: how what each worker found is combined."""
+"""Tests of a rehearsal's measured conditions: how the workers' measurements are combined."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def worker(host: str, step_s: float = 0.1, problem: str = "", **links: Any) -> W
 
 
 def test_a_link_is_as_fast_as_the_fastest_stream_and_the_slowest_host_counts() -> None:
-    """b and c are fast; a is slow both ways, which the streams between b and c do not show."""
+    """Host a is slow in both directions; streams between the fast hosts b and c do not show it."""
     found = summarize_workers([
         worker("a", 0.1, b=(9e7, 1e-3), c=(8e7, 1e-3)),
         worker("b", 0.2, a=(9.5e7, 1e-3), c=(9e8, 3e-3)),
@@ -49,6 +49,7 @@ def test_a_link_is_as_fast_as_the_fastest_stream_and_the_slowest_host_counts() -
 
 
 def test_workers_of_one_host_have_no_link() -> None:
+    """Workers on one host give no link figures."""
     found = summarize_workers([worker("a"), worker("a")])
     assert (found.link_bits_s, found.latency_s) == (None, None)
     assert "on 1 host: a step takes 100 ms" in found.text
@@ -59,13 +60,14 @@ def test_workers_of_one_host_have_no_link() -> None:
     ("problem", "words"), [("no port", "not measured: no port"), ("", "UDP is blocked")]
 )
 def test_links_that_could_not_be_measured_are_said(problem: str, words: str) -> None:
-    """The default is used then."""
+    """No figure is returned, so that the default is used, and the text has the reason."""
     found = summarize_workers([worker("a", b=(None, None)), worker("b", problem=problem)])
     assert found.link_bits_s is None
     assert words in found.text
 
 
 def test_a_host_that_could_not_be_measured_is_said_beside_the_links() -> None:
+    """If some hosts were not measured, the text mentions it after the links' figures."""
     found = summarize_workers([
         worker("a", b=(1e8, 1e-3)), worker("b", a=(1e8, 1e-3)), worker("c", problem="no port"),
     ])  # fmt: skip
@@ -74,6 +76,7 @@ def test_a_host_that_could_not_be_measured_is_said_beside_the_links() -> None:
 
 
 def test_tasks_get_only_the_rows_that_they_train_on() -> None:
+    """A sample for measuring has only as many blocks of rows as are trained on."""
     made = recipe()
     assert count_rows_to_measure(made) == 40 * 8
     chosen = sample()
@@ -92,23 +95,27 @@ def marked(held: np.ndarray) -> RowSample:
 
 
 def test_rows_that_a_column_holds_out_are_no_rows_to_measure_with() -> None:
+    """Rows that a column marks as held out are not used for measuring."""
     chosen = marked(np.arange(100) < 50).head(25)
     assert (chosen.rows, chosen.total) == (80, 100)
     assert SampledData(recipe(), chosen).partitions(1)[0].rows == 30
 
 
 def test_a_sample_without_rows_to_train_on_is_refused() -> None:
+    """A sample whose rows are all held out raises ``UsageError``."""
     with pytest.raises(UsageError, match=r"no rows to train on; look at .* what validation holds"):
         SampledData(recipe(), marked(np.ones(40, bool))).check()
 
 
 def test_dynamic_allocation_is_refused() -> None:
+    """Measuring with dynamic allocation of executors raises ``UsageError``."""
     context = SimpleNamespace(_conf={"spark.dynamicAllocation.enabled": "true"})
     with pytest.raises(UsageError, match=r"spark\.dynamicAllocation\.enabled=false"):
         check_barrier_stages(context)
 
 
 def test_there_is_no_cluster_to_measure_for_a_parallel_wrapper() -> None:
+    """``measure=True`` is refused by a ``ParallelWrapper``, which has no cluster."""
     with (
         ParallelWrapper(network(), workers=2, progress=False) as wrapper,
         pytest.raises(UsageError, match="measure=True: these workers are processes"),

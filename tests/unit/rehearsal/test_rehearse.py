@@ -1,4 +1,4 @@
-"""``rehearse`` of a ParallelWrapper: kinds of models, arguments, results and pages."""
+"""Tests of ``ParallelWrapper.rehearse``: kinds of models, arguments, results and pages."""
 
 from __future__ import annotations
 
@@ -85,6 +85,7 @@ def keras_model() -> Any:
 
 
 def rehearsed(model: Any, **given: Any) -> Rehearsal:
+    """Rehearse two workers with these settings; check that the parameters do not change."""
     with ParallelWrapper(model, workers=2, batch_size_per_worker=8, progress=False) as wrapper:
         before = wrapper.parameters
         made = wrapper.rehearse(rows(), **SETTINGS | given)
@@ -98,6 +99,7 @@ def simulated() -> Rehearsal:
 
 
 def test_each_number_of_workers_stands_beside_one_process_and_ddp(simulated: Rehearsal) -> None:
+    """Results are of one process, each number of workers per scaling rule, and DDP."""
     assert [(run.system, run.workers, run.scaling) for run in simulated.runs] == [
         (ONE_PROCESS, 1, ""), (OURS, 1, "sequential"),
         (OURS, 4, "sequential"), (OURS, 4, "ddp"), (ALL_REDUCE, 4, ""),
@@ -111,7 +113,7 @@ def test_each_number_of_workers_stands_beside_one_process_and_ddp(simulated: Reh
     assert ours.deaths == 1
     assert ours.replicas_equal
     assert ours.times_fewer_bytes is not None
-    assert ours.times_fewer_bytes > 2  # of a network this small
+    assert ours.times_fewer_bytes > 2  # of such a small network
     assert ours.link_bytes["driver"][0] > ours.link_bytes["worker 1"][0]
     assert ddp.times_fewer_bytes == 1
     assert ours.points[-1].seconds == pytest.approx(ours.seconds, rel=0.1)
@@ -119,7 +121,7 @@ def test_each_number_of_workers_stands_beside_one_process_and_ddp(simulated: Reh
 
 
 class Picky(DenseNetwork):
-    """Cannot train on a small minibatch, like BatchNorm."""
+    """A network that fails on a small minibatch, like BatchNorm."""
 
     def step(self, batch: Batch) -> float:
         if batch.rows <= 8:
@@ -128,7 +130,7 @@ class Picky(DenseNetwork):
 
 
 def test_a_model_that_fails_has_a_line_with_the_reason() -> None:
-    """One process and workers have 8 rows in a minibatch, DDP with 4 ranks has 32."""
+    """One process and the workers have minibatches of 8 rows, DDP with 4 ranks has 32."""
     made = rehearsed(Picky([COLUMNS, 8, 2]))
     *failed, ddp = made.runs
     assert [run.system for run in failed] == [ONE_PROCESS, OURS, OURS]
@@ -140,7 +142,7 @@ def test_a_model_that_fails_has_a_line_with_the_reason() -> None:
 
 
 class Recorded(ProgressDisplay):
-    """Keeps what it is asked to show."""
+    """A display that records the figures that it is asked to show."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -151,6 +153,7 @@ class Recorded(ProgressDisplay):
 
 
 def test_progress_grows_from_run_to_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fraction done grows over all runs and ends at 1; each run has a phase of its own."""
     recorded = Recorded()
     monkeypatch.setattr(parallel_wrapper, "make_progress_display", lambda _: recorded)
     rehearsed(momentum_network(), scaling="sequential,ddp")
@@ -166,7 +169,7 @@ def test_progress_grows_from_run_to_run(monkeypatch: pytest.MonkeyPatch) -> None
     done = [figures.fraction_done for figures in recorded.shown]
     assert done == sorted(done)
     assert (done[0], done[-1]) == (0.0, 1.0)
-    assert done[-2] == pytest.approx(1.0)  # what was simulated, before the last call
+    assert done[-2] == pytest.approx(1.0)  # before the last call
     assert len(set(done)) > 100
     rate = ProgressRate(remaining_s=65.0)
     assert recorded.shown[0].to_texts(rate) == ["1:05 left"]
@@ -174,6 +177,7 @@ def test_progress_grows_from_run_to_run(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_table_dictionary_and_pages_have_all_runs(simulated: Rehearsal, tmp_path: Path) -> None:
+    """The text, JSON and HTML contain all runs; a failed save raises ``UsageError``."""
     text = str(simulated)
     for run in simulated.runs:
         assert run.name in text
@@ -192,6 +196,7 @@ def test_table_dictionary_and_pages_have_all_runs(simulated: Rehearsal, tmp_path
 
 @pytest.mark.parametrize("make", [torch_model, jax_model, keras_model])
 def test_every_kind_of_model_is_rehearsed_with_the_same_bits_for_a_seed(make: Any) -> None:
+    """Rehearsals of PyTorch, JAX and Keras models are reproducible with a seed."""
     first, again = (rehearsed(make(), workers=4) for _ in range(2))
     assert [run.digest for run in first.runs] == [run.digest for run in again.runs]
     assert [run.loss for run in first.runs] == [run.loss for run in again.runs]
@@ -201,6 +206,7 @@ def test_every_kind_of_model_is_rehearsed_with_the_same_bits_for_a_seed(make: An
 
 
 def test_times_are_measured_where_no_step_is_given() -> None:
+    """Without ``step``, the times of a step and of encoding are measured."""
     made = rehearsed(momentum_network(), step=None, workers=1, jitter=0.3)
     times = made.conditions.times
     assert 0 < times.step_s < 60
@@ -209,7 +215,7 @@ def test_times_are_measured_where_no_step_is_given() -> None:
 
 
 class CountsThreads(DenseNetwork):
-    """Notes how many threads the matrix library of its last step used."""
+    """A network that records how many threads the matrix library uses in its steps."""
 
     used: ClassVar[set[int]] = set()
 
@@ -222,17 +228,19 @@ class CountsThreads(DenseNetwork):
 def test_steps_use_one_thread_but_measured_ones_those_of_a_worker(
     monkeypatch: pytest.MonkeyPatch, step: Any, used: set[int]
 ) -> None:
+    """Simulated steps use one thread; measured steps use as many as a worker has."""
     for module in (worker_pool, rehearse_module):
         monkeypatch.setattr(module, "count_cores", lambda: 4)
     monkeypatch.setattr(CountsThreads, "used", set())
     with threadpool_limits(3):
         before = threadpool_info()
-        rehearsed(CountsThreads([COLUMNS, 8, 2]), workers=2, step=step)  # of a pool of 2 workers
+        rehearsed(CountsThreads([COLUMNS, 8, 2]), workers=2, step=step)  # with 2 workers
         assert threadpool_info() == before
     assert CountsThreads.used == used
 
 
 def test_a_loss_to_reach_may_be_out_of_reach() -> None:
+    """A loss that no run reaches has no time, and the text mentions it."""
     made = rehearsed(momentum_network(), to_loss=-1.0)
     assert made.runs[0].seconds_to_loss is None
     assert "not reached" in str(made)
@@ -240,6 +248,7 @@ def test_a_loss_to_reach_may_be_out_of_reach() -> None:
 
 
 def test_a_loss_is_reached_after_one_that_was_infinite() -> None:
+    """An infinite loss before the target is reached does not count as reached."""
     points = [
         SimpleNamespace(seconds=seconds, measures={"loss": loss})
         for seconds, loss in ((1.0, math.inf), (2.0, 0.5))
@@ -249,7 +258,7 @@ def test_a_loss_is_reached_after_one_that_was_infinite() -> None:
 
 
 def of_fits(to_loss: float | None, *fits: tuple[str, str, float, str]) -> Rehearsal:
-    """Return a rehearsal of fits of 100 rows, which begin with loss 2 and reach loss 0."""
+    """Return a rehearsal of fits of 100 rows, whose loss falls from 2 to 0."""
     made = [
         SimulatedFit(
             workers=1 if system == ONE_PROCESS else 4,
@@ -270,6 +279,7 @@ def of_fits(to_loss: float | None, *fits: tuple[str, str, float, str]) -> Rehear
 
 @pytest.mark.parametrize("to_loss", [1.0, None])
 def test_a_run_that_failed_reaches_no_loss_and_is_not_the_best(to_loss: float | None) -> None:
+    """A failed run has no times or speedup and is never the best."""
     made = of_fits(
         to_loss, (ONE_PROCESS, "", 8.0, ""), (OURS, "ddp", 1.0, "too far"), (OURS, "limited", 2, "")
     )
@@ -283,6 +293,7 @@ def test_a_run_that_failed_reaches_no_loss_and_is_not_the_best(to_loss: float | 
 
 
 def test_no_run_is_faster_than_one_process_that_failed() -> None:
+    """If the single process failed, there are no speedups."""
     made = of_fits(1.0, (ONE_PROCESS, "", 8.0, "too far"), (OURS, "ddp", 1.0, ""))
     assert [run.speedup for run in made.runs] == [None, None]
     assert made.best is made.runs[1]
@@ -290,6 +301,7 @@ def test_no_run_is_faster_than_one_process_that_failed() -> None:
 
 
 def test_there_is_no_advice_if_all_runs_failed() -> None:
+    """If all runs failed, the verdict has no advice and lists the failures."""
     systems = ((ONE_PROCESS, ""), (OURS, "ddp"), (OURS, "limited"))
     made = of_fits(None, *((*system, 1.0, "too far") for system in systems))
     assert made.best is made.runs[0]
@@ -300,6 +312,7 @@ def test_there_is_no_advice_if_all_runs_failed() -> None:
 
 
 def test_a_sample_is_said_to_be_one() -> None:
+    """If only a sample was trained, the text has both numbers of rows."""
     made = rehearsed(momentum_network(), rows=64, workers=2)
     assert (made.rows, made.rows_total) == (64, ROWS)
     assert "64 of 256 rows: an epoch of all takes 4 times as long" in str(made)
@@ -328,11 +341,13 @@ def test_a_sample_is_said_to_be_one() -> None:
     ],
 )
 def test_what_cannot_be_is_refused_by_name(given: dict[str, Any], words: str) -> None:
+    """An invalid option raises ``UsageError`` with its name and value."""
     with pytest.raises(UsageError, match=words):
         RehearsalRequest.from_options(**given)
 
 
 def test_more_workers_than_rows_and_rounds_are_refused() -> None:
+    """More workers than rows, and averaging, are refused."""
     with pytest.raises(UsageError, match="workers=300: the sample has 256 rows"):
         rehearsed(momentum_network(), workers=300)
     with (
@@ -345,6 +360,7 @@ def test_more_workers_than_rows_and_rounds_are_refused() -> None:
 
 
 def test_a_sample_has_its_size_and_is_the_same_for_a_seed() -> None:
+    """A sample has the requested size, is spread over all rows and depends only on the seed."""
     data = np.arange(40_000, dtype=np.float32).reshape(20_000, 2), np.zeros(20_000, np.int64)
 
     def drawn(count: int, seed: int) -> Any:
@@ -360,6 +376,7 @@ def test_a_sample_has_its_size_and_is_the_same_for_a_seed() -> None:
 
 
 def test_a_sample_of_parts_is_one_of_all() -> None:
+    """Samples of parts are merged into one of the requested size, of all parts' rows."""
     data = np.arange(4_000, dtype=np.float32).reshape(2_000, 2), np.zeros(2_000, np.int64)
     whole, merged = RowSampler(100, 0), RowSampler(100, 0)
     for block in read_data_blocks(data, ColumnSpec()):

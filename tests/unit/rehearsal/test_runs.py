@@ -1,4 +1,4 @@
-"""Runs of a rehearsal in other processes give the same results, and are never lost."""
+"""Tests of a rehearsal's runs in other processes: equal results, and none lost."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ RUNS = plan_runs((1, 4), ("sequential", "ddp"), None)
 
 
 class Starts(list[RunProcess]):
-    """The processes that were started."""
+    """The list of started processes."""
 
 
 @pytest.fixture
 def starts(monkeypatch: pytest.MonkeyPatch) -> Starts:
-    """Every run takes long, and there are three processors."""
+    """Count the started processes; each run counts as long, and there are three cores."""
     made = Starts()
 
     def start(simulator: bytes) -> RunProcess:
@@ -54,7 +54,7 @@ def simulate(plan: list[Run] = RUNS) -> list[SimulatedFit]:
 
 @pytest.fixture(scope="module")
 def alone() -> list[SimulatedFit]:
-    """The results of this process."""
+    """Return the results of runs in this process alone."""
     return simulate()
 
 
@@ -63,6 +63,7 @@ def figures(results: list[SimulatedFit]) -> list[Any]:
 
 
 def test_a_rehearsal_consists_of_these_runs() -> None:
+    """A rehearsal has one process, each number of workers per scaling rule, and all-reduce."""
     assert [
         Run(ONE_PROCESS, 1),
         Run(OURS, 1, "sequential"),
@@ -74,6 +75,7 @@ def test_a_rehearsal_consists_of_these_runs() -> None:
 
 
 def test_other_processes_simulate_the_same_bits(alone: list[SimulatedFit], starts: Starts) -> None:
+    """Runs in two more processes give the same results as in one."""
     beside = simulate()
     assert len(starts) == 2
     assert all(process.run in RUNS[2:] for process in starts)
@@ -86,6 +88,7 @@ def test_a_run_whose_process_dies_is_simulated_here(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
+    """A run whose process dies is simulated in this process, with a warning."""
     begin = RunProcess.begin
 
     def begin_and_die(self: RunProcess, run: Run) -> None:
@@ -106,6 +109,7 @@ def raise_type_error(simulator: RunSimulator) -> bytes:
 def test_no_process_starts_where_it_would_not_help(
     starts: Starts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """With JAX loaded, one core, little memory or an unpicklable model, no process starts."""
     with monkeypatch.context() as patch:
         patch.setitem(sys.modules, "jax", ModuleType("jax"))
         simulate(RUNS[:2])
@@ -126,6 +130,7 @@ def test_no_process_starts_where_it_would_not_help(
 def test_another_process_has_one_thread_whatever_the_user_has_set(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """A simulating process uses one thread, whatever OMP_NUM_THREADS is."""
     monkeypatch.setenv("OMP_NUM_THREADS", "6")
     made: dict[str, Any] = {}
 
@@ -144,6 +149,7 @@ def test_another_process_has_one_thread_whatever_the_user_has_set(
 def test_free_memory_is_the_least_of_host_and_container(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Any
 ) -> None:
+    """Free memory is the minimum of the host's and the container's."""
     monkeypatch.setattr(run_process, "CGROUP", tmp_path)
     host = free_memory_bytes()
     assert host > 50e6

@@ -1,4 +1,4 @@
-"""Fits in rounds whose workers are in this process: everything else is the real thing."""
+"""Fits in rounds whose workers run in this process; all other parts are the real ones."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ from sparkstrom.worker.task_environment import TaskEnvironment
 Rows = Sequence[tuple[np.ndarray, Any]]  # (features, label)
 
 BATCH_ROWS = 4
-_fits = itertools.count(1)  # by its number a Python worker caches a fit's job
+_fits = itertools.count(1)  # a Python worker caches a fit's job under this number
 
 
 def rows_of(*counts: int, seed: int = 0) -> list[Rows]:
-    """Partitions of so many rows."""
+    """Return random partitions with these numbers of rows."""
     chance = np.random.default_rng(seed)
     return [
         [(chance.normal(size=6).astype(np.float32), int(chance.integers(3))) for _ in range(count)]
@@ -54,6 +54,8 @@ def rows_of(*counts: int, seed: int = 0) -> list[Rows]:
 
 
 class Records:
+    """Records of one RDD, by partition."""
+
     def __init__(self, each: Sequence[list[bytes]], backend: SparkHere) -> None:
         self._each, self._backend = each, backend
 
@@ -67,6 +69,8 @@ class Records:
 
 
 class Cut:
+    """The records of stored rounds, by target partition."""
+
     def __init__(self, backend: SparkHere, cut: StoredRounds, targets: list[list[bytes]]) -> None:
         self._backend, self._cut, self._targets = backend, cut, targets
 
@@ -78,6 +82,8 @@ class Cut:
 
 
 class InMemory:
+    """A broadcast of the parameters whose content stays in memory."""
+
     def __init__(self, parts: Iterator[bytes]) -> None:
         self._parts = [*parts]
 
@@ -89,7 +95,7 @@ class InMemory:
 
 
 class SparkHere(SparkRoundsBackend):
-    """Spark's tasks, one after another in this process."""
+    """A backend whose Spark tasks run one after another in this process."""
 
     def __init__(self, job: SparkRoundsJob, rows: Sequence[Rows], scratch: Path) -> None:
         super().__init__(job)
@@ -136,7 +142,7 @@ class Pool:
 
 
 class WorkersHere:
-    """``ActiveWorkers`` whose tasks run at once, in this process."""
+    """``ActiveWorkers`` whose tasks run at once in this process."""
 
     def __init__(self, pool: Any) -> None:
         self._everybody, self.attempts = range(len(pool)), Counter[int]()
@@ -163,9 +169,9 @@ class WorkersHere:
 
 
 class Fit:
-    """One fit; ``run`` trains all its rounds in this thread.
+    """A fit whose rounds ``run`` trains in the calling thread.
 
-    ``on_train`` and ``on_measure`` are called before a round is trained, or held-out rows measured.
+    ``on_train`` and ``on_measure`` are called before a round is trained or held-out rows measured.
     """
 
     def __init__(
@@ -207,20 +213,22 @@ class Fit:
         return call
 
     def run(self) -> list[str]:
-        """Return the workers' reports. Raise what failed."""
+        """Train all rounds and return the workers' reports; raise the error if the fit failed."""
         said = self._loop.run()
         if self.control.failure is not None:
             raise self.control.failure
         return said
 
     def history(self, book: EpochHistory | None = None) -> list[Epoch]:
-        """Run, and return the epochs."""
+        """Run the fit and return its epochs."""
         book = book or EpochHistory()
         book.add_reports([json.loads(said)["epochs"] for said in self.run()])
         return book.history()
 
 
 def spark_backend(scratch: Path, patch: pytest.MonkeyPatch) -> Callable[..., RoundsBackend]:
+    """Return a function that creates Spark's backend for a fit."""
+
     def make(
         spec: FitSpec, model: Any, rule: RoundOptions, rows: Any, batch_rows: int, seed: int
     ) -> RoundsBackend:
@@ -242,7 +250,7 @@ def spark_backend(scratch: Path, patch: pytest.MonkeyPatch) -> Callable[..., Rou
 
 
 def local_backend(scratch: Path, patch: pytest.MonkeyPatch) -> Callable[..., RoundsBackend]:
-    """Rows of a partition may also be what ``read_data_blocks`` takes."""
+    """Return a function that creates a local backend; rows may be data of any kind."""
     patch.setattr(local_rounds, "ActiveWorkers", WorkersHere)
     directories = itertools.count()
 

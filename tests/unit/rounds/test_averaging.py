@@ -1,4 +1,4 @@
-"""The arithmetic of averaging: means by rows, states, and the outer step."""
+"""Tests of the arithmetic of averaging: weighted means, optimizer states, and the outer step."""
 
 from __future__ import annotations
 
@@ -35,10 +35,12 @@ def part_of(batch, first, end):
 
 
 def beginning_for(model, parameters):
+    """Return the start of a round with these parameters and a new optimizer state."""
     return RoundStart(parameters.copy(), b"", fresh_state(copy.deepcopy(model), parameters), 0)
 
 
 def test_a_mean_counts_by_weight_and_equal_values_stay_as_they_are() -> None:
+    """A mean is weighted, and the mean of equal arrays is exactly the array."""
     a, b = np.array([1, 2], np.float32), np.array([4, 8], np.float32)
     assert weighted_mean([a, b], [1, 2]).tolist() == [3, 6]
     odd = np.random.default_rng(0).normal(size=100).astype(np.float32)
@@ -46,6 +48,7 @@ def test_a_mean_counts_by_weight_and_equal_values_stay_as_they_are() -> None:
 
 
 def test_sums_of_sums_are_the_same_mean() -> None:
+    """Sums of partial sums give the same mean as one sum."""
     parts = [rows_of(5, seed).features.ravel() for seed in range(6)]
     one, two, whole = WeightedSum(30), WeightedSum(30), WeightedSum(30)
     for i, part in enumerate(parts):
@@ -58,7 +61,7 @@ def test_sums_of_sums_are_the_same_mean() -> None:
 
 @pytest.mark.parametrize("weighted", [False, True])
 def test_a_round_of_one_step_of_sgd_is_the_step_of_one_machine(weighted) -> None:
-    """Also where shares differ, and rows have weights."""
+    """One step per worker equals one step on all rows, also for unequal parts and weighted rows."""
     model = DenseNetwork([6, 8, 3], updater=Sgd(0.3), seed=2)
     began, union = model.initial(), rows_of(47, weighted=weighted)
     cuts = [0, 16, 32, 47]
@@ -80,7 +83,7 @@ def test_a_round_of_one_step_of_sgd_is_the_step_of_one_machine(weighted) -> None
 
 
 def test_a_round_is_a_function_of_what_goes_in() -> None:
-    """The same model object after other rounds: nothing of them is left."""
+    """A round's result depends only on its inputs, not on earlier rounds of the model object."""
     model = DenseNetwork([6, 8, 3], updater=Adam(), seed=2)
     turns = [RoundBatch(rows_of(8, seed), (0, seed, 3)) for seed in range(3)]
     first = train_locally(model, beginning_for(model, model.initial()), turns)
@@ -103,6 +106,7 @@ def test_a_loss_that_is_no_number_names_its_minibatch() -> None:
 
 
 def test_states_average_arrays_and_agree_on_the_rest() -> None:
+    """Float arrays are averaged; numbers are of the workers with most steps; counts are maxima."""
     one = {"mean": np.array([0, 2], np.float32), "steps": 5, "rate": 0.1, "flag": True}
     two = {"mean": np.array([3, 2], np.float32), "steps": 4, "rate": 0.1, "flag": True}
     made = average_states([one, two], [1.0, 2.0], [3, 3])
@@ -113,12 +117,12 @@ def test_states_average_arrays_and_agree_on_the_rest() -> None:
     assert average_states([{"rate": 0.5}, {"rate": 1.25}], [1.0, 2.0], [2, 1]) == {"rate": 0.5}
     counts = [{"seen": np.array([1, 9])}, {"seen": np.array([3, 2])}]
     assert average_states(counts, [1, 1], [2, 1])["seen"].tolist() == [3, 9]
-    late = average_states([{}, {"mean": np.array([3.0])}], [1, 1], [2, 1])  # not reached yet
+    late = average_states([{}, {"mean": np.array([3.0])}], [1, 1], [2, 1])  # not in the first yet
     assert late["mean"].tolist() == [3.0]
 
 
 def test_a_schedule_that_goes_on_from_its_last_rate_keeps_its_rates() -> None:
-    """torch's schedulers multiply the rate that they find: a mean of two places would stay."""
+    """PyTorch's schedulers multiply the previous rate, so a mean of two rates would stay wrong."""
     torch = pytest.importorskip("torch", reason="torch is not here")
     torch_model = pytest.importorskip("sparkstrom.models.torch")
 
@@ -155,7 +159,7 @@ def test_a_schedule_that_goes_on_from_its_last_rate_keeps_its_rates() -> None:
 
 
 def test_what_no_mean_is_made_of_is_of_those_who_took_the_most_steps() -> None:
-    """Where a schedule stands, and the rate that it has come to, belong together."""
+    """A schedule's position and its rate belong together, so both are of the furthest workers."""
     short, most, also = {"at": 9, "rate": 0.5}, {"at": 7, "rate": 0.1}, {"at": 7, "rate": 0.2}
     made = average_states([short, most, also], [98.0, 1.0, 1.0], [2, 4, 4])
     assert made == {"at": 7, "rate": pytest.approx(0.15)}
@@ -163,7 +167,7 @@ def test_what_no_mean_is_made_of_is_of_those_who_took_the_most_steps() -> None:
 
 
 def test_the_outer_step_is_diloco_s() -> None:
-    """As in algorithm 1 of the paper, with Nesterov's momentum: two rounds by hand."""
+    """Two rounds equal algorithm 1 of the DiLoCo paper with Nesterov's momentum, done by hand."""
     began = np.array([1.0, -2.0], np.float32)
     outer, velocity = OuterStep(Nesterov(0.7, 0.9)), np.zeros(2)
     common = began.astype(np.float64)
@@ -177,6 +181,7 @@ def test_the_outer_step_is_diloco_s() -> None:
 
 
 def test_an_outer_step_of_one_is_the_mean() -> None:
+    """An outer SGD with rate 1 gives the mean."""
     began, mean = rows_of(4).features, rows_of(4, 1).features
     assert np.allclose(OuterStep(Sgd(1.0)).step(began, mean.copy()), mean, atol=1e-6)
     assert (OuterStep().step(began, mean) == mean).all()

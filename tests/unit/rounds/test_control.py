@@ -1,4 +1,4 @@
-"""What the main thread gets of a fit in rounds: checkpoints of one moment, and a barrier."""
+"""Tests of the control of a fit in rounds: consistent checkpoints, a barrier at epochs' ends."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from sparkstrom.runtime.optimizer_states import OptimizerStates
 
 
 class Advancing(RoundsControl):
-    """One round further, with another snapshot, whenever somebody wants optimizers' states."""
+    """A control that trains a round and takes a snapshot whenever optimizer states are copied."""
 
     def train_round(self) -> None:
         n_params = self.spec.n_params
@@ -56,7 +56,7 @@ class Advancing(RoundsControl):
 
 @pytest.mark.parametrize("save_updater", [True, "own"])
 def test_a_checkpoint_has_the_states_of_its_own_round(tmp_path: Path, save_updater: Any) -> None:
-    """Whatever rounds end and whoever takes snapshots meanwhile; of the outer step, too."""
+    """Later rounds and snapshots do not change the states in a checkpoint, nor the outer step's."""
     model, outer = DenseNetwork([6, 5, 3], updater=Nesterov(0.1), seed=1), Nesterov(0.7, 0.9)
     master = ParameterAveragingTrainingMaster(save_updater=save_updater, outer=outer)
     spec = FitSpec(1, 1, model.n_params, "test")
@@ -78,7 +78,7 @@ def test_a_checkpoint_has_the_states_of_its_own_round(tmp_path: Path, save_updat
     control.train_round()
     velocity = state.outer.state["velocity"].copy()
     keeper.on_progress(control.progress)
-    keeper.close_failed()  # once it is written
+    keeper.close_failed()  # waits until it is written
     found = read_resume_point(*directory.read_newest(pytest.fail), model)
     stored = decode_state_untrusted(found.states.one)
     assert (found.commit, stored["round/steps"], stored["updater/velocity"][0]) == (1, 1, 1.0)
@@ -87,6 +87,7 @@ def test_a_checkpoint_has_the_states_of_its_own_round(tmp_path: Path, save_updat
 
 
 def test_workers_whose_rows_have_no_weight_have_trained_on_their_executors() -> None:
+    """Workers count as trained, with their executors, also if their rows have weight 0."""
     model = DenseNetwork([6, 5, 3], seed=1)
     state = RoundState(
         model, ParameterAveragingTrainingMaster(), model.initial(), OptimizerStates(), 0
@@ -107,7 +108,7 @@ def test_workers_whose_rows_have_no_weight_have_trained_on_their_executors() -> 
 
 
 class Waiting:
-    """A thread that waits at the first epoch's end."""
+    """A thread that waits at the end of the first epoch."""
 
     def __init__(self, barrier: EpochBarrier) -> None:
         self._thread = threading.Thread(target=barrier.wait, args=(1,), daemon=True)
@@ -119,9 +120,10 @@ class Waiting:
 
 
 def test_rounds_wait_until_an_epoch_is_handled_not_only_received() -> None:
+    """The wait ends when progress with the epoch is acknowledged twice: received, then handled."""
     barrier = EpochBarrier(has_observer=True)
     rounds = Waiting(barrier)
-    for epochs in (0, 0, 0, 1):  # progress from before the epoch's end counts for nothing
+    for epochs in (0, 0, 0, 1):  # progress from before the epoch's end does not end the wait
         barrier.acknowledge(epochs)
         assert not rounds.has_passed(0.05)
     barrier.acknowledge(1)
@@ -129,6 +131,7 @@ def test_rounds_wait_until_an_epoch_is_handled_not_only_received() -> None:
 
 
 def test_nobody_waits_without_an_observer_or_for_a_fit_that_was_given_up() -> None:
+    """Without an observer, or after the fit was given up, nothing waits."""
     assert Waiting(EpochBarrier(has_observer=False)).has_passed()
     barrier = EpochBarrier(has_observer=True)
     rounds = Waiting(barrier)

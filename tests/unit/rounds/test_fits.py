@@ -1,4 +1,4 @@
-"""Fits in rounds on each backend, in one process: what they learn, report and leave behind."""
+"""Tests of fits in rounds on each backend in one process: results, reports and checkpoints."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def network(updater: Any = None) -> DenseNetwork:
 def make_fit(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> MakeFit:
-    """``make_fit(model, rows, ...)``: a fit on one of the backends; rows are 45 and 30."""
+    """Return ``make_fit(model, rows, ...)`` for one of the backends; by default 45 and 30 rows."""
     backend = BACKENDS[request.param](tmp_path, monkeypatch)
     rows = rows_of(45, 30)
 
@@ -47,7 +47,7 @@ def make_fit(
 
 @pytest.fixture
 def on_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Fit]]:
-    """The same fit on each of the backends."""
+    """Return a function that creates the same fit on each backend."""
 
     def make(*given: Any, **options: Any) -> list[Fit]:
         every = [make_backend(tmp_path, monkeypatch) for make_backend in BACKENDS.values()]
@@ -56,7 +56,7 @@ def on_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., li
     return make
 
 
-# --- What they learn ------------------------------------------------------------------------------
+# --- What fits learn ------------------------------------------------------------------------------
 
 
 def median(before: Any, after: Any, rows: Any) -> Any:
@@ -78,7 +78,7 @@ def median(before: Any, after: Any, rows: Any) -> Any:
 def test_all_backends_come_to_the_same_bits(
     on_each: Callable[..., list[Fit]], options: dict[str, Any]
 ) -> None:
-    """With parameters averaged, an outer optimizer, and an accumulator of a user's."""
+    """Parameters, states and histories are equal, also with an outer optimizer or accumulator."""
     rows = rows_of(45, 30, 17)
     spark, local = on_each(network(Adam()), rows, epochs=2, fraction=0.2, **options)
     histories = [fit.history() for fit in (spark, local)]
@@ -92,11 +92,12 @@ def test_all_backends_come_to_the_same_bits(
 
 
 def test_an_accumulator_gets_the_workers_that_trained_in_the_round(make_fit: MakeFit) -> None:
+    """The accumulator gets the rows of workers that trained, and read-only parameters."""
     seen: list[tuple[list[int], bool]] = []
 
     def first(before: Any, after: Any, rows: Any) -> Any:
         seen.append((rows.tolist(), after.flags.writeable))
-        before[:] = 0  # its own copy
+        before[:] = 0  # a copy
         return after[0]
 
     fit = make_fit(network(Sgd(0.1)), epochs=1, accumulator=first, outer=Sgd(1.0))
@@ -107,6 +108,7 @@ def test_an_accumulator_gets_the_workers_that_trained_in_the_round(make_fit: Mak
 
 
 def test_an_accumulator_that_returns_no_parameters_ends_the_fit(make_fit: MakeFit) -> None:
+    """An accumulator that fails or returns wrong parameters ends the fit with the reason."""
     for accumulator, why in (
         (lambda before, after, rows: before[:3], r"accumulator returned float32\[3\], or values"),
         (lambda before, after, rows: before * np.inf, r"accumulator returned .* are not finite"),
@@ -117,7 +119,7 @@ def test_an_accumulator_that_returns_no_parameters_ends_the_fit(make_fit: MakeFi
 
 
 def test_parameters_that_are_not_finite_are_reported_as_such(make_fit: MakeFit) -> None:
-    """After the last step no loss shows it."""
+    """Parameters that diverge in a fit's last step appear in no loss."""
     rows = [[(50 * x, y) for x, y in part] for part in rows_of(45, 30)]
     words = r"layer . \w+ is -?(inf|nan) after round 1: "
     with np.errstate(all="ignore"), pytest.raises(TrainingError, match=words) as raised:
@@ -126,7 +128,7 @@ def test_parameters_that_are_not_finite_are_reported_as_such(make_fit: MakeFit) 
 
 
 class Weighing(DenseNetwork):
-    """Its buffers are the weights by which they were averaged last."""
+    """A network whose buffers are the weights with which they were averaged last."""
 
     last = b"-"
 
@@ -153,7 +155,7 @@ def test_buffers_count_by_rows(make_fit: MakeFit) -> None:
 
 
 class Scheduled(DenseNetwork):
-    """Remembers the positions and lengths that it is given."""
+    """A network that records the positions and fit lengths that it is given."""
 
     positions: ClassVar[list[tuple[int, int]]] = []
     lengths: ClassVar[list[FitLength]] = []
@@ -166,17 +168,20 @@ class Scheduled(DenseNetwork):
 
 
 class ScheduledByOwnSteps(Scheduled):
+    """A scheduled network that counts each worker's own steps, like DL4J's."""
+
     counts_own_steps = True
 
 
 @pytest.fixture(autouse=True)
 def _forget() -> None:
+    """Clear the recorded positions and lengths."""
     Scheduled.positions.clear()
     Scheduled.lengths.clear()
 
 
 def test_schedules_follow_the_minibatches_of_all_workers(make_fit: MakeFit) -> None:
-    """Of 12 and 8 an epoch here, in rounds of two each; earlier fits had 100."""
+    """An epoch has 12 and 8 minibatches, in rounds of two per worker; earlier fits had 100."""
     make_fit(Scheduled([6, 5, 3]), epochs=2, minibatches_before=100).run()
     both = [at for first in range(0, 16, 4) for at in (first, first + 2, first, first + 2)]
     epoch = [*both, 16, 17, 18, 19]
@@ -199,11 +204,11 @@ def test_models_get_the_length_of_the_fit(make_fit: MakeFit) -> None:
 
 
 class Ending(Exception):
-    """The program ends here."""
+    """An exception in place of the end of the program."""
 
 
 def saved_before_measuring(make_fit: MakeFit, epoch: int) -> Any:
-    """Return what a checkpoint has in the moment before this epoch is measured."""
+    """Return a checkpoint's content from just before this epoch is measured."""
     fit, book, saved = make_fit(network(), epochs=EPOCHS, fraction=0.2), EpochHistory(), []
 
     def save(plan: EpochPlan) -> None:
@@ -228,7 +233,7 @@ def saved_before_measuring(make_fit: MakeFit, epoch: int) -> Any:
 def test_an_epoch_that_is_trained_and_not_measured_is_measured_by_the_resumed_fit(
     make_fit: MakeFit, epoch: int
 ) -> None:
-    """To the same bits and figures as if the program had not ended there; no row counts twice."""
+    """The resumed fit has the same bits and figures as one fit, and counts no row twice."""
     whole = make_fit(network(), epochs=EPOCHS, fraction=0.2)
     expected = whole.history()
     snapshot, states, figures = saved_before_measuring(make_fit, epoch)
@@ -252,7 +257,7 @@ def test_an_epoch_that_is_trained_and_not_measured_is_measured_by_the_resumed_fi
 def test_a_partition_that_an_older_version_has_measured_before_the_others_is_not_measured_again(
     make_fit: MakeFit,
 ) -> None:
-    """On one machine each was measured when its own rounds of the epoch were over."""
+    """Older versions measured each partition of a machine after its own last round of the epoch."""
     snapshot, states, _ = saved_before_measuring(make_fit, 1)
     first, second = snapshot.partitions
     starts = (first, replace(second, position=Position(2, 0)))
@@ -264,7 +269,7 @@ def test_a_partition_that_an_older_version_has_measured_before_the_others_is_not
 
 
 def test_reading_progress_changes_nothing(make_fit: MakeFit) -> None:
-    """However often, and by whomever: only ``acknowledge`` moves partitions behind an epoch."""
+    """Only ``acknowledge`` moves the partitions' positions past the end of an epoch."""
     fit = make_fit(network(), epochs=1, fraction=0.2, has_observer=True)
     control, positions = fit.control, list[list[Position]]()
 
@@ -291,7 +296,7 @@ def test_reading_progress_changes_nothing(make_fit: MakeFit) -> None:
 def test_a_snapshot_is_behind_an_epoch_once_its_figures_are_acknowledged(
     make_fit: MakeFit,
 ) -> None:
-    """So a checkpoint has an epoch's figures, or measures the epoch again."""
+    """A checkpoint has an epoch's figures, or else a resumed fit measures the epoch again."""
     fit = make_fit(network(), epochs=1, fraction=0.2)
     control, positions, before = fit.control, list[list[Position]](), fit.control.progress
 
@@ -324,7 +329,7 @@ def test_without_held_out_rows_epochs_end_all_the_same(make_fit: MakeFit) -> Non
 def test_a_snapshot_of_parameters_alone_encodes_no_states(
     make_fit: MakeFit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Rounds wait meanwhile: early stopping takes a snapshot of each better epoch."""
+    """Encoding would delay the rounds at each of early stopping's snapshots."""
     fit = make_fit(network())
     fit.run()
     with monkeypatch.context() as patch:
@@ -336,7 +341,7 @@ def test_a_snapshot_of_parameters_alone_encodes_no_states(
 def test_a_snapshot_of_parameters_alone_keeps_the_states_of_an_earlier_one(
     make_fit: MakeFit,
 ) -> None:
-    """Or a checkpoint would have parameters of one round and states of another."""
+    """Otherwise a checkpoint could have parameters of one round and states of another."""
     fit, taken = make_fit(network(), epochs=1), list[tuple[bytes, ...]]()
 
     def look(order: Any) -> None:
@@ -358,7 +363,7 @@ def test_a_snapshot_of_parameters_alone_keeps_the_states_of_an_earlier_one(
 
 
 def test_a_partition_whose_rows_are_all_held_out_is_measured(make_fit: MakeFit) -> None:
-    """A split by time makes one, which has no rows to train on."""
+    """A split of rows by time can leave a partition without rows to train on."""
     for seed in range(20):
         fit = make_fit(network(), rows_of(45, 1), epochs=2, fraction=0.6, rng_seed=seed)
         found = fit.history()
@@ -370,7 +375,7 @@ def test_a_partition_whose_rows_are_all_held_out_is_measured(make_fit: MakeFit) 
 
 
 class MeasuresItself(DenseNetwork):
-    """Its loss on held-out rows is the sum of its parameters."""
+    """A network whose loss on held-out rows is the sum of its parameters."""
 
     def loss(self, batch: Any) -> tuple[float, float]:
         return batch.rows * float(self._params.sum(dtype=np.float64)), float(batch.rows)
@@ -379,7 +384,7 @@ class MeasuresItself(DenseNetwork):
 def test_held_out_rows_are_measured_with_the_parameters_of_the_epochs_end(
     make_fit: MakeFit,
 ) -> None:
-    """Those of all workers, also of one with fewer rounds than others."""
+    """All partitions are measured with the last round's parameters, also one with fewer rounds."""
     fit, expected = make_fit(MeasuresItself([6, 3]), rows_of(45, 9), epochs=2, fraction=0.3), []
     fit.on_measure = lambda plan: expected.append(fit.state.parameters.sum(dtype=np.float64))
     found = [one.validation for one in fit.history()]
@@ -391,7 +396,7 @@ def test_held_out_rows_are_measured_with_the_parameters_of_the_epochs_end(
 
 
 class Printing(DenseNetwork):
-    """Prints what it measures, and fails of ``wrong``."""
+    """A network that prints when it is measured, and then raises ``wrong`` if that is set."""
 
     wrong: type[Exception] | None = None
 
@@ -417,6 +422,7 @@ class FailsInAStep(DenseNetwork):
 
 
 def test_what_was_printed_in_the_round_that_fails_is_shown(make_fit: MakeFit) -> None:
+    """The error names the failed step's place, and the round's printed lines are reported."""
     fit = make_fit(FailsInAStep([6, 3]))
     with pytest.raises(TrainingError, match=r"^ValueError: no \(partition 0 on .*, training\)"):
         fit.run()
@@ -434,6 +440,7 @@ def test_what_is_printed_while_measuring_is_shown(make_fit: MakeFit) -> None:
 
 
 def test_what_a_loss_raises_while_measuring_has_its_place(make_fit: MakeFit) -> None:
+    """An error while measuring names the place; a ``UsageError`` is raised unchanged."""
     fit = make_fit(Wrong([6, 3], updater=Sgd(0.1)), epochs=1, fraction=0.5)
     with pytest.raises(TrainingError) as raised:
         fit.run()
@@ -471,7 +478,7 @@ def test_a_requested_stop_ends_the_fit_after_the_round(make_fit: MakeFit) -> Non
 
 
 def test_rows_of_no_weight_change_nothing(make_fit: MakeFit) -> None:
-    """A round in which no worker's rows have a weight leaves everything as it was."""
+    """A round in which all rows have weight 0 leaves the parameters as they were."""
     fit = make_fit(network(), [[(x, y, 0.0) for x, y in part] for part in rows_of(45, 30)])
     before = fit.state.parameters
     fit.run()

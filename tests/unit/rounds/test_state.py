@@ -1,4 +1,4 @@
-"""What the workers' next round begins with: schedules, buffers, and what is no parameter."""
+"""Tests of the state with which a round starts: schedules, buffers and diverged parameters."""
 
 from __future__ import annotations
 
@@ -38,6 +38,7 @@ def master_of(**options: Any) -> ParameterAveragingTrainingMaster:
 
 
 def turns(count: int) -> Iterator[RoundBatch]:
+    """Yield this many random minibatches of a round."""
     for number in range(count):
         features = CHANCE.normal(size=(8, 4)).astype(np.float32)
         yield RoundBatch(Batch(features, CHANCE.integers(0, 2, 8)), (0, number, count))
@@ -49,7 +50,7 @@ def report_of(worker: int, done: LocalRoundResult) -> RoundReport:
 
 
 def a_round(model: Any, common: RoundState, steps: Sequence[int]) -> None:
-    """So many steps of each worker, as their tasks and sums make them."""
+    """Train a round with this many steps per worker, and advance the common state."""
     reports, parameters, states = [], [], []
     for worker, count in enumerate(steps):
         twin = copy.deepcopy(model)
@@ -74,7 +75,7 @@ def a_round(model: Any, common: RoundState, steps: Sequence[int]) -> None:
     ],
 )
 def test_a_schedule_is_where_one_that_is_stepped_alone_is(scheduler: str, options: Any) -> None:
-    """Rates come from the rate before: one that is a mean of two places would stay wrong."""
+    """Schedulers multiply the previous rate, so a mean of rates at two places would stay wrong."""
     torch = pytest.importorskip("torch")
     from sparkstrom.models.torch import TorchModel
 
@@ -100,7 +101,7 @@ def test_a_schedule_is_where_one_that_is_stepped_alone_is(scheduler: str, option
 
 
 def test_a_saved_state_that_is_no_worker_s_own_is_nobody_s() -> None:
-    """Files of before have one of partition -1; it would stay for ever."""
+    """The state of partition -1 in older checkpoints is ignored, or it would be kept for ever."""
     model, master = DenseNetwork([4, 2], updater=Adam()), master_of(save_updater="own")
     (fresh,) = (
         RoundState(model, master, model.initial(), OptimizerStates(), 0).copy_states().encoded()
@@ -110,7 +111,7 @@ def test_a_saved_state_that_is_no_worker_s_own_is_nobody_s() -> None:
 
 
 def statistics_of(mean: float, seen: int) -> Any:
-    """A module as a worker has it whose minibatches had this mean."""
+    """Return a model as a worker has it after minibatches with this mean."""
     torch = pytest.importorskip("torch")
     from sparkstrom.models.torch import TorchModel
 
@@ -126,6 +127,7 @@ def report_with(model: Any, worker: int, weight: float) -> RoundReport:
 
 
 def test_buffers_count_by_rows_as_parameters_do() -> None:
+    """Buffers are averaged with the rows' weights, like parameters."""
     model = statistics_of(0.0, 0)
     common = RoundState(model, master_of(), model.initial(), OptimizerStates(), 0)
     few, many, none = statistics_of(8.0, 5), statistics_of(4.0, 3), statistics_of(99.0, 99)
@@ -138,7 +140,7 @@ def test_buffers_count_by_rows_as_parameters_do() -> None:
 
 
 class WithBuffers(DenseNetwork):
-    """A user's model that knows of no weights."""
+    """A user's network whose ``average_buffers`` takes no weights."""
 
     def buffers_bytes(self) -> bytes:
         return b"bytes"
@@ -151,6 +153,7 @@ class WithBuffers(DenseNetwork):
 
 
 def test_models_of_before_average_their_buffers_as_ever() -> None:
+    """Models without ``weighed_buffers`` average their buffers without weights."""
     model = WithBuffers([4, 2])
     common = RoundState(model, master_of(), model.initial(), OptimizerStates(), 0)
     reports = [report_with(model, at, at + 1.0) for at in (0, 1)]
@@ -160,7 +163,7 @@ def test_models_of_before_average_their_buffers_as_ever() -> None:
 
 @pytest.mark.parametrize("outer", [None, Nesterov(0.7, 0.9)])
 def test_parameters_that_are_none_end_the_fit_by_their_layer_s_name(outer: Any) -> None:
-    """After the last step of a worker no loss tells it."""
+    """Parameters that diverge in a worker's last step appear in no loss."""
     model = DenseNetwork([4, 3, 2])
     common = RoundState(model, master_of(outer=outer), model.initial(), OptimizerStates(), 0)
     began, mean = common.parameters, model.initial()

@@ -1,4 +1,4 @@
-"""A model that tests can hold up, and that tells how it was called."""
+"""A model whose calls tests can block and inspect, and fixtures for parallel inference."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ MODES = list(InferenceMode)
 
 
 class Watch:
-    """What all instances of a probe share: they are copies of each other."""
+    """The recorded calls and the locks that all copies of a probe share."""
 
     def __init__(self) -> None:
-        self.calls: list[tuple[int, str]] = []  # rows, thread
+        self.calls: list[tuple[int, str]] = []  # (rows, thread)
         self.entered = threading.Semaphore(0)
         self.gate = threading.Event()
         self.gate.set()
 
 
 class Probe(DenseNetwork):
-    """Puts out features + its first parameter; fails where a feature is negative."""
+    """A model that adds its first parameter to the features and fails if a feature is negative."""
 
     watch = Watch()
 
@@ -46,7 +46,7 @@ class Probe(DenseNetwork):
 
 
 def probe(value: float) -> tuple[Probe, Any]:
-    """A probe, and parameters that make it add ``value``."""
+    """Return a probe and parameters with which it adds ``value``."""
     model = Probe([WIDTH, WIDTH])
     return model, np.full(model.n_params, value, np.float32)
 
@@ -61,7 +61,7 @@ def serving(value: float = 0.0, **options: Any) -> ParallelInference:
 
 
 class HeldUp:
-    """One worker that stands in its first request; the rest waits."""
+    """A server with one worker that is blocked in its first request, so that others wait."""
 
     def __init__(self, watch: Watch, **options: Any) -> None:
         watch.gate.clear()
@@ -73,13 +73,13 @@ class HeldUp:
         self.watch.gate.set()
 
     def calls(self) -> list[int]:
-        """Rows of each call after the first, once all is answered."""
+        """Close, and return the number of rows of each call after the first."""
         self.inference.close()
         return [count for count, _ in self.watch.calls[1:]]
 
 
 def wait_for_waiting(generation: ModelPool, count: int) -> None:
-    """Until so many wait for an instance."""
+    """Wait until this many threads wait for a model."""
     until_s = time.monotonic() + DEADLINE_S
     while len(generation._waiting) < count:
         assert time.monotonic() < until_s, "nobody waits"

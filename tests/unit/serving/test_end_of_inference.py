@@ -1,4 +1,4 @@
-"""The end of parallel inference: closing, forks, and what would end the program."""
+"""Tests of the end of parallel inference: closing, forks, and exceptions that end a program."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ from tests.unit.serving.conftest import (
 
 
 def test_closing_answers_what_waits_and_takes_no_more(watch: Watch) -> None:
+    """Closing answers all waiting requests and refuses later ones."""
     held = HeldUp(watch, queue_limit=10)
     waiting = [held.inference.submit(rows(i)) for i in range(10)]
     closing = threading.Thread(target=held.inference.close)
@@ -36,11 +37,11 @@ def test_closing_answers_what_waits_and_takes_no_more(watch: Watch) -> None:
     for ask in (held.inference.output, held.inference.submit):
         with pytest.raises(UsageError, match="is closed"):
             ask(rows(1))
-    held.inference.shutdown()  # once more
+    held.inference.shutdown()  # a second call
 
 
 def test_closing_waits_no_longer_than_it_is_told(watch: Watch) -> None:
-    """Who waits is refused then; whom the model is about to answer is answered."""
+    """After the timeout, waiting requests are refused; the running one is still answered."""
     held = HeldUp(watch)
     waiting = held.inference.submit(rows(1))
     assert not held.inference.close(timeout=0.001)
@@ -53,6 +54,7 @@ def test_closing_waits_no_longer_than_it_is_told(watch: Watch) -> None:
 
 @pytest.mark.parametrize("timeout", [0, -1, "5", float("nan")])
 def test_a_deadline_is_looked_at(timeout: Any) -> None:
+    """An invalid timeout raises ``UsageError`` and closes nothing."""
     with serving() as inference:
         with pytest.raises(UsageError, match=f"timeout={timeout!r}"):
             inference.close(timeout=timeout)
@@ -60,6 +62,7 @@ def test_a_deadline_is_looked_at(timeout: Any) -> None:
 
 
 def test_in_place_is_closed_too(watch: Watch) -> None:
+    """Inference in place is refused after closing, too."""
     inference = serving(inference_mode="inplace")
     inference.close()
     with pytest.raises(UsageError, match="is closed"):
@@ -68,6 +71,8 @@ def test_in_place_is_closed_too(watch: Watch) -> None:
 
 @pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt])
 def test_a_model_that_wants_to_end_the_program_ends_no_worker(error: type[BaseException]) -> None:
+    """``SystemExit`` in ``predict`` is raised to the caller; the worker thread continues."""
+
     class Leaving(Probe):
         def predict(self, features: Any) -> Any:
             if (features < 0).any():
@@ -85,6 +90,8 @@ def test_a_model_that_wants_to_end_the_program_ends_no_worker(error: type[BaseEx
 def test_a_callback_that_wants_to_end_the_program_ends_no_worker(
     watch: Watch, error: type[BaseException], value: float, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """``SystemExit`` in a callback is logged; the worker thread continues."""
+
     def leave(_: Any) -> None:
         raise error(3)
 
@@ -100,17 +107,17 @@ def test_a_callback_that_wants_to_end_the_program_ends_no_worker(
 
 @pytest.mark.parametrize("mode", MODES)
 def test_a_forked_process_is_told_that_it_has_none(watch: Watch, mode: InferenceMode) -> None:
-    """Also in place: what another thread had borrowed would never come back there."""
+    """In a forked process, requests raise ``UsageError`` and do not wait for a borrowed copy."""
     with (
         serving(1.0, inference_mode=mode, workers=1) as inference,
         warnings.catch_warnings(),
     ):
-        warnings.simplefilter("ignore", DeprecationWarning)  # 3.12: a fork beside threads
+        warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 warns of threads
         ours, theirs = os.pipe()
         with inference._pool.borrow():
             if not (child := os.fork()):
                 signal.signal(signal.SIGALRM, signal.SIG_DFL)
-                signal.alarm(10)  # ends it if it waits
+                signal.alarm(10)  # ends the child if it blocks
                 for ask in (inference.output, inference.submit, inference.update_model):
                     try:
                         answer = ask(rows(1))
@@ -129,6 +136,7 @@ def test_a_forked_process_is_told_that_it_has_none(watch: Watch, mode: Inference
 
 
 def test_a_closed_one_takes_no_other_model(watch: Watch) -> None:
+    """Replacing the model after closing raises ``UsageError``."""
     inference = serving(1.0)
     inference.close()
     with pytest.raises(UsageError, match="is closed"):

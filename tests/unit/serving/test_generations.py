@@ -1,4 +1,4 @@
-"""Instances go to who waits longest, and none is lost."""
+"""Tests of the pool of model copies: the longest waiting thread is first, and no copy is lost."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def generation() -> ModelPool:
 
 
 def test_who_waits_longest_is_next(generation: ModelPool) -> None:
-    """Also before who has just had it, and asks again at once."""
+    """A thread that returns a copy and asks again at once is behind all waiting threads."""
     order: list[Any] = []
 
     def ask(number: int) -> None:
@@ -38,11 +38,11 @@ def test_who_waits_longest_is_next(generation: ModelPool) -> None:
 
 
 class Interruption(BaseException):
-    """As Ctrl-C is one."""
+    """An exception like ``KeyboardInterrupt``."""
 
 
 class Breaking:
-    """A queue whose reader is interrupted, ``handed`` before that something."""
+    """A queue whose ``get`` is interrupted, either before or after it was handed a model."""
 
     def __init__(self, generation: ModelPool, *, handed: bool) -> None:
         self._pool, self._handed, self._things = generation, handed, list[Any]()
@@ -63,6 +63,7 @@ class Breaking:
 def test_who_is_interrupted_takes_none_along(
     generation: ModelPool, monkeypatch: pytest.MonkeyPatch, handed: bool
 ) -> None:
+    """A thread that is interrupted while it waits loses no copy, even if it was handed one."""
     taken = generation._acquire()
     queue = Breaking(generation, handed=handed)
     monkeypatch.setattr("sparkstrom.serving.queue.SimpleQueue", lambda: queue)

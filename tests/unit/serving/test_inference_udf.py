@@ -1,4 +1,4 @@
-"""Series of columns become what the model takes, and its outputs Series again."""
+"""Tests of inference in a Spark UDF: columns become features, and outputs become columns."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ def arrays(*rows: list[float]) -> Any:
 
 
 def test_columns_of_numbers_stand_side_by_side() -> None:
+    """Several columns of numbers become the columns of one array."""
     found = series_to_features([pd.Series([1, 2]), pd.Series([0.5, 1.5])], None, None)
     assert found.tolist() == [[1, 0.5], [2, 1.5]]  # type: ignore[union-attr]
 
@@ -38,6 +39,7 @@ def test_a_column_of_arrays_is_an_array() -> None:
 
 
 def test_each_input_has_its_column() -> None:
+    """With ``inputs``, each column becomes an input of its own, by position or name."""
     given = [arrays([1, 2]), pd.Series([3])]
     pair = series_to_features(given, 2, None)
     assert isinstance(pair, tuple)
@@ -48,12 +50,14 @@ def test_each_input_has_its_column() -> None:
 
 
 def test_whole_numbers_stay_whole() -> None:
+    """Integers in an array column keep their type."""
     tokens = series_to_features([pd.Series([np.array([1, 2], np.int64)])], None, None)
     assert tokens.dtype == np.int64  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("second", [[3, 4], [0.5, 1.5], [True, False]])
 def test_columns_side_by_side_are_floats_as_in_training(second: list[Any]) -> None:
+    """Several integer or mixed columns become float32, as in training."""
     found = series_to_features([pd.Series([1, 2]), pd.Series(second)], None, None)
     assert isinstance(found, np.ndarray)
     assert found.dtype == np.float32
@@ -62,13 +66,13 @@ def test_columns_side_by_side_are_floats_as_in_training(second: list[Any]) -> No
 
 @pytest.mark.parametrize("dtype", [np.int8, np.int16, np.int32])
 def test_whole_numbers_are_as_wide_as_in_training(dtype: Any) -> None:
-    """torch.gather, for one, takes int64 alone."""
+    """Integers become int64 as in training; ``torch.gather`` accepts no other type."""
     given = pd.Series([np.array([1, 2], dtype)]), pd.Series([3], dtype=dtype)
     assert [array.dtype for array in series_to_features(given, 2, None)] == [np.int64] * 2
 
 
 def nested(values: list[Any], kind: Any) -> Any:
-    """As Spark hands an array of arrays over."""
+    """Return a Series of nested arrays in the form in which Spark passes them."""
     return pa.array(values, pa.list_(pa.list_(kind))).to_pandas()
 
 
@@ -83,6 +87,7 @@ def test_arrays_of_arrays_are_stacked(kind: Any) -> None:
 
 
 def test_outputs_are_those_of_predict() -> None:
+    """The outputs are bit for bit those of ``predict_flattened``."""
     model = DenseNetwork([4, 8, 3], seed=1)
     model.bind(model.initial())
     features = np.random.default_rng(0).random((1000, 4), np.float32)
@@ -114,11 +119,13 @@ def test_outputs_are_those_of_predict() -> None:
     ],
 )
 def test_what_does_not_fit_is_named(given: Any, inputs: Any, shapes: Any, words: str) -> None:
+    """Unsuitable columns raise ``UsageError`` with the column's number and the reason."""
     with pytest.raises(UsageError, match=words):
         series_to_features(given, inputs, shapes)
 
 
 def test_a_model_that_fails_says_where_to_look() -> None:
+    """An error inside the model mentions the options to check."""
     model = DenseNetwork([4, 3], seed=1)
     model.bind(model.initial())
     with pytest.raises(UsageError, match=r"check inputs= and shapes="):
@@ -134,10 +141,12 @@ def test_a_model_that_fails_says_where_to_look() -> None:
     ],
 )
 def test_inputs_and_shapes_are_looked_at(inputs: Any, shapes: Any) -> None:
+    """Invalid values of ``inputs`` or ``shapes`` raise ``UsageError``."""
     with pytest.raises(UsageError, match=r"inputs=|shapes="):
         check_inputs(inputs, shapes)
 
 
 def test_shapes_are_sequences_of_whole_numbers() -> None:
+    """Shapes may be tuples or lists of integers, including NumPy's."""
     check_inputs(2, [(1, 28, 28), [np.int64(4)]])
     check_inputs(("a", "b"), ((-1, 2), ()))

@@ -1,4 +1,4 @@
-"""Parallel inference: every answer belongs to its question, and to one model."""
+"""Tests of parallel inference: each request gets its own answer, from exactly one model."""
 
 from __future__ import annotations
 
@@ -31,6 +31,7 @@ QUEUED = [InferenceMode.SEQUENTIAL, InferenceMode.BATCHED]
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("count", [1, 3, 100])
 def test_answers_are_the_models_own(mode: InferenceMode, count: int) -> None:
+    """In every mode, answers equal the model's own predictions."""
     model = DenseNetwork([5, 8, 2], seed=3)
     features = np.random.default_rng(0).random((count, 5), np.float32)
     with ParallelInference(model, inference_mode=mode, workers=3) as inference:
@@ -42,6 +43,7 @@ def test_answers_are_the_models_own(mode: InferenceMode, count: int) -> None:
 
 @pytest.mark.parametrize("mode", MODES)
 def test_many_threads_get_their_own(watch: Watch, mode: InferenceMode) -> None:
+    """With many threads, each gets the answer to its own request."""
     with (
         serving(1.0, inference_mode=mode, workers=3, queue_limit=64) as inference,
         ThreadPoolExecutor(32) as clients,
@@ -53,14 +55,16 @@ def test_many_threads_get_their_own(watch: Watch, mode: InferenceMode) -> None:
 
 
 def test_what_waits_is_answered_together(watch: Watch) -> None:
+    """Waiting requests are answered in one call, padded to a power of two."""
     held = HeldUp(watch, batch_limit=8)
     asked = [held.inference.submit(rows(i)) for i in range(1, 6)]
     held.go_on()
     assert [one.result(DEADLINE_S)[0, 0] for one in asked] == [1, 2, 3, 4, 5]
-    assert held.calls() == [8]  # five, and three that fill it up
+    assert held.calls() == [8]  # five rows and three of padding
 
 
 def test_one_by_one_where_that_is_asked_for(watch: Watch) -> None:
+    """In sequential mode, each request is a call of its own."""
     held = HeldUp(watch, inference_mode="sequential")
     asked = [held.inference.submit(rows(i)) for i in range(1, 6)]
     held.go_on()
@@ -69,14 +73,16 @@ def test_one_by_one_where_that_is_asked_for(watch: Watch) -> None:
 
 
 def test_a_batch_has_its_limit_and_a_longer_request_comes_alone(watch: Watch) -> None:
+    """A batch has at most ``batch_limit`` rows, except for a single longer request."""
     held = HeldUp(watch, batch_limit=4)
     for count in (3, 2, 1, 100, 2):
         held.inference.submit(rows(1, count))
     held.go_on()
-    assert held.calls() == [4, 4, 128]  # 3 + 1, 2 + 2, and the long one alone
+    assert held.calls() == [4, 4, 128]  # 3 + 1, 2 + 2, and 100 padded
 
 
 def test_rows_of_another_shape_are_not_put_together(watch: Watch) -> None:
+    """Requests whose rows have different shapes are not joined."""
     held = HeldUp(watch, batch_limit=8)
     narrow = held.inference.submit(np.ones((1, 2), np.float32))
     wide = held.inference.submit(rows(5))
@@ -87,6 +93,7 @@ def test_rows_of_another_shape_are_not_put_together(watch: Watch) -> None:
 
 
 def test_who_is_bad_fails_alone(watch: Watch) -> None:
+    """If a batch fails, only the requests that fail alone get the error."""
     held = HeldUp(watch)
     good, bad, also = (held.inference.submit(rows(i)) for i in (1, -1, 2))
     held.go_on()
@@ -100,6 +107,7 @@ def test_who_is_bad_fails_alone(watch: Watch) -> None:
 
 @pytest.mark.parametrize("mode", MODES)
 def test_the_models_own_words_arrive(watch: Watch, mode: InferenceMode) -> None:
+    """An exception of the model is raised to the caller; later requests are answered."""
     with serving(inference_mode=mode) as inference:
         with pytest.raises(ArithmeticError, match="negative"):
             inference.output(rows(-1))
@@ -110,6 +118,7 @@ def test_the_models_own_words_arrive(watch: Watch, mode: InferenceMode) -> None:
 
 @pytest.mark.parametrize("mode", QUEUED)
 def test_a_full_queue_refuses_at_once(watch: Watch, mode: InferenceMode) -> None:
+    """A request to a full queue raises ``QueueFull`` at once; the waiting ones are answered."""
     held = HeldUp(watch, queue_limit=2, inference_mode=mode)
     waiting = [held.inference.submit(rows(1)) for _ in range(2)]
     with pytest.raises(QueueFull, match="queue_limit=2: the queue is full"):
@@ -121,12 +130,13 @@ def test_a_full_queue_refuses_at_once(watch: Watch, mode: InferenceMode) -> None
 
 
 def test_in_place_refuses_beyond_its_queue_too(watch: Watch) -> None:
+    """In place, too, a request beyond the waiting limit raises ``QueueFull``."""
     watch.gate.clear()
     inference = serving(inference_mode="inplace", workers=1, queue_limit=1)
     with ThreadPoolExecutor(2) as clients:
         asked = [clients.submit(inference.output, rows(i)) for i in range(2)]
         assert watch.entered.acquire(timeout=DEADLINE_S)
-        while inference._inline_slots.acquire(blocking=False):  # both have come, and stand in it
+        while inference._inline_slots.acquire(blocking=False):  # until both requests have a slot
             inference._inline_slots.release()
         with pytest.raises(QueueFull):
             inference.output(rows(1))
@@ -136,6 +146,7 @@ def test_in_place_refuses_beyond_its_queue_too(watch: Watch) -> None:
 
 
 def test_in_place_is_computed_by_who_asks(watch: Watch) -> None:
+    """In place, the model runs in the calling thread, and no other thread exists."""
     before = threading.active_count()
     with serving(inference_mode=InferenceMode.INPLACE) as inference:
         assert threading.active_count() == before
@@ -147,6 +158,7 @@ def test_in_place_is_computed_by_who_asks(watch: Watch) -> None:
 def test_a_replaced_model_answers_whole_requests_and_drops_none(
     watch: Watch, mode: InferenceMode
 ) -> None:
+    """While models are replaced, each answer is of one model, and none is missing."""
     values = list(range(20))
     done = threading.Event()
     seen: list[float] = []
@@ -155,7 +167,7 @@ def test_a_replaced_model_answers_whole_requests_and_drops_none(
         count = 0
         while not done.is_set():
             answer = inference.output(rows(0, 5))
-            assert len(set(answer.ravel().tolist())) == 1  # one model's, all of it
+            assert len(set(answer.ravel().tolist())) == 1  # all rows are of one model
             seen.append(float(answer[0, 0]))
             count += 1
         return count
@@ -169,7 +181,7 @@ def test_a_replaced_model_answers_whole_requests_and_drops_none(
             for value in values:
                 model, parameters = probe(value)
                 inference.update_model(model, parameters=parameters)
-                assert inference.output(rows(0))[0, 0] == value  # from now on
+                assert inference.output(rows(0))[0, 0] == value  # every request after the update
         finally:
             done.set()
         assert sum(one.result(DEADLINE_S) for one in asked) == len(seen)
@@ -177,6 +189,7 @@ def test_a_replaced_model_answers_whole_requests_and_drops_none(
 
 
 def test_what_waits_is_answered_by_the_new_model(watch: Watch) -> None:
+    """Requests that wait during an update are answered by the new model."""
     held = HeldUp(watch)
     waiting = held.inference.submit(rows(1))
     model, parameters = probe(10.0)
@@ -188,6 +201,7 @@ def test_what_waits_is_answered_by_the_new_model(watch: Watch) -> None:
 
 
 def test_who_waits_in_place_is_answered_by_the_new_model(watch: Watch) -> None:
+    """In place, too, a request that waits during an update is answered by the new model."""
     watch.gate.clear()
     with (
         serving(inference_mode="inplace", workers=1) as inference,
@@ -205,6 +219,7 @@ def test_who_waits_in_place_is_answered_by_the_new_model(watch: Watch) -> None:
 
 
 def test_a_refused_replacement_changes_nothing(watch: Watch) -> None:
+    """A refused replacement leaves the old model in service."""
     with serving(2.0) as inference:
         with pytest.raises(UsageError, match="this model has float32"):
             inference.update_model(Probe([WIDTH, WIDTH]), parameters=np.zeros(1, np.float32))
@@ -216,6 +231,7 @@ def test_a_refused_replacement_changes_nothing(watch: Watch) -> None:
 
 
 def test_who_does_not_want_it_any_more_is_left_out(watch: Watch) -> None:
+    """A cancelled request is not passed to the model."""
     held = HeldUp(watch)
     gone, wanted = held.inference.submit(rows(1)), held.inference.submit(rows(2))
     assert gone.cancel()
@@ -225,11 +241,12 @@ def test_who_does_not_want_it_any_more_is_left_out(watch: Watch) -> None:
 
 
 def test_who_does_not_want_it_any_more_takes_no_place(watch: Watch) -> None:
+    """A cancelled request frees its place in the queue and counts as done."""
     held = HeldUp(watch, queue_limit=2)
     gone, stays = held.inference.submit(rows(1)), held.inference.submit(rows(2))
     assert gone.cancel()
     also = held.inference.submit(rows(3))
-    assert gone in wait([gone], timeout=0).done  # who waits for it with others is told
+    assert gone in wait([gone], timeout=0).done  # wait() returns it as done
     with pytest.raises(QueueFull):
         held.inference.submit(rows(4))
     held.go_on()
@@ -251,6 +268,7 @@ def test_several_inputs_and_outputs() -> None:
 
 @pytest.mark.parametrize("dtype", [np.float32, np.int64, np.uint8])
 def test_what_is_asked_may_be_changed_afterwards(watch: Watch, dtype: Any) -> None:
+    """Arrays may be changed after ``submit``: the request has its own copy."""
     held = HeldUp(watch)
     asked = rows(1).astype(dtype)
     waiting = held.inference.submit({"a": asked}), held.inference.submit(asked)
@@ -261,6 +279,8 @@ def test_what_is_asked_may_be_changed_afterwards(watch: Watch, dtype: Any) -> No
 
 
 def test_a_model_that_loses_rows_is_found() -> None:
+    """A model that returns fewer outputs than rows raises ``UsageError``."""
+
     class Mean(Probe):
         def predict(self, features: Any) -> Any:
             return features.mean(axis=0)
@@ -279,6 +299,7 @@ def test_a_model_that_loses_rows_is_found() -> None:
 )  # fmt: skip
 @pytest.mark.parametrize("mode", MODES)
 def test_features_are_looked_at(features: Any, words: str, mode: InferenceMode) -> None:
+    """Features without rows, a single number, and inputs of unequal lengths are refused."""
     with serving(inference_mode=mode) as inference, pytest.raises(UsageError, match=words):
         inference.output(features)
 
@@ -290,6 +311,7 @@ def test_features_are_looked_at(features: Any, words: str, mode: InferenceMode) 
      ({"load_balance_mode": "fifo"}, "takes no load_balance_mode"), ({"batchlimit": 3}, "did you")],
 )  # fmt: skip
 def test_options_are_looked_at(options: dict[str, Any], words: str) -> None:
+    """An invalid or unknown option raises ``UsageError`` with its name."""
     with pytest.raises(UsageError, match=words):
         serving(**options)
 
@@ -303,6 +325,7 @@ def test_options_are_looked_at(options: dict[str, Any], words: str) -> None:
     ],
 )
 def test_features_that_do_not_fit_are_named(features: Any, words: str) -> None:
+    """Features that the network cannot take raise ``UsageError`` with the reason."""
     with (
         ParallelInference(DenseNetwork([8, 4]), workers=1) as inference,
         pytest.raises(UsageError, match=words),
@@ -312,11 +335,13 @@ def test_features_that_do_not_fit_are_named(features: Any, words: str) -> None:
 
 @pytest.mark.parametrize("mode", MODES)
 def test_what_the_model_refuses_is_the_answer(mode: InferenceMode) -> None:
+    """A ``UsageError`` of the model is the result of ``submit``, in every mode."""
     with ParallelInference(DenseNetwork([8, 4]), inference_mode=mode) as inference:
         answer = inference.submit(np.zeros((2, 3), np.float32))
         assert isinstance(answer.exception(DEADLINE_S), UsageError)
 
 
 def test_options_of_dl4j_are_told_as_this_classes() -> None:
+    """A Java name of a DL4J option is refused with the reason."""
     with pytest.raises(UsageError, match=r"^ParallelInference takes no loadBalanceMode: every"):
         ParallelInference(DenseNetwork([4, 3]), loadBalanceMode="FIFO")

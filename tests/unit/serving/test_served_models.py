@@ -1,4 +1,4 @@
-"""Each kind of model is served with what it has learnt, statistics included."""
+"""Tests that each kind of model is served with its trained parameters and statistics."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ MAKERS = {"dense": dense, "torch": torch_model} | KINDS
 
 @pytest.fixture(scope="module")
 def trained() -> Any:
-    """``trained(kind)``: a model that has taken some steps, and its parameters; each made once."""
+    """Return ``trained(kind)``, which trains a model once and returns it with its parameters."""
     made: dict[str, Any] = {}
 
     def get(kind: str) -> Any:
@@ -66,7 +66,7 @@ def trained() -> Any:
 @pytest.mark.parametrize("kind", MAKERS)
 @pytest.mark.parametrize("mode", MODES)
 def test_many_threads_get_what_the_network_predicts(trained: Any, kind: str, mode: str) -> None:
-    """And another's answers, whole, once it is replaced; first as a network, then as parameters."""
+    """Each answer is of one model, the old or the new, while the model is replaced."""
     model, parameters = trained(kind)
     others = (parameters * np.float32(1.5)).astype(np.float32)
     wanted = []
@@ -74,7 +74,7 @@ def test_many_threads_get_what_the_network_predicts(trained: Any, kind: str, mod
         model.bind(values.copy())
         wanted.append(np.asarray(model.predict(FEATURES)))
     assert np.abs(wanted[0] - wanted[1]).max() > 1e-3
-    network = SimpleNamespace(model=model, parameters=parameters)  # as a trained network offers it
+    network = SimpleNamespace(model=model, parameters=parameters)  # like a trained one
     done, seen = threading.Event(), set[int]()
 
     def ask(client: int) -> None:
@@ -90,7 +90,7 @@ def test_many_threads_get_what_the_network_predicts(trained: Any, kind: str, mod
         ParallelInference(network, inference_mode=mode) as inference,
         ThreadPoolExecutor(8) as clients,
     ):
-        model.bind(np.zeros_like(parameters))  # what is served is its own
+        model.bind(np.zeros_like(parameters))  # the served copy is independent
         found = list(clients.map(inference.output, np.split(FEATURES, 40)))
         assert np.concatenate(found) == pytest.approx(wanted[0], rel=1e-4, abs=1e-5)
         asked = [clients.submit(ask, i) for i in range(8)]
@@ -139,6 +139,7 @@ def keras_of_two_inputs() -> Any:
 @pytest.mark.parametrize("make", [jax_of_two_inputs, keras_of_two_inputs])
 @pytest.mark.parametrize("mode", MODES)
 def test_models_of_several_inputs_and_outputs(make: Any, mode: str) -> None:
+    """Dictionaries and tuples of inputs and outputs are divided and joined by rows."""
     model = make()
     model.bind(model.initial())
     parts = FEATURES[:, :4], FEATURES[:, 4:6]
