@@ -234,7 +234,7 @@ def watch(kind: type, name: str, phase: str, then: Callable[..., Any] | None = N
     setattr(kind, name, measured)
 
 
-def _note_publication(replica: Any) -> None:
+def _note_publication(replica: Any, **_: Any) -> None:
     """Note when the newest own update was ready, if there is one."""
     if len(replica._pending) + len(PROBES.own_commits) > len(PROBES.published_s):
         PROBES.published_s.append(time.monotonic())
