@@ -1,10 +1,11 @@
-"""Digits on real executors: accuracy, bytes and seconds by number of workers and seed.
+"""Accuracy, bytes and seconds of fits on real executors, by number of workers and seed.
 
     python -m benchmarks.digits --workers 1,2,4 --seeds 3 --epochs 40 --json
 
-All runs split the digits in the same way; a seed chooses the initial parameters and the placement
-of rows. Workers run on ``local-cluster`` with one executor per two workers. ``seconds`` is from the
-call of ``fit`` to its summary; ``seconds_per_epoch`` counts training alone.
+All fits train on the same digits and are tested on the others; a seed chooses the initial
+parameters and which worker gets which rows. Workers run on ``local-cluster``, two on an executor.
+``seconds`` is the time from the call of ``fit`` to its summary; ``seconds_per_epoch`` is training
+alone.
 """
 
 from __future__ import annotations
@@ -41,14 +42,14 @@ def main() -> int:
 
 
 def runs(workers: int, args: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """All seeds of one number of workers, in one Spark application."""
+    """Train with all seeds in one Spark application, and yield the results."""
     with local_cluster(workers) as session:
         for seed in range(args.seeds):
             yield run(session, workers, seed, args)
 
 
 def run(session: Any, workers: int, seed: int, args: argparse.Namespace) -> dict[str, Any]:
-    """One fit."""
+    """Train once, and return the figures of the fit."""
     from sklearn.datasets import load_digits
 
     from sparkstrom import AdaptiveThreshold, SharedTrainingMaster, SparkNetwork
@@ -86,7 +87,7 @@ def run(session: Any, workers: int, seed: int, args: argparse.Namespace) -> dict
 
 
 def line(result: dict[str, Any]) -> str:
-    """For people."""
+    """Return a result as text."""
     ratio = result["bytes_dense"] / max(1, result["bytes_sent"])
     return (
         f"{result['workers']} workers, seed {result['seed']}: accuracy {result['accuracy']:.4f}, "

@@ -1,27 +1,27 @@
-"""Encoding on a GPU against a copy on the device: how near to its memory's bandwidth we are.
+"""Encoding on a GPU compared with a copy on the device, which uses the memory's full bandwidth.
 
     python -m benchmarks.encode_cuda --params 100000000 --json
 
-One object per density (hits per parameter). Times are the device's own, between two events, in
-milliseconds: medians of 15 pairs, measured in turns. Bandwidth counts what must be read and
-written at least: 8 bytes per parameter for a copy and for a local scan, 12 for a replica scan,
-which writes the residual too.
+One object per density (hits per parameter). Times are milliseconds between two events on the
+device, or by the wall clock where stated: medians of 15 runs, where two things are compared of 15
+pairs in turns. Bandwidth counts the bytes that must be read and written: 8 per parameter for a copy
+and for a local scan, 12 for a replica scan, which also writes the residual.
 
-    copy_ms, copy_gb_s     one f32 array to another
-    encode_ms, encode_gb_s, share_of_copy     local training: compare with theta, find NaN, and
-                           write the codes in index order; share_of_copy: the median of the ratios
-                           of bandwidths
-    replica_ms, replica_gb_s, replica_share_of_copy     the same with ``residual += delta`` in front
-    move_ms                theta moved at the hits
-    choose_ms, choose_gb_s, choose_share_of_copy     half of the hits, which are below 2 tau, taken
-                           by chance: 4 bytes per parameter
-    levels_ms, move_levels_ms     the level of each hit; theta and the residual moved by them
-    shift_ms               the codes of a layer's hits turned into the whole model's
-    sample_ms              65,536 residuals to the host, for tau; by the clock
-    message_ms             codes to the host, as Rice-coded gaps: the only transfer of the array's
-                           size times the density; by the clock
+    copy_ms, copy_gb_s     copy one f32 array to another
+    encode_ms, encode_gb_s, share_of_copy     encode in local training: compare with theta, find
+                           NaN, and write the codes in index order; share_of_copy: the median of
+                           the ratios of bandwidths
+    replica_ms, replica_gb_s, replica_share_of_copy     the same after ``residual += delta``
+    move_ms                move theta at the hits
+    choose_ms, choose_gb_s, choose_share_of_copy     choose half of the hits, which are below 2 tau,
+                           at random: 4 bytes per parameter
+    levels_ms, move_levels_ms     find the level of each hit; move theta and the residual by levels
+    shift_ms               turn the codes of a layer's hits into codes of the whole model
+    sample_ms              copy 65,536 residuals to the host, to choose tau; wall clock
+    message_ms             copy the codes to the host, and encode them as Rice-coded gaps; wall
+                           clock. No other transfer grows with the number of parameters
 
-Ends with 2 where there is no GPU.
+The exit status is 2 if there is no GPU.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ TAU = 1000 * Q
 
 
 def main() -> int:
-    """Print one line per density; 2 where there is nothing to measure on."""
+    """Print one line per density; return 2 if there is no GPU."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--params", type=int, default=100_000_000)
     parser.add_argument("--json", action="store_true", help="one JSON object per line")
@@ -69,12 +69,12 @@ def main() -> int:
 
 
 def line(result: dict[str, Any]) -> str:
-    """For people."""
+    """Return a result as text."""
     return "  ".join(f"{name} {value:.4g}" for name, value in result.items() if name != "device")
 
 
 def results(kernels: backends.Kernels, n_params: int) -> Iterator[dict[str, Any]]:
-    """All densities, over the same arrays."""
+    """Yield the figures of each density, measured with the same arrays."""
     from numba import cuda
 
     random = np.random.default_rng(0)
@@ -125,7 +125,7 @@ def results(kernels: backends.Kernels, n_params: int) -> Iterator[dict[str, Any]
 
 
 def device_name() -> str:
-    """The GPU's name, which old versions of Numba return as bytes."""
+    """Return the GPU's name, which old versions of Numba have as bytes."""
     from numba import cuda
 
     name = cuda.get_current_device().name
@@ -135,10 +135,12 @@ def device_name() -> str:
 def levels_of(
     kernels: backends.Kernels, theta: Any, kept: Any, codes: Any, copied: Any
 ) -> dict[str, float]:
-    """What a publication with levels, chance and layers needs besides, at the hits ``codes``.
+    """Time the kernels that only publications with levels, random choice or layers need.
 
-    theta, kept  f32[n_params]  the residual is ``kept``: 1.5 tau at the hits
-    copied       f32[n_params]  where copies go
+    theta   f32[n_params]
+    kept    f32[n_params]  the residual, 1.5 tau at the hits
+    codes   i32[hits]
+    copied  f32[n_params]  the target of copies
     """
     from numba import cuda
 
@@ -172,13 +174,13 @@ def levels_of(
 
 
 def in_turns(one: Callable[[], Any], other: Callable[[], Any]) -> tuple[list[float], list[float]]:
-    """Milliseconds of both, in pairs, after one of each that is not counted."""
+    """Time both in turns, after one run of each that does not count; return milliseconds."""
     pairs = [(on_device(one), on_device(other)) for _ in range(PAIRS + 1)][1:]
     return [pair[0] for pair in pairs], [pair[1] for pair in pairs]
 
 
 def on_device(work: Callable[[], Any]) -> float:
-    """Milliseconds from the device's reaching the work to its having done it."""
+    """Run ``work``; return the milliseconds that it takes on the device."""
     from numba import cuda
 
     begin, end = cuda.event(), cuda.event()
@@ -190,7 +192,7 @@ def on_device(work: Callable[[], Any]) -> float:
 
 
 def message_ms(codes: Any, count: int, n_params: int) -> float:
-    """Milliseconds by the clock from codes on the device to a payload on the host."""
+    """Return the wall-clock milliseconds from codes on the device to a payload on the host."""
     out = np.empty(gaps.bytes_max(count, n_params) + gaps.FLUSH_BYTES, np.uint8)
     times = []
     for _ in range(PAIRS):

@@ -1,16 +1,18 @@
-"""Feed: rows per second from a DataFrame to minibatches, and how long a step waits for them.
+"""Rows per second from a DataFrame to minibatches, and how long a step waits for them.
 
     python -m benchmarks.feed --rows 200000 --features 64 --json
 
-One table, as Parquet on local disk, two partitions and two Python workers. ``ours``: fit's own path
-to ordered minibatches, the shuffle included, then one epoch of minibatches; the same from exported
-files, and once more beyond the memory limit. ``toPandas``: by Arrow, and a loop that takes
-minibatches out of it, as people write it. ``pyarrow``: one process reads the same Parquet and does
-nothing with it. ``waiting_share``: the part of the training steps of a fit with a
-``[features, 256, 256, 10]`` network that went into getting the minibatch. ``peak_mib``: the most
-memory that a Python worker of Spark has had resident (VmHWM) after a fit of one epoch, with a limit
-of 16 MiB: dealing, sorting on scratch and training, for a quarter of that in rows for each worker,
-5 and 20 times it, in this order, because a process's peak never falls.
+The table is Parquet on local disk, with two partitions for two Python workers.
+
+    ours            what ``fit`` does: shuffle and order the rows, then take one epoch of
+                    minibatches; also spilled to disk, and from exported files
+    toPandas        the whole table on the driver by Arrow, and a loop that cuts out minibatches
+    pyarrow         one process reads the Parquet files, and nothing else
+    waiting_share   the share of the training steps that is spent on getting the minibatch, in a fit
+                    of a ``[features, 256, 256, 10]`` network
+    peak_mib        the largest peak of resident memory (VmHWM) of Spark's Python workers after a
+                    fit of one epoch with ``batch_memory_bytes`` of 16 MiB. The rows of a worker
+                    have 0.25, 5 and 20 times this size, in this order, as a peak never falls
 """
 
 from __future__ import annotations
@@ -43,7 +45,7 @@ WIDE = 1024  # features of a row where memory is measured
 
 
 def main() -> int:
-    """Print one line per way."""
+    """Print one line per measurement."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", type=int, default=200_000)
     parser.add_argument("--features", type=int, default=64)
@@ -58,7 +60,7 @@ def main() -> int:
 
 
 def results(args: argparse.Namespace, directory: Path) -> Iterator[dict[str, Any]]:
-    """All ways, in one Spark application."""
+    """Measure everything in one Spark application, and yield the figures."""
     from pyspark.sql import SparkSession
 
     path = directory / "table"
@@ -68,7 +70,7 @@ def results(args: argparse.Namespace, directory: Path) -> Iterator[dict[str, Any
         .appName("sparkstrom benchmark")
         .config("spark.driver.host", "127.0.0.1")
         .config("spark.driver.memory", "3g")
-        .config("spark.sql.execution.arrow.pyspark.enabled", "true")  # for toPandas: the fast way
+        .config("spark.sql.execution.arrow.pyspark.enabled", "true")  # makes toPandas fast
         .config("spark.ui.enabled", "false")
         .config("spark.ui.showConsoleProgress", "false")
         .config("spark.log.level", "ERROR")
@@ -79,10 +81,10 @@ def results(args: argparse.Namespace, directory: Path) -> Iterator[dict[str, Any
         frame = session.read.parquet(str(path))
         chosen = ColumnSpec()
 
-        def direct() -> PartitionedData:  # a new one each time: Spark keeps what one has shuffled
+        def direct() -> PartitionedData:  # anew for each run: Spark reuses the shuffle of an RDD
             return partition_source(create_source(frame, chosen), WORKERS, 0, move=True)
 
-        fed(direct(), MEMORY_BYTES)  # Python workers and the JIT are warm
+        fed(direct(), MEMORY_BYTES)  # starts the Python workers, and compiles kernels
         feeds: dict[str, Callable[[], float]] = {
             "pyarrow, reading alone": lambda: read_parquet(path),
             "toPandas and a loop": lambda: to_pandas(frame),
@@ -103,7 +105,7 @@ def results(args: argparse.Namespace, directory: Path) -> Iterator[dict[str, Any
 
 
 def write_table(path: Path, rows: int, features: int) -> None:
-    """Parquet with ``features`` array<float> and ``label``, in as many files as workers."""
+    """Write a Parquet table of ``features`` (array<float>) and ``label``, a file per worker."""
     import pyarrow as pa
     from pyarrow import parquet
 
@@ -120,7 +122,7 @@ def write_table(path: Path, rows: int, features: int) -> None:
 
 
 def read_parquet(path: Path) -> float:
-    """Rows per second are those of decoding."""
+    """Read and decode all Parquet files; return the sum of the labels."""
     from pyarrow import parquet
 
     total = 0.0
@@ -130,7 +132,7 @@ def read_parquet(path: Path) -> float:
 
 
 def to_pandas(frame: Any) -> float:
-    """Everything on the driver, then minibatches."""
+    """Load the table into the driver, and loop over shuffled minibatches."""
     table = frame.toPandas()
     order = np.random.default_rng(0).permutation(len(table))
     total = 0.0
@@ -142,7 +144,7 @@ def to_pandas(frame: Any) -> float:
 
 
 def fed(spread: PartitionedData, memory_bytes: int) -> float:
-    """All minibatches of one epoch, in the workers."""
+    """Read one epoch of minibatches in the workers."""
     read = partial(read_partition, spread.blocks, memory_bytes)
     return float(spread.rdd.mapPartitionsWithIndex(read).sum())
 
@@ -150,7 +152,7 @@ def fed(spread: PartitionedData, memory_bytes: int) -> float:
 def read_partition(
     blocks: BlockReader, memory_bytes: int, index: int, items: Iterable[Any]
 ) -> Iterator[float]:
-    """What a worker does before and besides training."""
+    """Store a partition's rows, and read one epoch of minibatches, as a worker does in a fit."""
     directory = os.environ.get("SPARK_LOCAL_DIRS", "/tmp").split(",")[0]
     store = RowStore(memory_bytes, Path(directory))
     for block in blocks(index, items):
@@ -161,7 +163,7 @@ def read_partition(
 
 
 def peak(session: Any, times: float) -> dict[str, Any]:
-    """The peak of the largest Python worker after a fit of so many times the limit."""
+    """Train on rows of ``times`` the memory limit; return the largest Python worker's peak."""
     from pyspark.sql import functions as sql
 
     rows = int(times * MEMORY_MIN_BYTES * WORKERS) // (4 * WIDE + 8)
@@ -177,7 +179,7 @@ def peak(session: Any, times: float) -> dict[str, Any]:
     seconds = time.perf_counter() - began_s
     network.close()
     workers = session.sparkContext.parallelize(range(4 * WORKERS), 4 * WORKERS)
-    peaks = workers.mapPartitions(peak_bytes).collect()  # Spark uses its processes again
+    peaks = workers.mapPartitions(peak_bytes).collect()  # in the fit's processes: Spark reuses them
     return {
         "way": f"a fit of {times:g} times the limit",
         "rows": summary.rows,
@@ -188,13 +190,13 @@ def peak(session: Any, times: float) -> dict[str, Any]:
 
 
 def peak_bytes(_: Iterable[Any]) -> Iterator[int]:
-    """VmHWM of this process."""
+    """Yield the peak of this process's resident memory (VmHWM)."""
     lines = Path("/proc/self/status").read_text().splitlines()
     yield next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) << 10
 
 
 def figures(way: str, rows: int, feed: Callable[[], float]) -> dict[str, Any]:
-    """The better of two runs."""
+    """Time ``feed`` twice; return the figures of the faster run."""
     seconds = []
     for _ in range(2):
         began_s = time.perf_counter()
@@ -204,12 +206,12 @@ def figures(way: str, rows: int, feed: Callable[[], float]) -> dict[str, Any]:
 
 
 def rate(rows: int, seconds: float) -> dict[str, float]:
-    """Seconds and rows per second."""
+    """Return the seconds, and the rows per second."""
     return {"seconds": round(seconds, 3), "rows_per_s": round(rows / seconds)}
 
 
 def waiting(session: Any, frame: Any, features: int) -> dict[str, Any]:
-    """The share of a fit's steps that went into getting minibatches."""
+    """Train once; return the share of the steps that was spent on getting minibatches."""
     model = DenseNetwork([features, 256, 256, 10], updater=Sgd(0.01))
     master = SharedTrainingMaster(collect_training_stats=True, batch_size_per_worker=BATCH_ROWS)
     network = SparkNetwork(session, model, master, progress=False)
@@ -222,7 +224,7 @@ def waiting(session: Any, frame: Any, features: int) -> dict[str, Any]:
 
 
 def line(result: dict[str, Any]) -> str:
-    """For people."""
+    """Return a result as text."""
     if "waiting_share" in result:
         return f"{result['way']:<34}{result['waiting_share']:.2%} of a step"
     if "peak_mib" in result:

@@ -1,19 +1,23 @@
-"""One machine: ParallelWrapper against torch's DDP (gloo) on the same cores, and a step's tax.
+"""ParallelWrapper compared with torch's DDP (gloo) on one machine, and the overhead per step (tax).
 
     python -m benchmarks.local --json
 
-Each system trains the same module on the same rows (digits) with as many processes, minibatches of
-32 rows each and Adam at 2e-3. ``examples_per_s``: rows trained by a second of training, the start
-of processes left out; ``seconds_to``: from the first step until the held-out accuracy is
-``--wanted``, looked at after each epoch; ``seconds_to_from_call``: the same with that start.
+Each system trains the same module on the same rows (digits) with the same number of processes, 32
+rows per minibatch and Adam at 2e-3.
 
-``tax``: one worker of a model of ``--params`` parameters whose step works for about ``--step-ms``,
-against the same steps of the same model in a plain loop on the same machine; the step changes every
-parameter, as training does. ``tax_ms`` is the time between two steps of the trainer, by the model's
-own clock, and ``tax_percent`` that of the plain step. ``tax_cpu_ms`` is what of it the trainer's
-thread had a processor, and ``tax_cpu_percent`` that of a plain step's: on a machine that has other
-work, too, these still mean something. Medians over ``--repeats`` rounds of all three, one after the
-other.
+    examples_per_s         trained rows per second of training, without the start of processes
+    seconds_to             from the first step until the accuracy on held-out rows, measured after
+                           each epoch, is at least ``--wanted``
+    seconds_to_from_call   the same from the call on, with the start of processes
+
+``tax`` compares the steps of a fit of one worker with the same steps in a plain loop. The model has
+``--params`` parameters, and each step works for about ``--step-ms`` and changes all of them. All
+values are medians of ``--repeats`` rounds.
+
+    tax_ms, tax_percent    time from the end of a step of the fit to the begin of the next, also in
+                           percent of a plain step
+    tax_cpu_ms, tax_cpu_percent   processor time of the trainer's thread in between, also in percent
+                           of that of a plain step; other programs on the machine affect it less
 """
 
 from __future__ import annotations
@@ -60,7 +64,7 @@ def main() -> int:
 
 
 def run(system: str, args: argparse.Namespace) -> dict[str, Any]:
-    """One of them."""
+    """Run one system, and return its figures."""
     if system == "tax":
         return tax(args)
     return by_ddp(args) if system == "ddp" else by_us(system.upper(), args)
@@ -70,21 +74,21 @@ def run(system: str, args: argparse.Namespace) -> dict[str, Any]:
 
 
 class Reaching:
-    """Hears when an accuracy on held-out rows is reached."""
+    """A listener that records when an accuracy on held-out rows is reached."""
 
     def __init__(self, wanted: float, held_out: Any, labels: Any) -> None:
         self._wanted, self._rows = wanted, (held_out, labels)
         self.at_s: float | None = None
 
     def on_epoch(self, event: Any) -> None:
-        """Under the driver's replica."""
+        """Evaluate the driver's replica, until the accuracy is reached."""
         if self.at_s is None:
             found = event.evaluate(*self._rows, "classification").classification.accuracy
             self.at_s = time.monotonic() if found >= self._wanted else None
 
 
 def by_us(mode: str, args: argparse.Namespace) -> dict[str, Any]:
-    """ParallelWrapper in this mode."""
+    """Train with ParallelWrapper in a training mode, and return the figures."""
     import torch
 
     from sparkstrom import ParallelWrapper
@@ -110,7 +114,7 @@ def by_us(mode: str, args: argparse.Namespace) -> dict[str, Any]:
 
 
 def by_ddp(args: argparse.Namespace) -> dict[str, Any]:
-    """Torch's DistributedDataParallel over gloo, as its tutorial has it."""
+    """Train with torch's DistributedDataParallel over gloo, as in its tutorial."""
     import torch
 
     with tempfile.TemporaryDirectory() as directory:
@@ -126,7 +130,7 @@ def by_ddp(args: argparse.Namespace) -> dict[str, Any]:
 def ddp_process(
     rank: int, workers: int, epochs: int, wanted: float, seed: int, directory: str
 ) -> None:
-    """One of them; the first looks at the accuracy, which the clock counts for neither system."""
+    """Train as one process of DDP. Rank 0 measures the accuracy, whose time does not count."""
     import torch
     import torch.distributed as dist
     from torch.nn.parallel import DistributedDataParallel
@@ -174,7 +178,7 @@ def figures(
     start_s: float,
     reached_s: float | None,
 ) -> dict[str, Any]:
-    """What both are known by."""
+    """Return the figures that both systems have."""
     return {
         "workers": args.workers,
         "epochs": args.epochs,
@@ -222,9 +226,9 @@ class StandInModel:
 
 
 class Working(StandInModel):
-    """A step multiplies matrices, then adds a vector to all parameters, small here, large there.
+    """A model whose step multiplies matrices, then adds a fixed random vector to the parameters.
 
-    Its loss is the time since its last step, by a clock of ``time``'s, in milliseconds.
+    Its loss is the time since the end of its last step in milliseconds, by a function of ``time``.
     """
 
     def __init__(self, n_params: int, products: int, clock: str = "thread_time") -> None:
@@ -232,17 +236,17 @@ class Working(StandInModel):
         self._params: Flat | None = None
         self._step: Flat | None = None
         self._matrix: Flat | None = None
-        self._left_s: float | None = None  # the last step
+        self._left_s: float | None = None  # when the last step ended
 
     def bind(self, params: Flat) -> None:
-        """And make what steps need."""
+        """Train on these parameters; create the arrays that steps need."""
         chance = np.random.default_rng(1)
         self._params, self._left_s = params, None
         self._step = (1e-4 * chance.standard_normal(self.n_params)).astype(np.float32)
         self._matrix = chance.standard_normal((256, 256)).astype(np.float32) / 16
 
     def step(self, batch: Batch) -> float:
-        """The same work each time."""
+        """Do the same work each time; return the milliseconds since the end of the last step."""
         assert self._params is not None
         assert self._matrix is not None
         clock = getattr(time, self._clock)
@@ -257,7 +261,7 @@ class Working(StandInModel):
 
 
 def tax(args: argparse.Namespace) -> dict[str, Any]:
-    """What a step costs more in a fit of one worker."""
+    """Return how much longer a step takes in a fit of one worker than in a plain loop."""
     products = products_for(args.step_ms)
     models = [Working(args.params, products, clock) for clock in ("perf_counter", "thread_time")]
     rounds = []
@@ -280,23 +284,23 @@ def tax(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def between_ms(model: Working, steps: int) -> float:
-    """Milliseconds between two steps of a fit, by the model's clock."""
+    """Train twice; return the milliseconds between the steps of the second fit."""
     from sparkstrom import ParallelWrapper
 
     rows = (np.zeros((steps, 1), np.float32), np.zeros(steps, int))
     with ParallelWrapper(model, 1, batch_size_per_worker=1, progress=False) as wrapper:
-        wrapper.fit(rows, run_log="")  # the process starts, kernels are loaded
+        wrapper.fit(rows, run_log="")  # starts the process, and loads kernels
         loss = wrapper.fit(rows, run_log="").history[-1].loss
-    return loss * steps / (steps - 1)  # before the first step there is none
+    return loss * steps / (steps - 1)  # the first step has loss 0
 
 
 def products_for(step_ms: float) -> int:
-    """Products of matrices that take so long here, about."""
+    """Return the number of matrix products that take about ``step_ms`` on this machine."""
     return max(1, round(50 * step_ms / plain_step_ms(Working(1, 50), 5)[1]))
 
 
 def plain_step_ms(model: Working, steps: int) -> tuple[float, float]:
-    """Milliseconds of a step in a plain loop, by the clock and of the processor."""
+    """Return the milliseconds of a step in a plain loop: wall-clock time and processor time."""
     model.bind(model.initial())
     batch = Batch(np.zeros((1, 1), np.float32), np.zeros(1, int))
     model.step(batch)
@@ -308,7 +312,7 @@ def plain_step_ms(model: Working, steps: int) -> tuple[float, float]:
 
 
 def line(result: dict[str, Any]) -> str:
-    """For people."""
+    """Return a result as text."""
     if result["system"] == "tax":
         return (
             f"tax: {result['tax_ms']:.2f} ms of a step of {result['plain_step_ms']:.1f} ms"

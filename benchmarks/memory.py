@@ -1,8 +1,8 @@
-"""Memory of a fit, measured in its processes, beside what `sparkstrom plan` says it needs.
+"""Peak memory of the processes of a fit, compared with what `sparkstrom plan` computes.
 
-A fit of a torch module with Adam, or of a dense network, on executors of this machine. Every
-process is looked at ten times a second: what counts is its resident memory without what it maps of
-shared memory, which is the media driver's and is counted on its own.
+Trains a torch module or a dense network, both with Adam, on executors of this machine. Ten times a
+second it measures the resident memory of each process, without shared memory, which belongs to the
+media driver and is planned separately.
 
     python -m benchmarks.memory --params 5000000 --model torch --json
 """
@@ -31,7 +31,7 @@ BATCH_MEMORY = 16 * MIB
 
 
 class Resident(threading.Thread):
-    """Peaks of private resident memory, of this process and of Python workers below it."""
+    """A thread that records the peak of private resident memory of this process and its workers."""
 
     def __init__(self) -> None:
         super().__init__(daemon=True)
@@ -40,24 +40,24 @@ class Resident(threading.Thread):
         self._over = threading.Event()
 
     def run(self) -> None:
-        """Look until told to stop."""
+        """Measure until ``stop`` is called."""
         while not self._over.wait(LOOK_S):
             for pid, kind in processes():
                 self.peaks[pid] = max(self.peaks.get(pid, 0), private_bytes(pid))
                 self.kinds[pid] = kind
 
     def stop(self) -> None:
-        """Look no longer."""
+        """Stop measuring."""
         self._over.set()
         self.join()
 
     def largest(self, kind: str) -> int:
-        """Bytes of the largest process of a kind; 0: there was none."""
+        """Return the peak of the largest process of a kind in bytes; 0 if there was none."""
         return max((peak for pid, peak in self.peaks.items() if self.kinds[pid] == kind), default=0)
 
 
 def processes() -> Iterator[tuple[int, str]]:
-    """This process, and Spark's Python workers below it."""
+    """Yield pid and kind of this process and of Spark's Python workers below it."""
     table = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -76,13 +76,13 @@ def processes() -> Iterator[tuple[int, str]]:
 
 
 def ancestors(pid: int, table: dict[int, tuple[int, str]]) -> Iterator[int]:
-    """Its parent, and so on."""
+    """Yield the pids of a process's parent, its parent, and so on; ``table`` has parents by pid."""
     while (pid := table.get(pid, (0, ""))[0]) > 0:
         yield pid
 
 
 def private_bytes(pid: int) -> int:
-    """Resident, without shared memory; 0 where it has just ended."""
+    """Return a process's resident memory without shared memory; 0 if it has just ended."""
     try:
         lines = (Path("/proc") / str(pid) / "status").read_text().splitlines()
     except OSError:
@@ -92,7 +92,7 @@ def private_bytes(pid: int) -> int:
 
 
 def widths(n_params: int) -> tuple[int, int]:
-    """Of two hidden layers, so that there are about so many parameters."""
+    """Return the widths of two hidden layers with which a network has about ``n_params``."""
     width = 16
     while FEATURES * width + width * width + (2 + CLASSES) * width < n_params:
         width += 1
@@ -100,7 +100,7 @@ def widths(n_params: int) -> tuple[int, int]:
 
 
 def model_of(kind: str, n_params: int) -> Any:
-    """A network of about so many parameters, with Adam."""
+    """Return a model of about ``n_params`` parameters, with Adam."""
     hidden = widths(n_params)
     if kind == "dense":
         from sparkstrom.models import Adam, DenseNetwork
@@ -120,7 +120,7 @@ def model_of(kind: str, n_params: int) -> Any:
 
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
-    """One fit, looked at."""
+    """Train once; return the measured and the planned memory."""
     from sparkstrom import SharedTrainingMaster, SparkNetwork, VoidConfiguration
     from sparkstrom.planning.memory import (
         estimate_driver_parts,
@@ -158,7 +158,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Print what was measured."""
+    """Measure, and print the figures."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--params", type=int, default=5_000_000)
     parser.add_argument("--model", choices=("torch", "dense"), default="torch")

@@ -1,16 +1,17 @@
-"""What a relay pays for its children, on one core: a commit, or a sum of commits, for each of them.
+"""Processor time with which a relay forwards a commit, or a sum of commits, to its children.
 
     python -m benchmarks.relay_fan --children 16 --update-bytes 65536 --json
 
-One object. The machine and the message endpoint are those of production, over memory; the children
-take frames and throw them away. Times are CPU time in milliseconds: a commit's from its frame to
-those of all children, a sum's from the machine's wish. Every ``x_`` figure is the median of the
-ratios of 15 pairs, measured in turns.
+Prints one object. The relay runs the package's state machine and message endpoint over an
+in-process transport; its children discard the frames. Times are milliseconds of processor time. A
+commit's time lasts from receiving its frame until the frames of all children are sent, a sum's from
+the state machine's effects on. Every ``x_`` figure is a median of the ratios of 15 pairs in turns.
 
-    commit_ms             received, opened, decoded, numbered in the log, sealed for all children
-    commit_x_each         the same, over encoding and cutting the body for each child
-    commit_x_sealing      the same, over sealing its frames alone: what AES takes
-    sum_ms, sum_x_each    a sum of 8 commits that all children get; over summing for each child
+    commit_ms             receive, decrypt, decode, append to the log, encrypt for all children
+    commit_x_each         the same, relative to encoding and splitting the body for each child
+    commit_x_sealing      the same, relative to encrypting the frames alone
+    sum_ms, sum_x_each    send the same sum of 8 commits to all children; relative to summing for
+                          each child
 """
 
 from __future__ import annotations
@@ -56,25 +57,25 @@ CHUNK_BYTES_MAX = 1 << 20
 
 
 class EncodedForEach(EncodingCache):
-    """Remembers nothing."""
+    """A cache that is cleared before each use, so that each child's message is encoded."""
 
     def encode(self, message: Message, piece_bytes: int) -> tuple[Kind, list[bytes]]:
-        """Encode a message anew for each child, without the cache."""
+        """Encode a message without the cache."""
         self.clear()
         return super().encode(message, piece_bytes)
 
 
 class SummedForEach(MergeCache):
-    """Remembers nothing."""
+    """A cache that is cleared before each use, so that updates are summed for each child."""
 
     def merge(self, effect: ev.SendMerged) -> MergedRange:
-        """Sum the updates anew for each child, without the cache."""
+        """Sum the updates without the cache."""
         self.clear()
         return super().merge(effect)
 
 
 class Relay:
-    """A worker with children, its parent, and what it wants performed as its thread would."""
+    """A worker's node with a parent and children; its effects are performed as in its thread."""
 
     def __init__(self, children: int) -> None:
         network, self.seal = MemoryNetwork(), Seal(bytes(KEY_BYTES), 1)
@@ -126,12 +127,12 @@ class Relay:
     # -- as the node's thread --------------------------------------------------------------------
 
     def step(self, event: ev.Event) -> None:
-        """Hand an event to the relay's node, and perform what follows."""
+        """Pass an event to the relay's node, and perform the effects."""
         for effect in self.node.step(event, 0.0):
             self.perform(effect)
 
     def perform(self, effect: ev.Effect) -> None:
-        """Perform an effect: put messages into the mail."""
+        """Perform an effect that sends a message or opens an edge; ignore others."""
         match effect:
             case ev.Send(to=to, message=message):
                 self.mail.send(to, message)
@@ -143,13 +144,13 @@ class Relay:
                 pass  # for its trainer, or the master
 
     def flush(self) -> None:
-        """Send all mail to the children."""
+        """Send all waiting messages to the children."""
         self.sums.clear()
         self.mail.flush()
         assert not self.mail.waiting, "the children take all at once"
 
     def take(self) -> None:
-        """One duty cycle with what has come."""
+        """Handle all received messages, and send what follows, as in one cycle of the thread."""
         for sender, message in self.mail.receive(0.0):
             self.step(ev.Received(sender, message))
         self.flush()
@@ -157,7 +158,7 @@ class Relay:
     # -- its neighbours --------------------------------------------------------------------------
 
     def feed(self, data: bytes) -> None:
-        """Its parent sends another commit."""
+        """Send another commit from the parent to the relay."""
         self._commit += 1
         payload = Payload(form=1, tau_quanta=2, count=1, data=data)
         commit = Commit(commit=self._commit, origin=9, seq=self._commit, payload=payload)
@@ -165,7 +166,7 @@ class Relay:
         self._parent.flush()
 
     def rest(self) -> None:
-        """The neighbours have taken all that came, and say so."""
+        """Discard the neighbours' frames; let all children acknowledge all commits."""
         for transport in self._transports:
             transport.poll(0.0)
         for child in self.node.children.by_node.values():
@@ -198,7 +199,7 @@ def _at(transport: MemoryTransport, stream: int) -> Address:
 
 
 def commit_ms(relay: Relay, data: bytes) -> float:
-    """CPU time of one commit, the mean of some."""
+    """Return the processor time of a commit in milliseconds, the mean of ``ROUNDS`` commits."""
     spent_s = 0.0
     for _ in range(ROUNDS):
         relay.feed(data)
@@ -210,7 +211,7 @@ def commit_ms(relay: Relay, data: bytes) -> float:
 
 
 def sealing_ms(relay: Relay, data: bytes) -> float:
-    """CPU time of sealing that commit for all children, and nothing else."""
+    """Return the processor time of encrypting a commit's frames for all children."""
     pieces = split_body(bytes(36) + data, relay.transport.max_frame_bytes - 64)
     began_s = time.thread_time()
     for counter in range(ROUNDS):
@@ -222,7 +223,7 @@ def sealing_ms(relay: Relay, data: bytes) -> float:
 
 
 def sum_ms(relay: Relay, entries: tuple[Commit, ...]) -> float:
-    """CPU time of one sum for all children."""
+    """Return the processor time of summing commits and sending the sum to all children."""
     last, count = [(9, len(entries))], sum(entry.payload.count for entry in entries)
     began_s = time.thread_time()
     for child in relay.node.children.by_node:
@@ -234,7 +235,7 @@ def sum_ms(relay: Relay, entries: tuple[Commit, ...]) -> float:
 
 
 def updates(size: int) -> tuple[Commit, ...]:
-    """Commits of about so many bytes: a hit in gaps takes some."""
+    """Return commits of the order of ``size`` bytes, with about one hit per byte."""
     random, made = np.random.default_rng(1), []
     density = size / N_PARAMS
     for commit in range(1, COMMITS_IN_SUM + 1):
@@ -248,13 +249,13 @@ def updates(size: int) -> tuple[Commit, ...]:
 
 
 def compared(one: Callable[[], float], other: Callable[[], float]) -> tuple[float, float]:
-    """Milliseconds of the one, and its ratio to the other: medians of pairs."""
+    """Measure both in turns; return the medians of the first and of its ratio to the second."""
     pairs = [(one(), other()) for _ in range(PAIRS)]
     return median(a for a, _ in pairs), median(a / b for a, b in pairs)
 
 
 def figures(children: int, update_bytes: int) -> dict[str, float]:
-    """All of them."""
+    """Measure everything, and return the figures."""
     assert quantum(K) <= TAU, "tau is on the grid"
     once, each = Relay(children), Relay(children)
     each.mail.encodings = EncodedForEach()
@@ -279,7 +280,7 @@ def figures(children: int, update_bytes: int) -> dict[str, float]:
 
 
 def main(argv: list[str]) -> int:
-    """Print one object, or one figure a line."""
+    """Print one JSON object, or a line for each figure."""
     parser = argparse.ArgumentParser(description="What a relay pays for its children.")
     parser.add_argument("--children", type=int, default=16)
     parser.add_argument("--update-bytes", type=int, default=65_536)

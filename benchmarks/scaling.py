@@ -1,18 +1,19 @@
-"""`sparkstrom scaling` against real runs: hosts behind links of their own rate, a worker on each.
+"""Predictions of `sparkstrom scaling` compared with real fits, a worker on each host behind a link.
 
     python -m benchmarks.scaling --json
 
-Each case is a fit on real executors in network namespaces (root; ``benchmarks.hosts``), with steps
-that sleep, so that two cores can hold several workers. One worker alone gives the step; the
-messages' density is the run's own. With these the formula says what so many workers come to:
+Each case is a fit on real executors in network namespaces (root; ``benchmarks.hosts``). Its steps
+mostly sleep, so that several workers can share two cores. The formula gets the time of a step from
+a fit of one worker, and the density of updates from the measured fit, and predicts:
 
-    step_ms                    from a minibatch of a worker to its next
+    step_ms                    from a minibatch of a worker to its next one
     updates_per_step           of a worker
-    staleness                  minibatches, mean
-    worker_sent, driver_sent   bytes per step that left such a host
+    staleness                  mean, in minibatches
+    worker_sent, driver_sent   bytes per step that leave a worker's host, and the driver's host
 
-each with ``_reckoned`` and ``_deviation``, reckoned / measured - 1, and ``waits_for`` as the
-formula has it. On host 0 there are the driver and a worker, which its link does not see.
+Each key has the measured value. The key with ``_reckoned`` has the predicted value, and the one
+with ``_deviation`` has predicted / measured - 1. ``waits_for`` is what limits the steps according
+to the formula. The driver's host also has a worker, whose traffic with the driver uses no link.
 """
 
 from __future__ import annotations
@@ -34,11 +35,11 @@ from sparkstrom.planning.scaling import TOPOLOGIES, ScalingInputs, ThroughputPre
 
 LEARNING_RATE = 1e-3
 WIDTHS = (1024, 1024)
-WIRE_S = 0.0002  # one way between two namespaces, with the switch
+WIRE_S = 0.0002  # latency between two namespaces, through the switch
 
 
 def main() -> int:
-    """One line per case."""
+    """Print one line per case."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.scaling",
         description=__doc__,
@@ -63,7 +64,7 @@ def main() -> int:
 
 
 def cases(rate: str, counts: list[int], step_ms: int, seconds: float) -> Iterator[dict[str, Any]]:
-    """All of one rate; the first is one worker alone."""
+    """Measure all numbers of workers with one rate; the first must be one worker."""
     alone_s = 0.0
     for workers in counts:
         found = measured(rate, workers, step_ms, seconds)
@@ -74,7 +75,7 @@ def cases(rate: str, counts: list[int], step_ms: int, seconds: float) -> Iterato
 
 
 def measured(rate: str, workers: int, step_ms: int, seconds: float) -> dict[str, Any]:
-    """A fit's figures, as ``benchmarks.slow_link`` has them."""
+    """Run a fit; return its figures as in ``benchmarks.slow_link``."""
     trial = Trial(
         system=OURS, rate=LEARNING_RATE, seed=0, workers=workers, widths=WIDTHS,
         optimizer="adam", epochs=1000, limit_s=seconds,
@@ -84,7 +85,7 @@ def measured(rate: str, workers: int, step_ms: int, seconds: float) -> dict[str,
 
 
 def compared(rate: str, workers: int, found: dict[str, Any], alone_s: float) -> dict[str, Any]:
-    """What was measured, and what the formula says."""
+    """Return the measured and the predicted values."""
     summary, steps = found["summary"], found["steps"]
     n_params = data.flat_of(data.make_module(WIDTHS, 0)).size
     work = ScalingInputs(
@@ -94,7 +95,7 @@ def compared(rate: str, workers: int, found: dict[str, Any], alone_s: float) -> 
         link_bits_s=parse_rate(rate),
         latency_s=WIRE_S,
         beside_driver=1,
-        encoding_s=0.0,  # it is in one worker's step
+        encoding_s=0.0,  # included in the step of one worker
     )
     pace: ThroughputPrediction = TOPOLOGIES["star"](work, workers)
     result = {
@@ -116,7 +117,7 @@ def compared(rate: str, workers: int, found: dict[str, Any], alone_s: float) -> 
 
 
 def beside(name: str, measured: float, reckoned: float) -> dict[str, Any]:
-    """A figure with the formula's; the deviation of nothing is none."""
+    """Return a measured value, the predicted one and the deviation, which is None of 0."""
     return {
         name: round(measured, 3),
         f"{name}_reckoned": round(reckoned, 3),
@@ -125,7 +126,7 @@ def beside(name: str, measured: float, reckoned: float) -> dict[str, Any]:
 
 
 def line(found: dict[str, Any]) -> str:
-    """For people."""
+    """Return a result as text."""
     return (
         f"{found['rate']:>8} {found['workers']} workers: {found['step_ms']:.0f} ms a step, "
         f"reckoned {found['step_ms_reckoned']:.0f} ({found['step_ms_deviation']:+.0%}); "

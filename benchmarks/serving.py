@@ -1,17 +1,22 @@
-"""Serving: 64 threads that ask one model, batched against sequential and in place; and a table.
+"""Serving: requests of 64 threads to one model in each mode, and predictions for a table.
 
     python -m benchmarks.serving --json
     python -m benchmarks.serving --rows 10000000 --json
 
-One object per mode: ``requests_s`` and ``p50_ms``, ``p99_ms`` of a request of one row, from each of
-``--clients`` threads that ask again as soon as they have their answer. ``x_sequential``:
-requests/s against SEQUENTIAL in the same sitting; each mode is measured ``--pairs`` times in turns,
-and the median counts. ``replaced``: the model is replaced 20 times meanwhile; ``mixed`` and
-``dropped`` are answers that are no one model's, and requests that got none.
+Each of ``--clients`` threads requests a prediction for one row, and sends the next request when it
+has the answer. The modes are measured in turns, each ``--pairs`` times. One object per mode:
 
-With ``--rows``: that many rows of ``--width`` floats through ``network.udf()`` and through Spark's
-``predict_batch_udf`` with the same NumPy network, on local[2]: rows/s, the median of ``--pairs``
-turns after one that warms up, and VmHWM of the largest Python worker in MiB.
+    requests_s       requests per second, median
+    p50_ms, p99_ms   time of a request
+    x_sequential     requests per second, relative to SEQUENTIAL
+
+The last object is a run in mode BATCHED in which the model is ``replaced`` 20 times. ``mixed``
+counts answers that are of no single model, and ``dropped`` requests without an answer.
+
+With ``--rows``, ``network.udf()`` and Spark's ``predict_batch_udf`` predict this number of rows
+with ``--width`` floats by the same NumPy network, on local[2]: rows per second, the median of
+``--pairs`` runs in turns after a first one that does not count, and the peak of resident memory
+(VmHWM) of the largest Python worker in MiB.
 """
 
 from __future__ import annotations
@@ -36,7 +41,7 @@ REPLACED = 20
 
 
 def main() -> int:
-    """One line per case."""
+    """Print one line per case."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.serving",
         description=__doc__,
@@ -62,7 +67,7 @@ def main() -> int:
 
 
 def modes(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """Each mode, in turns."""
+    """Measure all modes in turns, then the replacement of models; yield the figures."""
     model = make_model(args.model)
     runs: dict[InferenceMode, list[list[float]]] = {mode: [] for mode in InferenceMode}
     for _ in range(args.pairs):
@@ -84,7 +89,7 @@ def modes(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
 
 
 def make_model(kind: str) -> Any:
-    """The same layers, by NumPy or by torch."""
+    """Return a network of the same layers, in NumPy (``dense``) or torch."""
     if kind == "dense":
         return DenseNetwork(WIDTHS, seed=1)
     from functools import partial
@@ -102,7 +107,7 @@ def make_model(kind: str) -> Any:
 
 
 def asked(model: Any, mode: InferenceMode, args: argparse.Namespace) -> list[float]:
-    """Seconds of each request of all clients."""
+    """Serve a model to all clients; return the seconds of each of their requests."""
     row = np.random.default_rng(0).random((1, WIDTHS[0]), np.float32)
     times: list[list[float]] = [[] for _ in range(args.clients)]
     with serving(model, mode, args) as inference:
@@ -119,7 +124,7 @@ def asked(model: Any, mode: InferenceMode, args: argparse.Namespace) -> list[flo
 
 
 def serving(model: Any, mode: InferenceMode, args: argparse.Namespace, **more: Any) -> Any:
-    """Nobody is refused: there is room for all clients."""
+    """Return a server whose queue has room for all clients."""
     return ParallelInference(
         model,
         workers=args.workers,
@@ -131,7 +136,7 @@ def serving(model: Any, mode: InferenceMode, args: argparse.Namespace, **more: A
 
 
 def run_all(threads: list[threading.Thread]) -> None:
-    """Until all have ended."""
+    """Run threads until all have ended."""
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -139,7 +144,10 @@ def run_all(threads: list[threading.Thread]) -> None:
 
 
 def replaced(args: argparse.Namespace) -> dict[str, Any]:
-    """Models that put out one value each, replaced while everybody asks."""
+    """Replace the model while clients send requests; count mixed and missing answers.
+
+    All outputs of one model are equal, so an answer with two values is of two models.
+    """
     model = DenseNetwork([4, 8], loss="squared_error", seed=1)
 
     def of(value: float) -> Any:
@@ -177,7 +185,7 @@ def replaced(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def tables(rows: int, width: int, pairs: int) -> Iterator[dict[str, Any]]:
-    """network.udf, and predict_batch_udf."""
+    """Predict a table with ``network.udf`` and ``predict_batch_udf``; yield the figures."""
     from pyspark.sql import SparkSession
     from pyspark.sql import functions as sql
 
@@ -199,7 +207,7 @@ def tables(rows: int, width: int, pairs: int) -> Iterator[dict[str, Any]]:
         for name, function in functions.items()
     }
     rates: dict[str, list[float]] = {name: [] for name in functions}
-    for turn in range(1 + pairs):  # the first compiles what all others run
+    for turn in range(1 + pairs):  # the first compiles code for the others
         for name, asked in made.items():
             began_s = time.monotonic()
             found[name] = asked.first()
@@ -217,7 +225,7 @@ def tables(rows: int, width: int, pairs: int) -> Iterator[dict[str, Any]]:
 
 
 def theirs(network: Any, width: int) -> Any:
-    """The same network, as Spark's users write it."""
+    """Return a ``predict_batch_udf`` of the same network, as users of Spark write it."""
     from pyspark.ml.functions import predict_batch_udf
     from pyspark.sql.types import ArrayType, FloatType
 
@@ -236,7 +244,7 @@ def theirs(network: Any, width: int) -> Any:
 
 
 def peaks(session: Any) -> list[int]:
-    """VmHWM of the Python workers, in MiB."""
+    """Return the peaks of resident memory (VmHWM) of the Python workers, in MiB."""
 
     def of_worker(_: Any) -> Iterator[int]:
         with open("/proc/self/status") as status:

@@ -1,12 +1,20 @@
-"""Seconds from the call of ``fit`` to the first step, broken down, for the first fits of a session.
+"""Seconds from the call of ``fit`` to the first step, by phase, for the first fits of a session.
 
     python -m benchmarks.start --model dense,torch --sessions 3 [--preload] --json
 
-Each session is a Spark application of its own on ``local-cluster[2,2,1024]``, whose executors are
-up before the first call. Marks come from the driver (prepare: until the Spark job is about to be
-submitted), from Spark (when it launched the first task of a stage) and from each worker's model:
-unpickled (imported), given rows, bound, stepped. A phase is from the mark before it to its own, of
-the last worker; ``cpu_seconds`` are of the driver program and all below it, from call to summary.
+Each session is a Spark application of its own on ``local-cluster[2,2,1024]``, whose executors have
+started before the first call. A phase lasts from the end of the previous phase until its event has
+happened, in the slowest worker. In their order:
+
+    prepare    the driver program is about to submit the Spark job
+    stage N    Spark has launched the first task of a stage
+    imported   the model is unpickled, and what it needs is imported
+    rows       the worker has its rows
+    bound      the model has its parameters
+    step       the first step is done
+
+``cpu_seconds`` is the processor time of the driver program and all processes below it, from the
+call to the summary.
 """
 
 from __future__ import annotations
@@ -57,7 +65,7 @@ def main() -> int:
 
 
 def session_of(name: str, fits: int, preload: bool) -> Iterator[dict[str, Any]]:
-    """All fits of one application."""
+    """Run all fits of one application, and yield their figures."""
     daemon = {"spark_python_daemon_module": "sparkstrom.spark.daemon"} if preload else {}
     if preload:
         os.environ["SPARKSTROM_PRELOAD"] = "torch" if name == "torch" else ""
@@ -77,7 +85,7 @@ def session_of(name: str, fits: int, preload: bool) -> Iterator[dict[str, Any]]:
 
 
 def one_fit(session: Any, network: Any, data: Any, marks: Path) -> dict[str, Any]:
-    """Its seconds, by phase."""
+    """Run one fit; return its seconds, in total and by phase."""
     jobs = jobs_of(session)
     marks.write_text("")
     cpu_s, called_s, wall_s = cpu_seconds(), time.monotonic(), time.time()
@@ -107,7 +115,7 @@ def one_fit(session: Any, network: Any, data: Any, marks: Path) -> dict[str, Any
 
 
 def jobs_of(session: Any) -> list[int]:
-    """When Spark launched the first task of each stage so far, in ms since 1970, in order."""
+    """Return when Spark launched the first task of each stage so far, in ms since 1970, sorted."""
     context = session.sparkContext
     quantiles = context._gateway.new_array(context._jvm.double, 0)
     stages = context._jsc.sc().statusStore().stageList(None, False, False, quantiles, None)
@@ -116,14 +124,14 @@ def jobs_of(session: Any) -> list[int]:
 
 
 def await_executors(session: Any) -> None:
-    """Both, but no Python worker of theirs."""
+    """Wait until both executors have started; do not start their Python workers."""
     status = session.sparkContext._jsc.sc()
     while status.getExecutorMemoryStatus().size() < 3:
         time.sleep(0.1)
 
 
 def cpu_seconds() -> float:
-    """User and system time of this process and all below it, the ended ones included."""
+    """Return the processor time of this process and all below it, with that of ended children."""
     table = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -140,7 +148,7 @@ def cpu_seconds() -> float:
 
 
 def median(results: list[dict[str, Any]]) -> dict[str, Any]:
-    """Of each figure over the sessions."""
+    """Return the median over the sessions of each figure."""
     first = results[0]
     numbers = [name for name in first if name not in ("model", "fit", "phases")]
     return {
@@ -157,7 +165,7 @@ def median(results: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def line(result: dict[str, Any]) -> str:
-    """For people."""
+    """Return a result as text."""
     phases = ", ".join(f"{name} {s:.2f}" for name, s in result["phases"].items())
     return (
         f"{result['model']}, fit {result['fit']}: first step after {result['first_step']:.2f} s "

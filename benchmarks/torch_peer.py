@@ -1,14 +1,17 @@
-"""The same module, data and epochs with pyspark's TorchDistributor and with sparkstrom.
+"""Training of the same module on the same data by pyspark's TorchDistributor and by sparkstrom.
 
     python -m benchmarks.torch_peer --json
 
-Two processes train on the digits: TorchDistributor (local mode, gloo, DistributedDataParallel),
-then two workers of ours on a ``local-cluster``. ``seconds`` is from the call to its return,
-start-up of processes included, in a fresh Spark session. Each call trains for so many epochs as
-``--epochs`` names, one call after the other, until one reaches the accuracy
-``--wanted`` on held-out rows: its seconds are the ``seconds_to``. ``bytes`` are those between
-workers: of ours, what workers handed over to be sent; of the peer computed, as nobody counts them:
-a ring all-reduce of P float32 among N processes sends 2 (N - 1) 4 P bytes in all, at each step.
+Two processes train on the digits: of TorchDistributor (local mode, gloo, DistributedDataParallel),
+then of sparkstrom on a ``local-cluster``. Each call is in a new Spark session. One after the other,
+the calls train for the numbers of epochs in ``--epochs``, until one of them reaches the accuracy
+``--wanted`` on held-out rows.
+
+    seconds      of a call until it returns, with the start of the processes
+    seconds_to   the same of the call that reached the accuracy
+    bytes        between workers: of sparkstrom, the payloads that workers sent; of TorchDistributor
+                 computed: a ring all-reduce of P float32 values among N processes sends
+                 2 (N - 1) 4 P bytes in all at each step
 """
 
 from __future__ import annotations
@@ -33,7 +36,7 @@ TRAIN_ROWS, BATCH_ROWS = 1437, 32
 
 
 def make_module(seed: int) -> Any:
-    """A small convolutional network."""
+    """Return a small convolutional network."""
     import torch
     from torch import nn
 
@@ -45,7 +48,7 @@ def make_module(seed: int) -> Any:
 
 
 def split() -> tuple[Any, Any, Any, Any]:
-    """Features and labels to train on, and those held out."""
+    """Return features and labels to train on, then those held out."""
     from sklearn.datasets import load_digits
 
     digits = load_digits()
@@ -56,7 +59,7 @@ def split() -> tuple[Any, Any, Any, Any]:
 
 
 def train_as_peer(features: Any, labels: Any, module: Any, epochs: int) -> Any:
-    """What a user of TorchDistributor writes, as pyspark's documentation has it."""
+    """Train as a user of TorchDistributor does, as in pyspark's documentation."""
     import torch
     import torch.distributed as dist
     from torch.nn.parallel import DistributedDataParallel
@@ -81,7 +84,7 @@ def train_as_peer(features: Any, labels: Any, module: Any, epochs: int) -> Any:
 
 
 def by_peer(session: Any, rows: Any, module: Any, epochs: int) -> Any:
-    """The call of TorchDistributor."""
+    """Train by TorchDistributor, and return the module."""
     import torch
     from pyspark.ml.torch.distributor import TorchDistributor
 
@@ -92,7 +95,7 @@ def by_peer(session: Any, rows: Any, module: Any, epochs: int) -> Any:
 
 
 def by_us(session: Any, rows: Any, module: Any, epochs: int) -> Any:
-    """The same with sparkstrom."""
+    """Train by sparkstrom; return the module, the summary and the network."""
     import torch
 
     from sparkstrom import AdaptiveThreshold, SharedTrainingMaster, SparkNetwork
@@ -122,14 +125,14 @@ def main() -> int:
 
 @contextmanager
 def fresh_session() -> Iterator[Any]:
-    """Spark whose executors are there, with Python workers that have imported nothing of ours."""
+    """Yield a session whose executors and Python workers run, but have not imported sparkstrom."""
     with local_cluster(PROCESSES) as session:
         session.sparkContext.parallelize(range(PROCESSES), PROCESSES).count()
         yield session
 
 
 def peer(session: Any, rows: Any, module: Any, epochs: int) -> tuple[Any, dict[str, Any]]:
-    """One call of the peer; what it is known by."""
+    """Call TorchDistributor once; return the module and the figures of the call."""
     began_s = time.monotonic()
     trained = by_peer(session, rows, module, epochs)
     seconds = time.monotonic() - began_s
@@ -139,7 +142,7 @@ def peer(session: Any, rows: Any, module: Any, epochs: int) -> tuple[Any, dict[s
 
 
 def ours(session: Any, rows: Any, module: Any, epochs: int) -> tuple[Any, dict[str, Any]]:
-    """One call of ours; what it is known by."""
+    """Call ``fit`` once; return the module and the figures of the call."""
     began_s = time.monotonic()
     trained, summary, network = by_us(session, rows, module, epochs)
     seconds = time.monotonic() - began_s
@@ -149,7 +152,7 @@ def ours(session: Any, rows: Any, module: Any, epochs: int) -> tuple[Any, dict[s
 
 
 def measured(name: str, call: Callable[..., Any], args: argparse.Namespace) -> dict[str, Any]:
-    """Calls of more and more epochs, until the accuracy is reached."""
+    """Call a system with more and more epochs until the accuracy is reached; return the figures."""
     features, labels, held_out, answers = split()
     calls = []
     for epochs in map(int, args.epochs.split(",")):
@@ -173,7 +176,7 @@ def measured(name: str, call: Callable[..., Any], args: argparse.Namespace) -> d
 
 
 def accuracy_of(module: Any, features: Any, labels: Any) -> float:
-    """On held-out rows, in evaluation mode."""
+    """Return a module's accuracy on rows, in evaluation mode."""
     import torch
 
     module.eval()
@@ -183,7 +186,7 @@ def accuracy_of(module: Any, features: Any, labels: Any) -> float:
 
 
 def lines_of(*functions: Callable[..., Any]) -> int:
-    """Lines of code in the functions' bodies, without their docstrings and empty lines."""
+    """Return the number of lines in the functions' bodies, without docstrings and empty lines."""
     count = 0
     for function in functions:
         body = inspect.getsource(function).splitlines()
@@ -192,7 +195,7 @@ def lines_of(*functions: Callable[..., Any]) -> int:
 
 
 def line(result: dict[str, Any]) -> str:
-    """For people."""
+    """Return a result as text."""
     return (
         f"{result['system']}: {result['seconds_to']} s to {result['wanted']} in "
         f"{result['epochs']} epochs, accuracy {result['accuracy']:.4f}, {result['bytes']:,} bytes "

@@ -40,7 +40,7 @@ def main() -> int:
 
 
 def parsed(arguments: list[str]) -> argparse.Namespace:
-    """The options; exits with what is wrong with them."""
+    """Return the options; exit with a message if they are wrong."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.averaging",
         description=benchmarks.averaging.__doc__,
@@ -72,7 +72,7 @@ def parsed(arguments: list[str]) -> argparse.Namespace:
 
 
 def results(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """Each system trains once for each seed; sharing once for each link, whose delays it has."""
+    """Train each system once per seed, but sharing once per link, as delays change its training."""
     rate = TASKS[args.task].rates[args.optimizer]
     first = Trial(args.task, args.optimizer, args.workers, 0, rate, (), args.epochs)
     for seed in range(args.seeds):
@@ -86,7 +86,7 @@ def results(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
 
 
 class Averaged:
-    """One training in rounds, for any link."""
+    """The results of one training in rounds, whose cost can be computed for any link."""
 
     def __init__(self, trial: Trial, recipe: Recipe) -> None:
         rounds = Rounds(trial, recipe)
@@ -95,7 +95,7 @@ class Averaged:
         self._state = rounds.state_vectors
 
     def points(self, link: Link) -> list[tuple[dict[str, float], Cost, float]]:
-        """(result of ``test``, cost of the epoch, seconds of its steps), by epoch."""
+        """Return (measures on ``test``, cost of the epoch, seconds of its steps) by epoch."""
         vectors = 1 if self._recipe.is_diloco else 1 + self._state
         own = self._state if self._recipe.is_diloco else 0
         steps, each = self._steps, self._recipe.each
@@ -104,7 +104,7 @@ class Averaged:
 
 
 def shared_points(trial: Trial, link: Link) -> list[tuple[dict[str, float], Cost, float]]:
-    """The same of sharing: bytes of the small module, scaled."""
+    """Train by sharing; return the same as ``Averaged.points``, with the bytes scaled."""
     simulated, points = shared(trial, link), []
     assert simulated.parameters is not None
     steps = trial.batches()[0].batches_per_epoch
@@ -122,7 +122,7 @@ def told(
     seed: int,
     points: list[tuple[dict[str, float], Cost, float]],
 ) -> dict[str, Any]:
-    """One result."""
+    """Return the result of one training on one link."""
     accuracies = [test.get("accuracy", 0.0) for test, _, _ in points]
     low = [i for i, accuracy in enumerate(accuracies) if accuracy < args.wanted]
     reached = low[-1] + 1 if low else 0
@@ -146,7 +146,7 @@ def told(
 
 
 def line(result: dict[str, Any]) -> str:
-    """For people."""
+    """Return a result as text."""
     return (
         f"{result['link']}, {result['system']}, seed {result['seed']}: accuracy"
         f" {result['accuracy']}, wanted after {result['seconds_to']} s and"

@@ -1,4 +1,4 @@
-"""A fit of very many parameters in rounds, on executors of this machine: seconds and memory."""
+"""Seconds and memory of an averaging fit of many parameters on executors of this machine."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ ROUNDS, BATCH = 3, 8
 
 
 class Clock:
-    """When each round was over."""
+    """A listener that records when each round ended."""
 
     def __init__(self) -> None:
         self.at_s = [time.monotonic()]
 
     def on_iteration(self, event: Any) -> None:
-        """Called once for each, as rounds take longer than looks."""
+        """Record the time; rounds are long enough that each has an event of its own."""
         self.at_s.append(time.monotonic())
 
 
 def widths_for(params: int) -> list[int]:
-    """Two hidden layers of equal width with about so many."""
+    """Return the widths of a network of about ``params`` parameters, with two hidden layers."""
     width = round((-(INPUTS + OUTPUTS) + ((INPUTS + OUTPUTS) ** 2 + 4 * params) ** 0.5) / 2)
     return [INPUTS, width, width, OUTPUTS]
 
 
 def large(params: int, workers: int) -> dict[str, Any]:
-    """Figures of one fit."""
+    """Run one fit, and return its figures."""
     chance = np.random.default_rng(0)
     features = chance.normal(size=(workers * BATCH * ROUNDS, INPUTS)).astype(np.float32)
     rows = [(x, int(i % OUTPUTS)) for i, x in enumerate(features)]
@@ -69,7 +69,7 @@ def large(params: int, workers: int) -> dict[str, Any]:
 
 
 def java_peaks() -> dict[str, int]:
-    """VmHWM of JVMs below this process, MiB."""
+    """Return the peaks of resident memory (VmHWM) of Spark's JVMs on this machine, in MiB."""
     peaks: dict[str, int] = {}
     for entry in Path("/proc").iterdir():
         try:

@@ -1,4 +1,4 @@
-"""Sharing in virtual time (``benchmarks.convergence.ours``), looked at after each epoch."""
+"""Gradient sharing in virtual time (``benchmarks.convergence.ours``), measured after each epoch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,11 @@ from sparkstrom.rehearsal.fit import SimulatedFit
 
 
 def shared(trial: Trial, link: Link) -> SimulatedFit:
-    """Train as long as messages take on this link: what is sent follows, and is sent again so."""
+    """Simulate a fit with the delays of a link.
+
+    The delays depend on the size of updates, which a first simulation finds; if they exceed a fifth
+    of a step, a second simulation uses them.
+    """
     simulated = _simulate(trial, Settings(step_s=link.step_s))
     latency = latency_of(simulated, trial, link)
     if latency > 0.2:
@@ -19,11 +23,11 @@ def shared(trial: Trial, link: Link) -> SimulatedFit:
 
 
 def _simulate(trial: Trial, settings: Settings) -> SimulatedFit:
-    """Simulate a fit; its points are of the epochs' ends, after one of the beginning."""
+    """Simulate a fit; it has a measured point at the start, and at each epoch's end."""
     judge = model_of(trial, settings)
 
     def measure(parameters: Flat, buffers: bytes) -> dict[str, float]:
-        """The result of ``test``."""
+        """Return the measures on ``test``."""
         deliver(judge, parameters, buffers)
         return measured(judge.module, trial.task, trial.task.split().test)
 
@@ -31,7 +35,7 @@ def _simulate(trial: Trial, settings: Settings) -> SimulatedFit:
 
 
 def latency_of(simulated: SimulatedFit, trial: Trial, link: Link) -> float:
-    """Steps from a publication to its commit: its bytes, and those of all others, on one link."""
+    """Return the delay in steps in which a link transfers one update of each worker."""
     assert simulated.parameters is not None
     sent = simulated.update_bytes / simulated.publications
     scaled = sent * link.params / simulated.parameters.size

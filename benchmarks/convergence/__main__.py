@@ -20,7 +20,7 @@ from benchmarks.convergence.tasks import BATCH_ROWS, GRIDS, OPTIMIZERS, TASKS
 from benchmarks.convergence.trial import Outcome, Trial, scores
 
 OURS, EXECUTORS, DDP, BEST = "ours", "executors", "ddp", "ddp-best"
-BEST_TIMES = (1, 2, 4, 8, 16)  # the one process's learning rate
+BEST_TIMES = (1, 2, 4, 8, 16)  # multiples of the learning rate of one process
 Train = Callable[[Trial], Outcome]
 NOT_RUN = Outcome(*2 * ({"loss": math.nan, "accuracy": math.nan},))
 
@@ -38,7 +38,7 @@ def main() -> int:
 
 
 def parsed(arguments: list[str]) -> argparse.Namespace:
-    """The options; exits with what is wrong with them."""
+    """Return the options; exit with a message if they are wrong."""
     from benchmarks.convergence.baselines import BASELINES
 
     parser = argparse.ArgumentParser(
@@ -81,7 +81,7 @@ def parsed(arguments: list[str]) -> argparse.Namespace:
 
 
 def words_of(parser: argparse.ArgumentParser) -> Callable[..., Callable[[str], list[str]]]:
-    """Lists of known words; others are refused by name."""
+    """Return a maker of argument types: lists of known words; other words are errors."""
 
     def of(option: str, known: Any) -> Callable[[str], list[str]]:
         def read(text: str) -> list[str]:
@@ -96,7 +96,7 @@ def words_of(parser: argparse.ArgumentParser) -> Callable[..., Callable[[str], l
 
 
 def systems(text: str) -> list[str]:
-    """Known ones; DiLoCo and SparseLoCo with any numbers."""
+    """Parse a list of systems, in which DiLoCo and SparseLoCo may have any numbers."""
     from benchmarks.convergence.baselines import baseline
 
     names = text.split(",")
@@ -109,7 +109,7 @@ def systems(text: str) -> list[str]:
 
 
 def settings(text: str) -> tuple[str, Settings]:
-    """A variant, and its text, which is its name."""
+    """Parse a variant of ours; return its text, which is its name, and the settings."""
     try:
         return text, Settings.parse(text)
     except ValueError as error:
@@ -117,7 +117,7 @@ def settings(text: str) -> tuple[str, Settings]:
 
 
 def options(text: str) -> tuple[tuple[str, Any], ...]:
-    """Keywords of an optimizer with literal values."""
+    """Parse keyword arguments of an optimizer, which have literal values."""
     try:
         pairs = [item.split("=") for item in text.split(",")]
         return tuple((name, ast.literal_eval(value)) for name, value in pairs)
@@ -127,12 +127,12 @@ def options(text: str) -> tuple[tuple[str, Any], ...]:
 
 
 def numbers(text: str) -> list[int]:
-    """By comma; none of an empty text."""
+    """Parse a list of whole numbers, which may be empty."""
     return [int(word) for word in text.split(",") if word]
 
 
 def runs(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """All runs; each is compared with the one process, and with DDP, with its seed."""
+    """Run everything; compare each run with one process and with DDP, with the same seed."""
     for trial in trials(args):
         reference = by_ddp(trial.alone)
         peer = by_ddp(trial) if DDP in args.systems else NOT_RUN
@@ -141,7 +141,7 @@ def runs(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
 
 
 def planned(trial: Trial, args: argparse.Namespace) -> Iterator[tuple[str, str, Trial, Train]]:
-    """Settings, system, trial and how it is trained."""
+    """Yield (name of the settings, system, trial, function that trains it) of each run."""
     from benchmarks.convergence.baselines import baseline
 
     for system in args.systems:
@@ -158,7 +158,7 @@ def planned(trial: Trial, args: argparse.Namespace) -> Iterator[tuple[str, str, 
 
 
 def trials(args: argparse.Namespace) -> Iterator[Trial]:
-    """What is asked for, seed by seed."""
+    """Yield the trials of the options, seed by seed."""
     for task, optimizer in product(args.tasks, args.optimizers):
         rate = args.rate or TASKS[task].rates[optimizer]
         for epochs, workers in product(lengths(task, args), args.workers):
@@ -167,20 +167,20 @@ def trials(args: argparse.Namespace) -> Iterator[Trial]:
 
 
 def lengths(task: str, args: argparse.Namespace) -> list[int | None]:
-    """Numbers of epochs; None: the task's."""
+    """Return the numbers of epochs to train; None: the task's number."""
     per_epoch = len(TASKS[task].split().train.labels) / BATCH_ROWS
     return [max(1, round(each / per_epoch)) for each in args.minibatches] or [args.epochs]
 
 
 def ours(variant: Settings, trial: Trial) -> Outcome:
-    """In virtual time."""
+    """Train a variant of ours in virtual time."""
     from benchmarks.convergence.ours import train
 
     return train(trial, variant)
 
 
 def on_executors(variant: Settings, trial: Trial) -> Outcome:
-    """On Spark."""
+    """Train a variant of ours on Spark's executors."""
     from benchmarks.convergence.executors import train
 
     return train(trial, variant)
@@ -188,7 +188,7 @@ def on_executors(variant: Settings, trial: Trial) -> Outcome:
 
 @cache
 def by_ddp(trial: Trial) -> Outcome:
-    """DDP, which with one worker is one process; trained once."""
+    """Train with DDP, once per trial; with one worker this is training in one process."""
     from benchmarks.convergence.baselines import ddp
 
     return ddp(trial)
@@ -196,7 +196,7 @@ def by_ddp(trial: Trial) -> Outcome:
 
 @cache
 def best_rate(trial: Trial) -> float:
-    """Of DDP: chosen once for each number of workers."""
+    """Return DDP's best learning rate for a trial, chosen once per number of workers."""
     from benchmarks.convergence.baselines import ddp
 
     found = scores([trial], ddp, [trial.rate * times for times in BEST_TIMES])
@@ -204,7 +204,7 @@ def best_rate(trial: Trial) -> float:
 
 
 def chosen(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """For each task and optimizer, the grid's scores with one process, the best one first."""
+    """Yield the scores of one process's learning rates per task and optimizer, the best first."""
     from benchmarks.convergence.baselines import ddp
 
     for task, optimizer in product(args.tasks, args.optimizers):
@@ -222,7 +222,7 @@ def chosen(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
 def result(
     trial: Trial, system: str, name: str, train: Train, reference: Outcome, peer: Outcome
 ) -> dict[str, Any]:
-    """One run and how it compares with ``reference``, one process, and with ``peer``, DDP."""
+    """Train; return the figures, compared with ``reference`` (one process) and ``peer`` (DDP)."""
     metric, began_s = trial.task.metric, time.monotonic()
     outcome = train(trial)
     gap, error = outcome.worse_than(reference, metric)
@@ -254,12 +254,12 @@ def result(
 
 
 def number(value: float) -> float | None:
-    """Four digits are enough; None: it diverged."""
+    """Round to four digits; None if the value is not finite, because training diverged."""
     return round(value, 4) if math.isfinite(value) else None
 
 
 def line(result: dict[str, Any]) -> str:
-    """For people."""
+    """Return a result as text."""
     figures = ", ".join(f"{name} {value}" for name, value in result["figures"].items())
     return (
         f"{result['task']} {result['optimizer']} {result['rate']:g}, {result['workers']} workers, "

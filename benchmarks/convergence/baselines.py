@@ -1,16 +1,17 @@
-"""What others do with the same rows, module and optimizer, in one process.
+"""Other systems with the same rows, module and optimizer, simulated in one process.
 
-    ddp         DistributedDataParallel: gradients of k minibatches averaged, one step; BatchNorm's
-                running statistics are those of rank 0, as there
-    powersgd    the same, gradients of matrices by ``powersgd``; sent by each worker as torch counts
-    diloco      H steps alone, then the average drift as a gradient for SGD with Nesterov momentum,
-                0.7 and 0.9 (arXiv 2311.08105); float32
-    rounds      rounds-averaging-H, rounds-diloco-H: what ParameterAveragingTrainingMaster does, by
-                its own arithmetic (``benchmarks.averaging``)
-    sparseloco  H steps alone, then the top entries of the drift in two bits with error feedback
-                0.95, an outer step of 1 (arXiv 2508.15706; ``benchmarks.slow_link.sparse``)
+    ddp         DistributedDataParallel: a step with the mean of k gradients; BatchNorm's running
+                statistics are those of rank 0, as in torch
+    powersgd    the same with matrices compressed by ``powersgd``
+    diloco      H steps of each worker, then the mean drift as gradient of a step of SGD with
+                Nesterov momentum, 0.7 and 0.9 (arXiv 2311.08105); float32
+    rounds      rounds-averaging-H, rounds-diloco-H: ParameterAveragingTrainingMaster with the
+                package's own functions (``benchmarks.averaging``)
+    sparseloco  H steps of each worker, then the largest entries of the drift in two bits with error
+                feedback 0.95, an outer step of 1 (arXiv 2508.15706;
+                ``benchmarks.slow_link.sparse``)
 
-Bytes are what workers hand over, each message once, as ours are.
+Bytes are those that workers send; each message counts once, as for sparkstrom.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ def gradient(module: Any, loss_of: Any, batch: Batch, share: float = 1.0) -> Non
 
 @contextmanager
 def unchanged_buffers(module: Any) -> Iterator[None]:
-    """Put BatchNorm's statistics back afterwards."""
+    """Restore BatchNorm's statistics at the end of the block."""
     before = [buffer.clone() for buffer in module.buffers()]
     yield
     for buffer, values in zip(module.buffers(), before, strict=True):
@@ -52,7 +53,7 @@ def unchanged_buffers(module: Any) -> Iterator[None]:
 
 
 def ddp(trial: Trial) -> Outcome:
-    """One step for k minibatches; with one worker it is one process."""
+    """Train with one step per k minibatches; with one worker this is training in one process."""
     module, loss_of = trial.task.module(trial.seed), trial.task.loss()
     learner = Learner(trial, module)
     n_params, steps = flat_of(module).size, 0
@@ -68,7 +69,7 @@ def ddp(trial: Trial) -> Outcome:
 
 
 def powersgd(trial: Trial, rank: int = 2) -> Outcome:
-    """``ddp`` with gradients of low rank."""
+    """Train like ``ddp``, with gradients of low rank."""
     module, loss_of = trial.task.module(trial.seed), trial.task.loss()
     parameters = list(module.parameters())
     learner = Learner(trial, module)
@@ -89,7 +90,7 @@ def powersgd(trial: Trial, rank: int = 2) -> Outcome:
 
 
 class Drifting:
-    """Workers that take steps alone and share their drift every so many."""
+    """Workers that train independently, and share their drift after every ``every`` steps."""
 
     def __init__(self, trial: Trial, every: int) -> None:
         self._trial, self._every = trial, every
@@ -99,11 +100,11 @@ class Drifting:
         self.bytes_sent = 0
 
     def outer(self, drifts: list[Flat]) -> None:
-        """Move ``common`` by what the workers send of ``before - after``."""
+        """Move ``common`` by what workers send of their drifts (parameters before - after)."""
         raise NotImplementedError
 
     def run(self) -> Outcome:
-        """Train to the end; the last round may be a short one."""
+        """Train to the end; the last round may be shorter."""
         loss_of, rounds = self._trial.task.loss(), 0
         for rounds, batches in enumerate(self._trial.rounds(), 1):
             for module, learner, batch in zip(self._modules, self._learners, batches, strict=True):
@@ -132,7 +133,7 @@ class Drifting:
 
 
 class DiLoCo(Drifting):
-    """See above."""
+    """DiLoCo, as described above."""
 
     def __init__(self, trial: Trial, every: int) -> None:
         super().__init__(trial, every)
@@ -148,7 +149,7 @@ class DiLoCo(Drifting):
 
 
 class SparseLoCo(Drifting):
-    """See above."""
+    """SparseLoCo, as described above."""
 
     def __init__(self, trial: Trial, every: int, keep: int) -> None:
         super().__init__(trial, every)
@@ -172,14 +173,14 @@ def _sparseloco(percent: float, every: int) -> Train:
 
 
 def rounds(name: str, trial: Trial) -> Outcome:
-    """By the product's own arithmetic."""
+    """Train in rounds with the package's own functions."""
     from benchmarks.averaging.rounds_here import train
 
     return train(trial, name.removeprefix("rounds-"))
 
 
 def baseline(name: str) -> Train:
-    """Also with other numbers than those of ``BASELINES``; raises ValueError for another name."""
+    """Return the function that trains a baseline, with any numbers; ValueError for other names."""
     if ROUNDS.fullmatch(name):
         return partial(rounds, name)
     if not KNOWN.fullmatch(name):

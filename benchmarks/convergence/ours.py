@@ -1,8 +1,8 @@
-"""Ours in virtual time: the fit of a task, simulated by ``sparkstrom.rehearsal``.
+"""Fits of sparkstrom in virtual time, simulated by ``sparkstrom.rehearsal``.
 
-A step takes 1, give or take. A variant's ``latency`` is the time, in steps, from a publication
-until every worker has it; half of it is one link's. With a latency of 0 the others' updates are
-still one round old, k - 1 commits: that many end while a step is under way.
+The setting ``latency`` is the time from a publication until all workers have the update, in mean
+step times; half of it is spent on each of two links. Even with a latency of 0, updates of other
+workers are one round old, because k - 1 other steps end while a step runs.
 """
 
 from __future__ import annotations
@@ -56,14 +56,14 @@ def simulator_of(trial: Trial, settings: Settings, measure: Measure | None = Non
 
 
 def deliver(model: TorchModel, parameters: Flat, buffers: bytes) -> None:
-    """Give a model the parameters and buffers that a fit delivers."""
+    """Load the parameters and buffers that a fit returns into a model."""
     model.bind(parameters.copy())
     if buffers:
         model.load_buffers_bytes(buffers)
 
 
 def train(trial: Trial, settings: Settings) -> Outcome:
-    """Train, and measure what is delivered; of training that diverges nothing is."""
+    """Train, and measure the result; training that diverges has no result, and infinite loss."""
     simulator = simulator_of(trial, settings)
     with np.errstate(all="ignore"):
         simulated = simulator.run()

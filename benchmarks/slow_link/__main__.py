@@ -32,7 +32,7 @@ def main() -> int:
 
 
 def parsed(arguments: list[str]) -> argparse.Namespace:
-    """The options; exits with what is wrong with them."""
+    """Return the options; exit with a message if they are wrong."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.slow_link",
         description=benchmarks.slow_link.__doc__,
@@ -77,12 +77,12 @@ def parsed(arguments: list[str]) -> argparse.Namespace:
 
 
 def by_comma(text: str) -> list[str]:
-    """The words of a list on the command line."""
+    """Return the words of a list on the command line."""
     return text.split(",")
 
 
 def results(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """All links of a system before the next system."""
+    """Run each system on all links, and yield the results."""
     for system in args.systems:
         trial = Trial(
             system=system,
@@ -104,7 +104,7 @@ def results(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
 
 
 def rate_given(texts: list[str], system: str) -> float | None:
-    """The learning rate that the command line has for a system."""
+    """Return the learning rate that the command line has for a system, or None."""
     given = dict(text.rpartition("=")[::2] for text in texts)
     value = given.get(system, given.get(""))
     return None if value is None else float(value)
@@ -113,7 +113,7 @@ def rate_given(texts: list[str], system: str) -> float | None:
 def result(
     trial: Trial, rate: str, scores: dict[float, float], args: argparse.Namespace
 ) -> dict[str, Any]:
-    """One run, and what it takes to say when it would have been there."""
+    """Train once, and project the time if the accuracy was not reached; return the result."""
     found = figures(trial, observe(Link(rate, args.narrow), [trial], args.conf))
     late = found["seconds_to"] is None and found.get("ms_per_step") is not None
     if late and trial.system in args.project and trial.system in PEERS:
@@ -135,9 +135,9 @@ def result(
 
 
 def projected(trial: Trial, ms_per_step: float) -> dict[str, Any]:
-    """The steps that it needs, from a run without limits of the link, at this link's pace.
+    """Train without limited links; project the seconds that these steps take on this link.
 
-    These systems are synchronous: their steps are the same on every link.
+    Only for synchronous systems, whose steps are the same on every link.
     """
     free = figures(trial, observe(Link(None), [trial], {}))
     steps = free["seconds_to"] and free["steps_to"]
@@ -146,7 +146,7 @@ def projected(trial: Trial, ms_per_step: float) -> dict[str, Any]:
 
 
 def line(result: dict[str, Any]) -> str:
-    """For people."""
+    """Return a result as text."""
     name = f"{result['rate']:>8} {result['system']:<11}"
     if "ms_per_step" not in result:
         return f"{name} never: {result['ended']}"

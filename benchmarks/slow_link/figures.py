@@ -18,7 +18,7 @@ CURVE_POINTS = 60
 
 
 def figures(trial: Trial, observed: Observed) -> dict[str, Any]:
-    """Return the figures of one observed trial. What was not reached or not seen is None."""
+    """Return the figures of one observed trial; those that are not known are None."""
     events = [event for event in observed.events if event["trial"] == trial.rate]
     began = named(events, "began")
     if began is None:
@@ -62,18 +62,18 @@ def figures(trial: Trial, observed: Observed) -> dict[str, Any]:
 
 
 def missed(events: Sequence[Event], log: str) -> dict[str, Any]:
-    """Of a trial in which no step began."""
+    """Return the figures of a trial in which training did not begin."""
     ended = named(events, "ended")
     return {"seconds_to": None, "ended": (ended or {}).get("error", "it did not begin"), "log": log}
 
 
 def named(events: Sequence[Event], name: str) -> Event | None:
-    """The first event of that name."""
+    """Return the first event of a name, or None."""
     return next((event for event in events if event["event"] == name), None)
 
 
 def curve_of(trial: Trial, events: Sequence[Event], began_s: float) -> Curve:
-    """Accuracy over training, in order of time."""
+    """Return the evaluations as (seconds of training, accuracy, steps of a worker)."""
     return [
         (event["at_s"] - began_s, event["accuracy"], event["minibatches"] / trial.workers)
         for event in events
@@ -82,14 +82,14 @@ def curve_of(trial: Trial, events: Sequence[Event], began_s: float) -> Curve:
 
 
 def thinned(curve: Curve) -> list[list[float]]:
-    """At most so many of its points, the last among them."""
+    """Return at most ``CURVE_POINTS`` points of a curve, with the last one."""
     every = -(-len(curve) // CURVE_POINTS) or 1
     kept = curve[::-1][::every][::-1]
     return [[round(seconds, 2), accuracy, round(steps, 1)] for seconds, accuracy, steps in kept]
 
 
 def used(samples: Sequence[Sample], from_s: float, to_s: float) -> Sample:
-    """Bytes and processor between two moments, by straight lines between samples."""
+    """Return bytes and processor time between two times, interpolated between samples."""
     first, last = at(samples, from_s), at(samples, to_s)
     tx = tuple(b - a for a, b in zip(first.tx, last.tx, strict=True))
     rx = tuple(b - a for a, b in zip(first.rx, last.rx, strict=True))
@@ -97,7 +97,7 @@ def used(samples: Sequence[Sample], from_s: float, to_s: float) -> Sample:
 
 
 def at(samples: Sequence[Sample], at_s: float) -> Sample:
-    """The counters at a moment; before the first sample and after the last, theirs."""
+    """Interpolate the counters at a time; outside the samples, return the first or the last one."""
     if at_s <= samples[0].at_s:
         return samples[0]
     for a, b in pairwise(samples):
@@ -113,20 +113,20 @@ def at(samples: Sequence[Sample], at_s: float) -> Sample:
 
 
 def rounded(value: float | None) -> float | None:
-    """To three places; None of nothing."""
+    """Round to three decimals; None stays None."""
     return None if value is None else round(value, 3)
 
 
 def per(total: float, count: float) -> float | None:
-    """Of each, to three places; None where there are none."""
+    """Return total / count, rounded to three decimals; None if count is 0."""
     return round(total / count, 3) if count else None
 
 
 def score(trial: Trial, events: Sequence[Event]) -> float:
-    """What a learning rate is chosen by: the mean accuracy over the trial's steps.
+    """Return the mean accuracy over the trial's steps, by which a learning rate is chosen.
 
-    Between evaluations by straight lines. A rate that learns sooner has more of it, and so has one
-    that comes further; a trial that broke off counts as if it had learnt nothing from there on.
+    Accuracy is interpolated between evaluations. The mean is higher for a rate that learns faster,
+    and for one that learns more. After the end of a trial that failed, accuracy counts as 0.
     """
     mine = [event for event in events if event["trial"] == trial.rate]
     began = named(mine, "began")
