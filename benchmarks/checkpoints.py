@@ -32,7 +32,7 @@ from sparkstrom.checkpoint.directory import CheckpointDirectory
 from sparkstrom.checkpoint.files import Checkpoint, write_checkpoint
 
 
-class Nothing:
+class NullFile:
     """A file that discards what is written to it."""
 
     def write(self, data: Any) -> int:
@@ -40,7 +40,7 @@ class Nothing:
         return len(data)
 
 
-def ways(folder: Path, n_params: int) -> dict[str, Callable[[], object]]:
+def make_functions(folder: Path, n_params: int) -> dict[str, Callable[[], object]]:
     """Return the functions to time, by name; they write and read below ``folder``."""
     random = np.random.default_rng(0)
     arrays: dict[str, Any] = {
@@ -70,7 +70,7 @@ def ways(folder: Path, n_params: int) -> dict[str, Callable[[], object]]:
         "plain": plain,
         "savez": savez,
         "write": write,
-        "pack": lambda: write_checkpoint(checkpoint, Nothing()),
+        "pack": lambda: write_checkpoint(checkpoint, NullFile()),
         "read": lambda: directory.read_newest(print),
     }
 
@@ -78,7 +78,7 @@ def ways(folder: Path, n_params: int) -> dict[str, Callable[[], object]]:
 def measure(folder: Path, n_params: int, repeats: int) -> dict[str, float]:
     """Return each function's median time in seconds, by the wall clock and of the processor."""
     taken: dict[str, list[float]] = {}
-    timed = ways(folder, n_params)
+    timed = make_functions(folder, n_params)
     for _ in range(repeats):
         for name, run in timed.items():
             begin_s, begin_cpu_s = time.perf_counter(), time.process_time()
@@ -91,10 +91,10 @@ def measure(folder: Path, n_params: int, repeats: int) -> dict[str, float]:
 def main() -> None:
     """Measure, and print the figures."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.checkpoints", description=__doc__)
-    parser.add_argument("--params", type=int, default=25_000_000)
-    parser.add_argument("--directory", default=tempfile.gettempdir())
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--params", type=int, default=25_000_000, help="parameters of the model")
+    parser.add_argument("--directory", default=tempfile.gettempdir(), help="where to write files")
+    parser.add_argument("--repeats", type=int, default=5, help="runs of each way")
+    parser.add_argument("--json", action="store_true", help="one JSON object")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=given.directory) as folder:
         figures = measure(Path(folder), given.params, given.repeats)

@@ -29,26 +29,26 @@ def main() -> int:
     parser.add_argument("--workers", default="1,2,4", help="numbers of workers, by comma")
     parser.add_argument("--seeds", type=int, default=3, help="runs per number of workers")
     parser.add_argument("--epochs", type=int, default=40)
-    parser.add_argument("--tau", type=float, help="AdaptiveThreshold of this; default: ours")
-    parser.add_argument("--max-lead", type=int, help="steps ahead of the slowest; default: ours")
-    parser.add_argument("--max-staleness", type=int, help="rounds; default: ours")
+    parser.add_argument("--tau", type=float, help="initial tau of an AdaptiveThreshold")
+    parser.add_argument("--max-lead", type=int, help="as in SharedTrainingMaster")
+    parser.add_argument("--max-staleness", type=int, help="as in SharedTrainingMaster")
     parser.add_argument("--train-on", default="local", choices=["local", "replica"])
     parser.add_argument("--json", action="store_true", help="one JSON object per line")
     args = parser.parse_args()
     for workers in map(int, args.workers.split(",")):
-        for result in runs(workers, args):
-            print(json.dumps(result) if args.json else line(result), flush=True)
+        for result in run_seeds(workers, args):
+            print(json.dumps(result) if args.json else format_result(result), flush=True)
     return 0
 
 
-def runs(workers: int, args: argparse.Namespace) -> Iterator[dict[str, Any]]:
+def run_seeds(workers: int, args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Train with all seeds in one Spark application, and yield the results."""
     with local_cluster(workers) as session:
         for seed in range(args.seeds):
-            yield run(session, workers, seed, args)
+            yield run_fit(session, workers, seed, args)
 
 
-def run(session: Any, workers: int, seed: int, args: argparse.Namespace) -> dict[str, Any]:
+def run_fit(session: Any, workers: int, seed: int, args: argparse.Namespace) -> dict[str, Any]:
     """Train once, and return the figures of the fit."""
     from sklearn.datasets import load_digits
 
@@ -86,7 +86,7 @@ def run(session: Any, workers: int, seed: int, args: argparse.Namespace) -> dict
     }
 
 
-def line(result: dict[str, Any]) -> str:
+def format_result(result: dict[str, Any]) -> str:
     """Return a result as text."""
     ratio = result["bytes_dense"] / max(1, result["bytes_sent"])
     return (

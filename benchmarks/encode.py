@@ -72,20 +72,22 @@ PAIRS = 15
 
 def main() -> int:
     """Print one line per density."""
-    parser = argparse.ArgumentParser(description="Encoding against the memory floor, on one core.")
-    parser.add_argument("--params", type=int, default=25_000_000)
-    parser.add_argument("--densities", default="1e-4,1e-3,1e-2", help="by comma")
+    parser = argparse.ArgumentParser(description="Time of encoding and decoding on one core.")
+    parser.add_argument("--params", type=int, default=25_000_000, help="parameters of the model")
+    parser.add_argument(
+        "--densities", default="1e-4,1e-3,1e-2", help="hits per parameter, by comma"
+    )
     parser.add_argument("--json", action="store_true", help="one JSON object per line")
     args = parser.parse_args()
-    bitmap = bitmap_figures(args.params)
+    bitmap = measure_bitmap(args.params)
     for density in map(float, args.densities.split(",")):
-        exact = gaps_figures(args.params, density) | bitmap
+        exact = measure_density(args.params, density) | bitmap
         figures = {name: round(value, 6) for name, value in exact.items()}
-        print(json.dumps(figures) if args.json else table(figures), flush=True)
+        print(json.dumps(figures) if args.json else format_figures(figures), flush=True)
     return 0
 
 
-def table(figures: dict[str, float]) -> str:
+def format_figures(figures: dict[str, float]) -> str:
     """Return a table with a line for each figure."""
     return "\n".join(f"{name:30} {value:.10g}" for name, value in figures.items()) + "\n"
 
@@ -123,7 +125,7 @@ class Arrays:
         floor(self.residual, self.delta)
 
 
-def arrays(n_params: int, density: float) -> Arrays:
+def make_arrays(n_params: int, density: float) -> Arrays:
     """Return arrays whose residuals are below tau, except at random hits of both signs."""
     random = np.random.default_rng(7)
     residual, delta = (random.random(n_params, np.float32) for _ in range(2))
@@ -138,7 +140,7 @@ def arrays(n_params: int, density: float) -> Arrays:
     return Arrays(residual, delta, theta, theta + (residual + delta), hits)
 
 
-def seconds(work: Work) -> float:
+def time_work(work: Work) -> float:
     """Run ``work``; return the processor time of this thread."""
     begin = time.thread_time()
     work()
@@ -152,7 +154,7 @@ def compare(ours: Work, theirs: Work, prepare: Work, pairs: int = PAIRS) -> dict
         took = {}
         for work in (ours, theirs) if pair % 2 else (theirs, ours):
             prepare()
-            took[work] = seconds(work)
+            took[work] = time_work(work)
         measured.append((took[ours], took[theirs]))
     return {
         "ours": 1e3 * median(one for one, _ in measured),
@@ -161,16 +163,16 @@ def compare(ours: Work, theirs: Work, prepare: Work, pairs: int = PAIRS) -> dict
     }
 
 
-def gaps_figures(n_params: int, density: float) -> dict[str, float]:
+def measure_density(n_params: int, density: float) -> dict[str, float]:
     """Return all figures of one density."""
-    memory = arrays(n_params, density)
+    memory = make_arrays(n_params, density)
     figures: dict[str, float] = {"density": density, "params": n_params, "hits": memory.hits.size}
-    for part in (encoding(memory), decoding(memory), wire(memory)):
+    for part in (measure_encoding(memory), measure_decoding(memory), measure_payload(memory)):
         figures |= dict(part)
     return figures
 
 
-def encoding(memory: Arrays) -> Iterator[tuple[str, float]]:
+def measure_encoding(memory: Arrays) -> Iterator[tuple[str, float]]:
     """Yield the figures of encoding in replica and local training, compared with the floor."""
     kernels, codes = backends.kernels(), memory.codes
     encoder = Encoder(memory.theta.size, K, FixedThreshold(TAU))
@@ -216,7 +218,7 @@ def encoding(memory: Arrays) -> Iterator[tuple[str, float]]:
     yield "numpy_ms", compare(numpy_encoder, memory.floor, memory.reset, pairs=3)["ours"]
 
 
-def decoding(memory: Arrays) -> Iterator[tuple[str, float]]:
+def measure_decoding(memory: Arrays) -> Iterator[tuple[str, float]]:
     """Yield the figures of adding hits to theta, compared with ``numpy.add.at``."""
     kernels, hits = backends.kernels(), memory.hits
     quanta = np.where(memory.residual[hits] > 0, TAU_QUANTA, -TAU_QUANTA).astype(np.int32)
@@ -236,7 +238,7 @@ def decoding(memory: Arrays) -> Iterator[tuple[str, float]]:
     yield "decode_x_add_at_warm", 1 / compare(ours, add_at, add_at)["ratio"]
 
 
-def wire(memory: Arrays) -> Iterator[tuple[str, float]]:
+def measure_payload(memory: Arrays) -> Iterator[tuple[str, float]]:
     """Yield the size of a ``gaps`` payload, and how fast it is encoded and decoded."""
     n_params, hits = memory.theta.size, memory.hits
     codes = np.where(memory.before[0][hits] > 0, hits, ~hits).astype(np.int32)
@@ -259,10 +261,12 @@ def wire(memory: Arrays) -> Iterator[tuple[str, float]]:
     found = compare(encode, decode, lambda: None)
     yield "gaps_encode_mhits_s", hits.size / found["ours"] / 1e3
     yield "gaps_decode_mhits_s", hits.size / found["theirs"] / 1e3
-    yield from leveled(codes, n_params, encode, decode)
+    yield from measure_levels(codes, n_params, encode, decode)
 
 
-def leveled(codes: I32, n_params: int, encode: Work, decode: Work) -> Iterator[tuple[str, float]]:
+def measure_levels(
+    codes: I32, n_params: int, encode: Work, decode: Work
+) -> Iterator[tuple[str, float]]:
     """Yield the figures of payloads with levels, compared with ``gaps`` alone."""
     drawn = np.random.default_rng(9).random(codes.size)
     of = (drawn < 0.1).astype(np.uint8) + (drawn < 0.001)
@@ -291,9 +295,9 @@ def entropy_bits(codes: np.ndarray, level_of_hit: np.ndarray, n_params: int) -> 
     return bits + float(sum(c * math.log2(codes.size / c) for c in counts.tolist() if c))
 
 
-def bitmap_figures(n_params: int) -> dict[str, float]:
+def measure_bitmap(n_params: int) -> dict[str, float]:
     """Return the figures of the bitmap, with hits at half of the parameters."""
-    kernels, memory = backends.kernels(), arrays(n_params, 0.5)
+    kernels, memory = backends.kernels(), make_arrays(n_params, 0.5)
     memory.residual *= np.float32(2)  # residuals that are no hits are now up to 0.8 tau
     np.copyto(memory.local, memory.theta + memory.residual)
     memory.before = [memory.residual.copy(), memory.theta.copy(), memory.local.copy()]

@@ -50,7 +50,7 @@ TAU = 1000 * Q
 def main() -> int:
     """Print one line per density; return 2 if there is no GPU."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--params", type=int, default=100_000_000)
+    parser.add_argument("--params", type=int, default=100_000_000, help="parameters of the model")
     parser.add_argument("--json", action="store_true", help="one JSON object per line")
     args = parser.parse_args()
     try:
@@ -64,11 +64,11 @@ def main() -> int:
         print("nothing measured: the simulator's times say nothing of a GPU", file=sys.stderr)
         return 2
     for result in results(kernels, args.params):
-        print(json.dumps(result) if args.json else line(result), flush=True)
+        print(json.dumps(result) if args.json else format_result(result), flush=True)
     return 0
 
 
-def line(result: dict[str, Any]) -> str:
+def format_result(result: dict[str, Any]) -> str:
     """Return a result as text."""
     return "  ".join(f"{name} {value:.4g}" for name, value in result.items() if name != "device")
 
@@ -87,11 +87,11 @@ def results(kernels: backends.Kernels, n_params: int) -> Iterator[dict[str, Any]
         residual = np.where(hits, 1.5 * TAU, 0).astype(np.float32)
         local = cuda.to_device(theta + residual)
         kept, nothing = cuda.to_device(residual), cuda.to_device(np.zeros_like(residual))
-        copy, encode = in_turns(
+        copy, encode = time_in_turns(
             lambda: copied.copy_to_device(theta_there),
             lambda local=local: kernels.scan_local(local, theta_there, TAU, codes),
         )
-        copy_too, replica = in_turns(
+        copy_too, replica = time_in_turns(
             lambda: copied.copy_to_device(theta_there),
             lambda kept=kept, nothing=nothing: kernels.scan_replica(kept, nothing, TAU, codes),
         )
@@ -102,7 +102,7 @@ def results(kernels: backends.Kernels, n_params: int) -> Iterator[dict[str, Any]
             )
             for _ in range(PAIRS)
         )
-        by_level = levels_of(kernels, theta_there, kept, codes[:count], copied)
+        by_level = time_levels(kernels, theta_there, kept, codes[:count], copied)
         theta_there.copy_to_device(theta)
         yield {
             "device": device_name(),
@@ -120,7 +120,7 @@ def results(kernels: backends.Kernels, n_params: int) -> Iterator[dict[str, Any]
             ),
             "move_ms": move,
             **by_level,
-            "message_ms": message_ms(codes, count, n_params),
+            "message_ms": time_message(codes, count, n_params),
         }
 
 
@@ -132,7 +132,7 @@ def device_name() -> str:
     return name.decode() if isinstance(name, bytes) else str(name)
 
 
-def levels_of(
+def time_levels(
     kernels: backends.Kernels, theta: Any, kept: Any, codes: Any, copied: Any
 ) -> dict[str, float]:
     """Time the kernels that only publications with levels, random choice or layers need.
@@ -146,7 +146,7 @@ def levels_of(
 
     n_params, count = kept.size, codes.size
     levels, chosen = cuda.device_array(count, np.uint8), cuda.device_array(count, np.int32)
-    copy, choose = in_turns(
+    copy, choose = time_in_turns(
         lambda: copied.copy_to_device(theta),
         lambda: kernels.choose_replica(kept, TAU, 2**31, 1, chosen),
     )
@@ -157,23 +157,25 @@ def levels_of(
         residuals.sample_sizes(SAMPLE_PARAMS, seed)
         sampled.append(1e3 * (time.perf_counter() - begin))
 
-    def middle(work: Callable[[], Any]) -> float:
+    def time_median(work: Callable[[], Any]) -> float:
         return median(on_device(work) for _ in range(PAIRS))
 
     return {
         "choose_ms": median(choose),
         "choose_gb_s": 4e-6 * n_params / median(choose),
         "choose_share_of_copy": median(0.5 * c / e for c, e in zip(copy, choose, strict=True)),
-        "levels_ms": middle(lambda: kernels.find_levels_replica(kept, codes, TAU, 3, levels)),
-        "move_levels_ms": middle(
+        "levels_ms": time_median(lambda: kernels.find_levels_replica(kept, codes, TAU, 3, levels)),
+        "move_levels_ms": time_median(
             lambda: kernels.move_levels(theta, kept, codes, levels, TAU, -TAU, Q)
         ),
-        "shift_ms": middle(lambda: kernels.shift_codes(chosen, 1)),
+        "shift_ms": time_median(lambda: kernels.shift_codes(chosen, 1)),
         "sample_ms": median(sampled),
     }
 
 
-def in_turns(one: Callable[[], Any], other: Callable[[], Any]) -> tuple[list[float], list[float]]:
+def time_in_turns(
+    one: Callable[[], Any], other: Callable[[], Any]
+) -> tuple[list[float], list[float]]:
     """Time both in turns, after one run of each that does not count; return milliseconds."""
     pairs = [(on_device(one), on_device(other)) for _ in range(PAIRS + 1)][1:]
     return [pair[0] for pair in pairs], [pair[1] for pair in pairs]
@@ -191,7 +193,7 @@ def on_device(work: Callable[[], Any]) -> float:
     return float(cuda.event_elapsed_time(begin, end))
 
 
-def message_ms(codes: Any, count: int, n_params: int) -> float:
+def time_message(codes: Any, count: int, n_params: int) -> float:
     """Return the wall-clock milliseconds from codes on the device to a payload on the host."""
     out = np.empty(gaps.bytes_max(count, n_params) + gaps.FLUSH_BYTES, np.uint8)
     times = []

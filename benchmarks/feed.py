@@ -47,19 +47,19 @@ WIDE = 1024  # features of a row where memory is measured
 def main() -> int:
     """Print one line per measurement."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rows", type=int, default=200_000)
-    parser.add_argument("--features", type=int, default=64)
+    parser.add_argument("--rows", type=int, default=200_000, help="rows of the table")
+    parser.add_argument("--features", type=int, default=64, help="floats of a row")
     parser.add_argument("--json", action="store_true", help="one JSON object per line")
     args = parser.parse_args()
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     with tempfile.TemporaryDirectory() as directory:
-        for result in results(args, Path(directory)):
-            print(json.dumps(result) if args.json else line(result), flush=True)
+        for result in measure_all(args, Path(directory)):
+            print(json.dumps(result) if args.json else format_result(result), flush=True)
     return 0
 
 
-def results(args: argparse.Namespace, directory: Path) -> Iterator[dict[str, Any]]:
+def measure_all(args: argparse.Namespace, directory: Path) -> Iterator[dict[str, Any]]:
     """Measure everything in one Spark application, and yield the figures."""
     from pyspark.sql import SparkSession
 
@@ -77,29 +77,33 @@ def results(args: argparse.Namespace, directory: Path) -> Iterator[dict[str, Any
         .getOrCreate()
     )
     try:
-        yield from (peak(session, times) for times in (0.25, 5, 20))  # before others raise it
+        # Peaks first, before other measurements raise them.
+        yield from (measure_peak(session, times) for times in (0.25, 5, 20))
         frame = session.read.parquet(str(path))
         chosen = ColumnSpec()
 
-        def direct() -> PartitionedData:  # anew for each run: Spark reuses the shuffle of an RDD
+        def partition_rows() -> PartitionedData:  # for each run, as Spark reuses an RDD's shuffle
             return partition_source(create_source(frame, chosen), WORKERS, 0, move=True)
 
-        fed(direct(), MEMORY_BYTES)  # starts the Python workers, and compiles kernels
+        read_epoch(partition_rows(), MEMORY_BYTES)  # starts Python workers, and compiles kernels
         feeds: dict[str, Callable[[], float]] = {
             "pyarrow, reading alone": lambda: read_parquet(path),
-            "toPandas and a loop": lambda: to_pandas(frame),
-            "ours, direct": lambda: fed(direct(), MEMORY_BYTES),
-            "ours, direct, spilled": lambda: fed(direct(), MEMORY_MIN_BYTES),
+            "toPandas and a loop": lambda: loop_over_pandas(frame),
+            "ours, direct": lambda: read_epoch(partition_rows(), MEMORY_BYTES),
+            "ours, direct, spilled": lambda: read_epoch(partition_rows(), MEMORY_MIN_BYTES),
         }
         for way, feed in feeds.items():
-            yield figures(way, args.rows, feed)
+            yield time_feed(way, args.rows, feed)
         began_s = time.perf_counter()
-        made = export_rows(frame, chosen, WORKERS, direct(), str(directory))
-        yield {"way": "ours, writing the export", **rate(args.rows, time.perf_counter() - began_s)}
+        made = export_rows(frame, chosen, WORKERS, partition_rows(), str(directory))
+        yield {
+            "way": "ours, writing the export",
+            **compute_rates(args.rows, time.perf_counter() - began_s),
+        }
         files = partition_export(session.sparkContext, made)
-        yield figures("ours, from the export", args.rows, lambda: fed(files, MEMORY_BYTES))
+        yield time_feed("ours, from the export", args.rows, lambda: read_epoch(files, MEMORY_BYTES))
         delete_export(made.directory)
-        yield waiting(session, frame, args.features)
+        yield measure_waiting(session, frame, args.features)
     finally:
         session.stop()
 
@@ -131,7 +135,7 @@ def read_parquet(path: Path) -> float:
     return total
 
 
-def to_pandas(frame: Any) -> float:
+def loop_over_pandas(frame: Any) -> float:
     """Load the table into the driver, and loop over shuffled minibatches."""
     table = frame.toPandas()
     order = np.random.default_rng(0).permutation(len(table))
@@ -143,7 +147,7 @@ def to_pandas(frame: Any) -> float:
     return total
 
 
-def fed(spread: PartitionedData, memory_bytes: int) -> float:
+def read_epoch(spread: PartitionedData, memory_bytes: int) -> float:
     """Read one epoch of minibatches in the workers."""
     read = partial(read_partition, spread.blocks, memory_bytes)
     return float(spread.rdd.mapPartitionsWithIndex(read).sum())
@@ -162,7 +166,7 @@ def read_partition(
     batches.close()
 
 
-def peak(session: Any, times: float) -> dict[str, Any]:
+def measure_peak(session: Any, times: float) -> dict[str, Any]:
     """Train on rows of ``times`` the memory limit; return the largest Python worker's peak."""
     from pyspark.sql import functions as sql
 
@@ -179,7 +183,8 @@ def peak(session: Any, times: float) -> dict[str, Any]:
     seconds = time.perf_counter() - began_s
     network.close()
     workers = session.sparkContext.parallelize(range(4 * WORKERS), 4 * WORKERS)
-    peaks = workers.mapPartitions(peak_bytes).collect()  # in the fit's processes: Spark reuses them
+    # Spark reuses the fit's processes.
+    peaks = workers.mapPartitions(read_peak_bytes).collect()
     return {
         "way": f"a fit of {times:g} times the limit",
         "rows": summary.rows,
@@ -189,28 +194,28 @@ def peak(session: Any, times: float) -> dict[str, Any]:
     }
 
 
-def peak_bytes(_: Iterable[Any]) -> Iterator[int]:
+def read_peak_bytes(_: Iterable[Any]) -> Iterator[int]:
     """Yield the peak of this process's resident memory (VmHWM)."""
     lines = Path("/proc/self/status").read_text().splitlines()
     yield next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) << 10
 
 
-def figures(way: str, rows: int, feed: Callable[[], float]) -> dict[str, Any]:
+def time_feed(way: str, rows: int, feed: Callable[[], float]) -> dict[str, Any]:
     """Time ``feed`` twice; return the figures of the faster run."""
     seconds = []
     for _ in range(2):
         began_s = time.perf_counter()
         feed()
         seconds.append(time.perf_counter() - began_s)
-    return {"way": way, **rate(rows, min(seconds))}
+    return {"way": way, **compute_rates(rows, min(seconds))}
 
 
-def rate(rows: int, seconds: float) -> dict[str, float]:
+def compute_rates(rows: int, seconds: float) -> dict[str, float]:
     """Return the seconds, and the rows per second."""
     return {"seconds": round(seconds, 3), "rows_per_s": round(rows / seconds)}
 
 
-def waiting(session: Any, frame: Any, features: int) -> dict[str, Any]:
+def measure_waiting(session: Any, frame: Any, features: int) -> dict[str, Any]:
     """Train once; return the share of the steps that was spent on getting minibatches."""
     model = DenseNetwork([features, 256, 256, 10], updater=Sgd(0.01))
     master = SharedTrainingMaster(collect_training_stats=True, batch_size_per_worker=BATCH_ROWS)
@@ -223,7 +228,7 @@ def waiting(session: Any, frame: Any, features: int) -> dict[str, Any]:
     return {"way": "waiting for minibatches in a fit", "waiting_share": round(reading / steps, 5)}
 
 
-def line(result: dict[str, Any]) -> str:
+def format_result(result: dict[str, Any]) -> str:
     """Return a result as text."""
     if "waiting_share" in result:
         return f"{result['way']:<34}{result['waiting_share']:.2%} of a step"

@@ -32,7 +32,7 @@ def main() -> int:
             switch.write_text("1")
     print("ready", flush=True)
     sys.stdin.read()
-    while others := processes_here():
+    while others := find_other_processes():
         for pid in others:
             try:
                 os.kill(pid, signal.SIGKILL)
@@ -42,13 +42,13 @@ def main() -> int:
     return 0
 
 
-def processes_here() -> list[int]:
+def find_other_processes() -> list[int]:
     """Return the pids of the other processes in this network namespace that have not ended."""
     here = os.stat("/proc/self/ns/net").st_ino
-    return [pid for pid in pids_in(here) if pid != os.getpid()]
+    return [pid for pid in find_pids(here) if pid != os.getpid()]
 
 
-def pids_in(namespace: int) -> list[int]:
+def find_pids(namespace: int) -> list[int]:
     """Return the pids of a network namespace, given by its inode; zombies are in no namespace."""
     found = []
     for entry in os.scandir("/proc"):

@@ -30,7 +30,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
 
-from benchmarks.host import pids_in
+from benchmarks.host import find_pids
 from sparkstrom.base.units import parse_rate
 
 NETWORK = "10.77.0"
@@ -121,19 +121,19 @@ class Hosts:
         table.write_text("\n".join(["127.0.0.1 localhost", *names]) + "\n")
         for name in (*map(self.name, range(self.count)), "switch"):
             self._hold(name, table)
-        self._in(self.count, "ip link add bridge type bridge")
-        self._in(self.count, "ip link set bridge up")
+        self._run_inside(self.count, "ip link add bridge type bridge")
+        self._run_inside(self.count, "ip link set bridge up")
         for host in range(self.count):
             inside = f"peer name eth0 netns {self._holders[host].pid}"
-            self._in(self.count, f"ip link add port{host} type veth {inside}")
-            self._in(self.count, f"ip link set port{host} master bridge up")
-            self._in(host, "ip link set eth0 up")
+            self._run_inside(self.count, f"ip link add port{host} type veth {inside}")
+            self._run_inside(self.count, f"ip link set port{host} master bridge up")
+            self._run_inside(host, "ip link set eth0 up")
             self._give_address(host)
             if self._rate is not None:
                 self.set_rate(host, self._rate)
 
     def _give_address(self, host: int) -> None:
-        self._in(host, f"ip address add {self.address(host)}/24 dev eth0")
+        self._run_inside(host, f"ip address add {self.address(host)}/24 dev eth0")
 
     def _hold(self, name: str, table: Path) -> None:
         inside = [sys.executable, "-I", str(Path(__file__).with_name("host.py"))]
@@ -150,14 +150,14 @@ class Hosts:
             raise OSError(f"the namespaces of {name} could not be made: see the error above")
         self._namespaces.append(os.stat(f"/proc/{holder.pid}/ns/net").st_ino)
 
-    def _in(self, host: int, command: str) -> None:
+    def _run_inside(self, host: int, command: str) -> None:
         done = subprocess.run(
-            [*self._entering(host), *command.split()], capture_output=True, text=True
+            [*self._make_prefix(host), *command.split()], capture_output=True, text=True
         )
         if done.returncode:
             raise OSError(f"`{command}` on host {host} failed: {done.stderr.strip()}")
 
-    def _entering(self, host: int) -> list[str]:
+    def _make_prefix(self, host: int) -> list[str]:
         flags = ["--net", "--uts", "--mount", f"--wd={Path.cwd()}"]
         return ["nsenter", "-t", str(self._holders[host].pid), *flags, "--"]
 
@@ -178,7 +178,7 @@ class Hosts:
         ends = ((host, "eth0"), (self.count, f"port{host}"))
         for namespace, device in ends:
             wanted = " ".join(bucket(parse_rate(rate))) if rate is not None else "pfifo"
-            self._in(namespace, f"tc qdisc replace dev {device} root {wanted}")
+            self._run_inside(namespace, f"tc qdisc replace dev {device} root {wanted}")
 
     def run(
         self,
@@ -193,7 +193,7 @@ class Hosts:
         ``output`` receives its standard output and error. It is killed when the hosts end.
         """
         program = subprocess.Popen(
-            [*self._entering(host), "nice", "-n", NICE, *command],
+            [*self._make_prefix(host), "nice", "-n", NICE, *command],
             env={**os.environ, **(env or {})},
             stdin=subprocess.DEVNULL,
             stdout=output,
@@ -202,7 +202,7 @@ class Hosts:
         )
         self._programs.append(program)
         # Before the process has entered the namespace, a host that ends would not kill it.
-        while program.pid not in pids_in(self._namespaces[host]) and program.poll() is None:
+        while program.pid not in find_pids(self._namespaces[host]) and program.poll() is None:
             time.sleep(0.002)
         return program
 
@@ -223,7 +223,7 @@ class Hosts:
         """
         tick_s = 1 / os.sysconf("SC_CLK_TCK")
         for host, used in enumerate(self._cpu_s):
-            for pid in pids_in(self._namespaces[host]):
+            for pid in find_pids(self._namespaces[host]):
                 try:
                     stat = Path(f"/proc/{pid}/stat").read_text()
                 except OSError:  # it has just ended

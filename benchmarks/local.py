@@ -34,7 +34,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.torch_peer import BATCH_ROWS, accuracy_of, make_module, split
+from benchmarks.torch_peer import BATCH_ROWS, compute_accuracy, make_module, split_digits
 from sparkstrom.models.base import Batch, Flat, State
 
 LR = 2e-3
@@ -44,36 +44,36 @@ SYSTEMS = ("shared_gradients", "averaging", "ddp", "tax")
 def main() -> int:
     """Print one line per system."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--systems", default=",".join(SYSTEMS), help="which, by comma")
+    parser.add_argument("--systems", default=",".join(SYSTEMS), help="systems, by comma")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--epochs", type=int, default=20)
-    parser.add_argument("--wanted", type=float, default=0.97, help="held-out accuracy")
+    parser.add_argument("--wanted", type=float, default=0.97, help="accuracy on held-out rows")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--params", type=int, default=1_000_000, help="of the taxed model")
-    parser.add_argument("--step-ms", type=float, default=100.0)
-    parser.add_argument("--steps", type=int, default=60, help="taxed in each repeat")
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--params", type=int, default=1_000_000, help="of tax: of the model")
+    parser.add_argument("--step-ms", type=float, default=100.0, help="of tax: time of a step")
+    parser.add_argument("--steps", type=int, default=60, help="of tax: steps in each round")
+    parser.add_argument("--repeats", type=int, default=3, help="of tax: rounds")
     parser.add_argument("--json", action="store_true", help="one JSON object per line")
     args = parser.parse_args()
     for system in args.systems.split(","):
         if system not in SYSTEMS:
             parser.error(f"--systems {system}: there are {', '.join(SYSTEMS)}")
         result = {"system": system} | run(system, args)
-        print(json.dumps(result) if args.json else line(result), flush=True)
+        print(json.dumps(result) if args.json else format_result(result), flush=True)
     return 0
 
 
 def run(system: str, args: argparse.Namespace) -> dict[str, Any]:
     """Run one system, and return its figures."""
     if system == "tax":
-        return tax(args)
-    return by_ddp(args) if system == "ddp" else by_us(system.upper(), args)
+        return measure_tax(args)
+    return train_with_ddp(args) if system == "ddp" else train_with_wrapper(system.upper(), args)
 
 
 # -- ours ------------------------------------------------------------------------------------------
 
 
-class Reaching:
+class AccuracyListener:
     """A listener that records when an accuracy on held-out rows is reached."""
 
     def __init__(self, wanted: float, held_out: Any, labels: Any) -> None:
@@ -87,25 +87,25 @@ class Reaching:
             self.at_s = time.monotonic() if found >= self._wanted else None
 
 
-def by_us(mode: str, args: argparse.Namespace) -> dict[str, Any]:
+def train_with_wrapper(mode: str, args: argparse.Namespace) -> dict[str, Any]:
     """Train with ParallelWrapper in a training mode, and return the figures."""
     import torch
 
     from sparkstrom import ParallelWrapper
     from sparkstrom.models.torch import TorchModel
 
-    features, labels, held_out, answers = split()
+    features, labels, held_out, answers = split_digits()
     optimizer = partial(torch.optim.Adam, lr=LR)
     model = TorchModel(make_module(args.seed), torch.nn.CrossEntropyLoss(), optimizer)
-    reaching, began_s = Reaching(args.wanted, held_out, answers), time.monotonic()
+    listener, began_s = AccuracyListener(args.wanted, held_out, answers), time.monotonic()
     with ParallelWrapper(
         model, args.workers, training_mode=mode, batch_size_per_worker=BATCH_ROWS, progress=False
     ) as wrapper:
-        summary = wrapper.fit((features, labels), args.epochs, listeners=[reaching], run_log="")
-        accuracy = accuracy_of(wrapper.module, held_out, answers)
+        summary = wrapper.fit((features, labels), args.epochs, listeners=[listener], run_log="")
+        accuracy = compute_accuracy(wrapper.module, held_out, answers)
     start_s = summary.phase_seconds["prepare"] + summary.phase_seconds["start"]
-    reached_s = None if reaching.at_s is None else reaching.at_s - began_s
-    return figures(
+    reached_s = None if listener.at_s is None else listener.at_s - began_s
+    return make_figures(
         args, accuracy, summary.examples, summary.phase_seconds["train"], start_s, reached_s
     ) | {"replicas_equal": summary.replicas_equal, "bytes": summary.bytes_sent}
 
@@ -113,21 +113,23 @@ def by_us(mode: str, args: argparse.Namespace) -> dict[str, Any]:
 # -- the peer --------------------------------------------------------------------------------------
 
 
-def by_ddp(args: argparse.Namespace) -> dict[str, Any]:
+def train_with_ddp(args: argparse.Namespace) -> dict[str, Any]:
     """Train with torch's DistributedDataParallel over gloo, as in its tutorial."""
     import torch
 
     with tempfile.TemporaryDirectory() as directory:
         began_s = time.monotonic()
         given = (args.workers, args.epochs, args.wanted, args.seed, directory)
-        torch.multiprocessing.spawn(ddp_process, given, nprocs=args.workers)
-        told = json.loads((Path(directory) / "told").read_text())
-    start_s = told["began_s"] - began_s
-    reached_s = None if told["reached_s"] is None else told["reached_s"] - began_s
-    return figures(args, told["accuracy"], told["examples"], told["seconds"], start_s, reached_s)
+        torch.multiprocessing.spawn(run_ddp_process, given, nprocs=args.workers)
+        result = json.loads((Path(directory) / "result").read_text())
+    start_s = result["began_s"] - began_s
+    reached_s = None if result["reached_s"] is None else result["reached_s"] - began_s
+    return make_figures(
+        args, result["accuracy"], result["examples"], result["seconds"], start_s, reached_s
+    )
 
 
-def ddp_process(
+def run_ddp_process(
     rank: int, workers: int, epochs: int, wanted: float, seed: int, directory: str
 ) -> None:
     """Train as one process of DDP. Rank 0 measures the accuracy, whose time does not count."""
@@ -138,7 +140,7 @@ def ddp_process(
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo", f"file://{directory}/rendezvous", None, workers, rank)
-    features, labels, held_out, answers = split()
+    features, labels, held_out, answers = split_digits()
     module = make_module(seed)
     model = DistributedDataParallel(module)
     optimizer = torch.optim.Adam(model.parameters(), lr=LR)
@@ -147,7 +149,7 @@ def ddp_process(
     sampler = DistributedSampler(data, seed=seed)
     loader = DataLoader(data, batch_size=BATCH_ROWS, sampler=sampler)
     dist.barrier()
-    began_s, looking_s, reached_s, examples = time.monotonic(), 0.0, None, 0
+    began_s, evaluating_s, reached_s, examples = time.monotonic(), 0.0, None, 0
     for epoch in range(epochs):
         sampler.set_epoch(epoch)
         for x, y in loader:
@@ -156,21 +158,21 @@ def ddp_process(
             optimizer.step()
             examples += len(y) * workers
         if rank == 0 and reached_s is None:
-            look_s = time.monotonic()
-            if accuracy_of(module, held_out, answers) >= wanted:
-                reached_s = look_s - looking_s
+            evaluation_began_s = time.monotonic()
+            if compute_accuracy(module, held_out, answers) >= wanted:
+                reached_s = evaluation_began_s - evaluating_s
             module.train()
-            looking_s += time.monotonic() - look_s
+            evaluating_s += time.monotonic() - evaluation_began_s
     dist.barrier()
-    seconds = time.monotonic() - began_s - looking_s
+    seconds = time.monotonic() - began_s - evaluating_s
     if rank == 0:
-        told = {"began_s": began_s, "seconds": seconds, "reached_s": reached_s}
-        told |= {"accuracy": accuracy_of(module, held_out, answers), "examples": examples}
-        (Path(directory) / "told").write_text(json.dumps(told))
+        result = {"began_s": began_s, "seconds": seconds, "reached_s": reached_s}
+        result |= {"accuracy": compute_accuracy(module, held_out, answers), "examples": examples}
+        (Path(directory) / "result").write_text(json.dumps(result))
     dist.destroy_process_group()
 
 
-def figures(
+def make_figures(
     args: argparse.Namespace,
     accuracy: float,
     examples: int,
@@ -225,7 +227,7 @@ class StandInModel:
         return {"kind": type(self).__name__}
 
 
-class Working(StandInModel):
+class WorkingModel(StandInModel):
     """A model whose step multiplies matrices, then adds a fixed random vector to the parameters.
 
     Its loss is the time since the end of its last step in milliseconds, by a function of ``time``.
@@ -260,14 +262,16 @@ class Working(StandInModel):
         return 1000 * between_s
 
 
-def tax(args: argparse.Namespace) -> dict[str, Any]:
+def measure_tax(args: argparse.Namespace) -> dict[str, Any]:
     """Return how much longer a step takes in a fit of one worker than in a plain loop."""
-    products = products_for(args.step_ms)
-    models = [Working(args.params, products, clock) for clock in ("perf_counter", "thread_time")]
+    products = count_products(args.step_ms)
+    models = [
+        WorkingModel(args.params, products, clock) for clock in ("perf_counter", "thread_time")
+    ]
     rounds = []
     for _ in range(args.repeats):
-        plain = plain_step_ms(models[0], args.steps)
-        rounds.append((*plain, *(between_ms(model, args.steps) for model in models)))
+        plain = measure_plain_step(models[0], args.steps)
+        rounds.append((*plain, *(measure_gap_ms(model, args.steps) for model in models)))
     medians = (statistics.median(each) for each in zip(*rounds, strict=True))
     plain_ms, plain_cpu_ms, tax_ms, tax_cpu_ms = medians
     return {
@@ -283,7 +287,7 @@ def tax(args: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def between_ms(model: Working, steps: int) -> float:
+def measure_gap_ms(model: WorkingModel, steps: int) -> float:
     """Train twice; return the milliseconds between the steps of the second fit."""
     from sparkstrom import ParallelWrapper
 
@@ -294,12 +298,12 @@ def between_ms(model: Working, steps: int) -> float:
     return loss * steps / (steps - 1)  # the first step has loss 0
 
 
-def products_for(step_ms: float) -> int:
+def count_products(step_ms: float) -> int:
     """Return the number of matrix products that take about ``step_ms`` on this machine."""
-    return max(1, round(50 * step_ms / plain_step_ms(Working(1, 50), 5)[1]))
+    return max(1, round(50 * step_ms / measure_plain_step(WorkingModel(1, 50), 5)[1]))
 
 
-def plain_step_ms(model: Working, steps: int) -> tuple[float, float]:
+def measure_plain_step(model: WorkingModel, steps: int) -> tuple[float, float]:
     """Return the milliseconds of a step in a plain loop: wall-clock time and processor time."""
     model.bind(model.initial())
     batch = Batch(np.zeros((1, 1), np.float32), np.zeros(1, int))
@@ -311,16 +315,16 @@ def plain_step_ms(model: Working, steps: int) -> tuple[float, float]:
     return 1000 * (ended[0] - began[0]) / steps, 1000 * (ended[1] - began[1]) / steps
 
 
-def line(result: dict[str, Any]) -> str:
+def format_result(result: dict[str, Any]) -> str:
     """Return a result as text."""
     if result["system"] == "tax":
         return (
-            f"tax: {result['tax_ms']:.2f} ms of a step of {result['plain_step_ms']:.1f} ms"
-            f" ({result['tax_percent']:.2f} %); {result['tax_cpu_ms']:.2f} ms of the processor's"
+            f"tax: {result['tax_ms']:.2f} ms per step of {result['plain_step_ms']:.1f} ms"
+            f" ({result['tax_percent']:.2f} %); {result['tax_cpu_ms']:.2f} ms of processor time"
         )
     return (
         f"{result['system']}: {result['examples_per_s']:,} examples/s, accuracy"
-        f" {result['accuracy']:.4f}, {result['seconds_to']} s to the one that was wanted"
+        f" {result['accuracy']:.4f}, {result['seconds_to']} s to the wanted accuracy"
         f" ({result['seconds_to_from_call']} s with the start)"
     )
 

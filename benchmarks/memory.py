@@ -24,13 +24,13 @@ import numpy as np
 from benchmarks.sessions import local_cluster
 
 MIB = 1 << 20
-LOOK_S = 0.1
+SAMPLE_S = 0.1
 FEATURES, CLASSES, ROWS = 64, 10, 640
 LIMITS = {"log_bytes": 8 * MIB, "window_bytes": 4 * MIB}  # small, so that a short fit fills them
 BATCH_MEMORY = 16 * MIB
 
 
-class Resident(threading.Thread):
+class MemorySampler(threading.Thread):
     """A thread that records the peak of private resident memory of this process and its workers."""
 
     def __init__(self) -> None:
@@ -41,8 +41,8 @@ class Resident(threading.Thread):
 
     def run(self) -> None:
         """Measure until ``stop`` is called."""
-        while not self._over.wait(LOOK_S):
-            for pid, kind in processes():
+        while not self._over.wait(SAMPLE_S):
+            for pid, kind in list_processes():
                 self.peaks[pid] = max(self.peaks.get(pid, 0), private_bytes(pid))
                 self.kinds[pid] = kind
 
@@ -56,7 +56,7 @@ class Resident(threading.Thread):
         return max((peak for pid, peak in self.peaks.items() if self.kinds[pid] == kind), default=0)
 
 
-def processes() -> Iterator[tuple[int, str]]:
+def list_processes() -> Iterator[tuple[int, str]]:
     """Yield pid and kind of this process and of Spark's Python workers below it."""
     table = {}
     for entry in Path("/proc").iterdir():
@@ -71,11 +71,11 @@ def processes() -> Iterator[tuple[int, str]]:
     daemons = {pid for pid, (_, command) in table.items() if "pyspark.daemon" in command}
     for pid in daemons:
         parent, _ = table[pid]
-        if parent in daemons and os.getpid() in ancestors(pid, table):
+        if parent in daemons and os.getpid() in list_ancestors(pid, table):
             yield pid, "worker"
 
 
-def ancestors(pid: int, table: dict[int, tuple[int, str]]) -> Iterator[int]:
+def list_ancestors(pid: int, table: dict[int, tuple[int, str]]) -> Iterator[int]:
     """Yield the pids of a process's parent, its parent, and so on; ``table`` has parents by pid."""
     while (pid := table.get(pid, (0, ""))[0]) > 0:
         yield pid
@@ -91,7 +91,7 @@ def private_bytes(pid: int) -> int:
     return 1024 * (int(found.get("RssAnon", 0)) + int(found.get("RssFile", 0)))
 
 
-def widths(n_params: int) -> tuple[int, int]:
+def choose_widths(n_params: int) -> tuple[int, int]:
     """Return the widths of two hidden layers with which a network has about ``n_params``."""
     width = 16
     while FEATURES * width + width * width + (2 + CLASSES) * width < n_params:
@@ -99,9 +99,9 @@ def widths(n_params: int) -> tuple[int, int]:
     return width, width
 
 
-def model_of(kind: str, n_params: int) -> Any:
+def make_model(kind: str, n_params: int) -> Any:
     """Return a model of about ``n_params`` parameters, with Adam."""
-    hidden = widths(n_params)
+    hidden = choose_widths(n_params)
     if kind == "dense":
         from sparkstrom.models import Adam, DenseNetwork
 
@@ -132,7 +132,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     chance = np.random.default_rng(0)
     features = chance.random((ROWS, FEATURES), np.float32)
     rows = list(zip(features, chance.integers(0, CLASSES, ROWS).tolist(), strict=True))
-    model = model_of(args.model, args.params)
+    model = make_model(args.model, args.params)
     void = VoidConfiguration(**LIMITS)
     folder = tempfile.TemporaryDirectory(prefix="sparkstrom-memory-")
     master = SharedTrainingMaster(
@@ -142,15 +142,15 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         checkpoint_every="1 s",
         checkpoint_updaters=args.checkpoints or "one",
     )
-    looking = Resident()
-    looking.start()
+    sampler = MemorySampler()
+    sampler.start()
     with local_cluster(args.workers) as spark:
         network = SparkNetwork(spark, model, master, progress=False)
         data = spark.sparkContext.parallelize(rows, args.workers)
         summary = network.fit(data, epochs=args.epochs, run_log="")
-    looking.stop()
+    sampler.stop()
     folder.cleanup()
-    found = {f"{kind}_bytes": looking.largest(kind) for kind in ("driver", "worker")}
+    found = {f"{kind}_bytes": sampler.largest(kind) for kind in ("driver", "worker")}
     demand = footprint_of_model(model)
     found["driver_planned_bytes"] = sum_parts(estimate_driver_parts(demand, master, args.workers))
     found["worker_planned_bytes"] = sum_parts(estimate_worker_parts(demand, master))
@@ -160,12 +160,16 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
 def main() -> None:
     """Measure, and print the figures."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--params", type=int, default=5_000_000)
+    parser.add_argument("--params", type=int, default=5_000_000, help="of the model, about")
     parser.add_argument("--model", choices=("torch", "dense"), default="torch")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--epochs", type=int, default=1)
-    parser.add_argument("--checkpoints", choices=("one", "all"), help="a second, with these states")
-    parser.add_argument("--json", action="store_true")
+    parser.add_argument(
+        "--checkpoints",
+        choices=("one", "all"),
+        help="write a checkpoint every second, with one worker's or all workers' optimizer states",
+    )
+    parser.add_argument("--json", action="store_true", help="one JSON object")
     args = parser.parse_args()
     found = measure(args)
     if args.json:

@@ -79,15 +79,15 @@ class Relay:
 
     def __init__(self, children: int) -> None:
         network, self.seal = MemoryNetwork(), Seal(bytes(KEY_BYTES), 1)
-        self.node = Node(_identity(), NodeLimits(), 0.0)
+        self.node = Node(_make_identity(), NodeLimits(), 0.0)
         self.transport, self._transports = network.open(), [network.open()]
-        self.mail, self._parent = (
+        self.endpoint, self._parent = (
             self._message_endpoint(self.transport, RELAY),
             self._message_endpoint(self._above, MASTER),
         )
         self.sums = MergeCache(Theta(N_PARAMS, K).merge)
         self._commit = 0
-        self._take_place()
+        self._join()
         for child in range(FIRST_CHILD, FIRST_CHILD + children):
             self._adopt(child, network.open())
 
@@ -101,9 +101,9 @@ class Relay:
             chunk_bytes_max=CHUNK_BYTES_MAX,
         )  # fmt: skip
 
-    def _take_place(self) -> None:
-        here, up = _at(self.transport, 10), _at(self._above, 10)
-        self.mail.listen(here)
+    def _join(self) -> None:
+        here, up = _make_address(self.transport, 10), _make_address(self._above, 10)
+        self.endpoint.listen(here)
         self._parent.open_edge(RELAY, 1, up, here)
         self.step(ev.StreamsOpened(here))
         self.step(ev.Received(MASTER, Welcome(
@@ -116,10 +116,10 @@ class Relay:
 
     def _adopt(self, child: int, transport: MemoryTransport) -> None:
         self._transports.append(transport)
-        peer = _at(transport, 10)
+        peer = _make_address(transport, 10)
         transport.open_receiver(peer.control_stream)
         transport.open_receiver(peer.data_stream)
-        local = _at(self.transport, 10 * child)
+        local = _make_address(self.transport, 10 * child)
         self.step(ev.Received(MASTER, Adopt(node=child, edge=child, local=local, peer=peer)))
         attach = Attach(have=0, whole=True, catching=False, ids=[child])
         self.step(ev.Received(child, attach))
@@ -135,29 +135,29 @@ class Relay:
         """Perform an effect that sends a message or opens an edge; ignore others."""
         match effect:
             case ev.Send(to=to, message=message):
-                self.mail.send(to, message)
+                self.endpoint.send(to, message)
             case ev.SendMerged(to=to):
-                self.mail.send(to, self.sums.merge(effect))
+                self.endpoint.send(to, self.sums.merge(effect))
             case ev.OpenEdge(node=node, edge=edge, local=local, peer=peer):
-                self.mail.open_edge(node, edge, local, peer)
+                self.endpoint.open_edge(node, edge, local, peer)
             case _:
                 pass  # for its trainer, or the master
 
     def flush(self) -> None:
         """Send all waiting messages to the children."""
         self.sums.clear()
-        self.mail.flush()
-        assert not self.mail.waiting, "the children take all at once"
+        self.endpoint.flush()
+        assert not self.endpoint.waiting, "the children take all at once"
 
-    def take(self) -> None:
+    def handle_received(self) -> None:
         """Handle all received messages, and send what follows, as in one cycle of the thread."""
-        for sender, message in self.mail.receive(0.0):
+        for sender, message in self.endpoint.receive(0.0):
             self.step(ev.Received(sender, message))
         self.flush()
 
     # -- its neighbours --------------------------------------------------------------------------
 
-    def feed(self, data: bytes) -> None:
+    def send_commit(self, data: bytes) -> None:
         """Send another commit from the parent to the relay."""
         self._commit += 1
         payload = Payload(form=1, tau_quanta=2, count=1, data=data)
@@ -165,7 +165,7 @@ class Relay:
         self._parent.send(RELAY, commit)
         self._parent.flush()
 
-    def rest(self) -> None:
+    def acknowledge(self) -> None:
         """Discard the neighbours' frames; let all children acknowledge all commits."""
         for transport in self._transports:
             transport.poll(0.0)
@@ -184,33 +184,33 @@ class Relay:
             transport.poll(0.0)
 
 
-def _identity() -> Identity:
+def _make_identity() -> Identity:
     return Identity(
         token=1, partition=0, attempt=1, rows=1, checksum=1, batches=1, host="h", executor="e",
         pid=1, version="v", whole=True,
     )  # fmt: skip
 
 
-def _at(transport: MemoryTransport, stream: int) -> Address:
+def _make_address(transport: MemoryTransport, stream: int) -> Address:
     return Address(transport.endpoint.host, transport.endpoint.port, stream, stream + 1)
 
 
 # -- figures -----------------------------------------------------------------------------------
 
 
-def commit_ms(relay: Relay, data: bytes) -> float:
+def measure_commit_ms(relay: Relay, data: bytes) -> float:
     """Return the processor time of a commit in milliseconds, the mean of ``ROUNDS`` commits."""
     spent_s = 0.0
     for _ in range(ROUNDS):
-        relay.feed(data)
+        relay.send_commit(data)
         began_s = time.thread_time()
-        relay.take()
+        relay.handle_received()
         spent_s += time.thread_time() - began_s
-        relay.rest()
+        relay.acknowledge()
     return 1000 * spent_s / ROUNDS
 
 
-def sealing_ms(relay: Relay, data: bytes) -> float:
+def measure_sealing_ms(relay: Relay, data: bytes) -> float:
     """Return the processor time of encrypting a commit's frames for all children."""
     pieces = split_body(bytes(36) + data, relay.transport.max_frame_bytes - 64)
     began_s = time.thread_time()
@@ -222,7 +222,7 @@ def sealing_ms(relay: Relay, data: bytes) -> float:
     return 1000 * (time.thread_time() - began_s) / ROUNDS
 
 
-def sum_ms(relay: Relay, entries: tuple[Commit, ...]) -> float:
+def measure_sum_ms(relay: Relay, entries: tuple[Commit, ...]) -> float:
     """Return the processor time of summing commits and sending the sum to all children."""
     last, count = [(9, len(entries))], sum(entry.payload.count for entry in entries)
     began_s = time.thread_time()
@@ -230,11 +230,11 @@ def sum_ms(relay: Relay, entries: tuple[Commit, ...]) -> float:
         relay.perform(ev.SendMerged(child, 0, len(entries), last, count, entries))
     relay.flush()
     spent_s = time.thread_time() - began_s
-    relay.rest()
+    relay.acknowledge()
     return 1000 * spent_s
 
 
-def updates(size: int) -> tuple[Commit, ...]:
+def make_updates(size: int) -> tuple[Commit, ...]:
     """Return commits of the order of ``size`` bytes, with about one hit per byte."""
     random, made = np.random.default_rng(1), []
     density = size / N_PARAMS
@@ -248,26 +248,32 @@ def updates(size: int) -> tuple[Commit, ...]:
     return tuple(made)
 
 
-def compared(one: Callable[[], float], other: Callable[[], float]) -> tuple[float, float]:
+def compare(one: Callable[[], float], other: Callable[[], float]) -> tuple[float, float]:
     """Measure both in turns; return the medians of the first and of its ratio to the second."""
     pairs = [(one(), other()) for _ in range(PAIRS)]
     return median(a for a, _ in pairs), median(a / b for a, b in pairs)
 
 
-def figures(children: int, update_bytes: int) -> dict[str, float]:
+def measure(children: int, update_bytes: int) -> dict[str, float]:
     """Measure everything, and return the figures."""
     assert quantum(K) <= TAU, "tau is on the grid"
     once, each = Relay(children), Relay(children)
-    each.mail.encodings = EncodedForEach()
+    each.endpoint.encodings = EncodedForEach()
     each.sums = SummedForEach(Theta(N_PARAMS, K).merge)
     data = np.random.default_rng(1).bytes(update_bytes)
-    entries = updates(update_bytes)
+    entries = make_updates(update_bytes)
     for relay in (once, each):
-        commit_ms(relay, data)
-        sum_ms(relay, entries)
-    spent, x_each = compared(lambda: commit_ms(once, data), lambda: commit_ms(each, data))
-    _, x_sealing = compared(lambda: commit_ms(once, data), lambda: sealing_ms(once, data))
-    summed, sum_x_each = compared(lambda: sum_ms(once, entries), lambda: sum_ms(each, entries))
+        measure_commit_ms(relay, data)
+        measure_sum_ms(relay, entries)
+    spent, x_each = compare(
+        lambda: measure_commit_ms(once, data), lambda: measure_commit_ms(each, data)
+    )
+    _, x_sealing = compare(
+        lambda: measure_commit_ms(once, data), lambda: measure_sealing_ms(once, data)
+    )
+    summed, sum_x_each = compare(
+        lambda: measure_sum_ms(once, entries), lambda: measure_sum_ms(each, entries)
+    )
     return {
         "children": children,
         "update_bytes": update_bytes,
@@ -281,12 +287,12 @@ def figures(children: int, update_bytes: int) -> dict[str, float]:
 
 def main(argv: list[str]) -> int:
     """Print one JSON object, or a line for each figure."""
-    parser = argparse.ArgumentParser(description="What a relay pays for its children.")
-    parser.add_argument("--children", type=int, default=16)
-    parser.add_argument("--update-bytes", type=int, default=65_536)
+    parser = argparse.ArgumentParser(description="Processor time of a relay for its children.")
+    parser.add_argument("--children", type=int, default=16, help="of the relay")
+    parser.add_argument("--update-bytes", type=int, default=65_536, help="size of an update")
     parser.add_argument("--json", action="store_true", help="one JSON object")
     args = parser.parse_args(argv)
-    rounded = {k: round(v, 4) for k, v in figures(args.children, args.update_bytes).items()}
+    rounded = {k: round(v, 4) for k, v in measure(args.children, args.update_bytes).items()}
     lines = (f"{name:20} {value:.10g}" for name, value in rounded.items())
     print(json.dumps(rounded) if args.json else "\n".join(lines), flush=True)
     return 0

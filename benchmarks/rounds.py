@@ -59,8 +59,8 @@ MESH_FAN_OUT = 2
 def main() -> int:
     """Print one line per system, size and number of workers."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--systems", default=",".join(SYSTEMS), help="which, by comma")
-    parser.add_argument("--sizes", default="1000,85000,1000000", help="parameters, by comma")
+    parser.add_argument("--systems", default=",".join(SYSTEMS), help="systems, by comma")
+    parser.add_argument("--sizes", default="1000,85000,1000000", help="of the model, by comma")
     parser.add_argument("--workers", default="1,2,4", help="numbers of workers, by comma")
     parser.add_argument("--steps", type=int, default=300, help="of each worker")
     parser.add_argument("--json", action="store_true", help="one JSON object per line")
@@ -75,7 +75,7 @@ def main() -> int:
                     continue
                 result = measure(system, n_params, count, args.steps)
                 result = {"system": system, "n_params": n_params, "workers": count} | result
-                print(json.dumps(result) if args.json else line(result), flush=True)
+                print(json.dumps(result) if args.json else format_result(result), flush=True)
     return 0
 
 
@@ -407,7 +407,7 @@ def _reduce(rank: int, n_params: int, workers: int, steps: int, directory: str) 
     dist.destroy_process_group()
 
 
-def line(result: dict[str, Any]) -> str:
+def format_result(result: dict[str, Any]) -> str:
     """Return a result as text."""
     name = f"{result['system']}, {result['n_params']:,} parameters, {result['workers']} processes"
     times = {key: value for key, value in result.items() if key.endswith("_ms")}

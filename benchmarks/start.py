@@ -42,29 +42,29 @@ EPOCHS = 2
 TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 
 
-MODELS = {"dense": start_models.dense, "torch": start_models.torch}
+MODELS = {"dense": start_models.make_dense, "torch": start_models.make_torch}
 
 
 def main() -> int:
-    """Print one line per fit, and medians over the sessions."""
+    """Print one line per fit, with medians over the sessions."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--model", default="dense", help="dense, torch, by comma")
+    parser.add_argument("--model", default="dense", help="dense, torch or both, by comma")
     parser.add_argument("--sessions", type=int, default=3)
-    parser.add_argument("--fits", type=int, default=3, help="of a session")
-    parser.add_argument("--preload", action="store_true", help="import torch before forks")
+    parser.add_argument("--fits", type=int, default=3, help="in each session")
+    parser.add_argument("--preload", action="store_true", help="with sparkstrom's Python daemon")
     parser.add_argument("--json", action="store_true", help="one JSON object per line")
     args = parser.parse_args()
     for name in args.model.split(","):
         results = [
-            r for _ in range(args.sessions) for r in session_of(name, args.fits, args.preload)
+            r for _ in range(args.sessions) for r in run_session(name, args.fits, args.preload)
         ]
         for number in range(args.fits):
-            result = median([r for r in results if r["fit"] == number + 1])
-            print(json.dumps(result) if args.json else line(result), flush=True)
+            result = compute_medians([r for r in results if r["fit"] == number + 1])
+            print(json.dumps(result) if args.json else format_result(result), flush=True)
     return 0
 
 
-def session_of(name: str, fits: int, preload: bool) -> Iterator[dict[str, Any]]:
+def run_session(name: str, fits: int, preload: bool) -> Iterator[dict[str, Any]]:
     """Run all fits of one application, and yield their figures."""
     daemon = {"spark_python_daemon_module": "sparkstrom.spark.daemon"} if preload else {}
     if preload:
@@ -80,24 +80,24 @@ def session_of(name: str, fits: int, preload: bool) -> Iterator[dict[str, Any]]:
         model.marks = marks
         network = SparkNetwork(session, model, SharedTrainingMaster(), progress=False)
         for number in range(fits):
-            yield {"model": name, "fit": number + 1} | one_fit(session, network, data, marks)
+            yield {"model": name, "fit": number + 1} | run_fit(session, network, data, marks)
         network.close()
 
 
-def one_fit(session: Any, network: Any, data: Any, marks: Path) -> dict[str, Any]:
+def run_fit(session: Any, network: Any, data: Any, marks: Path) -> dict[str, Any]:
     """Run one fit; return its seconds, in total and by phase."""
-    jobs = jobs_of(session)
+    jobs = read_launch_times(session)
     marks.write_text("")
-    cpu_s, called_s, wall_s = cpu_seconds(), time.monotonic(), time.time()
+    cpu_s, called_s, wall_s = read_cpu_seconds(), time.monotonic(), time.time()
     summary = network.fit(data, epochs=EPOCHS, run_log="")
-    used_s = cpu_seconds() - cpu_s
-    told = [json.loads(line) for line in marks.read_text().splitlines()]
+    used_s = read_cpu_seconds() - cpu_s
+    events = [json.loads(line) for line in marks.read_text().splitlines()]
     last = {
-        name: max(m["s"] for m in told if m["name"] == name and m["pid"] != os.getpid())
+        name: max(m["s"] for m in events if m["name"] == name and m["pid"] != os.getpid())
         for name in ("imported", "rows", "bound", "step")
     }
-    first_s = min(m["s"] for m in told if m["name"] == "step")
-    stages = [(m - wall_s * 1000) / 1000 for m in jobs_of(session)[len(jobs) :]]
+    first_s = min(m["s"] for m in events if m["name"] == "step")
+    stages = [(m - wall_s * 1000) / 1000 for m in read_launch_times(session)[len(jobs) :]]
     phases, before_s = {}, 0.0
     for name, s in [
         ("prepare", summary.phase_seconds["prepare"]),
@@ -114,7 +114,7 @@ def one_fit(session: Any, network: Any, data: Any, marks: Path) -> dict[str, Any
     }
 
 
-def jobs_of(session: Any) -> list[int]:
+def read_launch_times(session: Any) -> list[int]:
     """Return when Spark launched the first task of each stage so far, in ms since 1970, sorted."""
     context = session.sparkContext
     quantiles = context._gateway.new_array(context._jvm.double, 0)
@@ -130,7 +130,7 @@ def await_executors(session: Any) -> None:
         time.sleep(0.1)
 
 
-def cpu_seconds() -> float:
+def read_cpu_seconds() -> float:
     """Return the processor time of this process and all below it, with that of ended children."""
     table = {}
     for entry in Path("/proc").iterdir():
@@ -147,7 +147,7 @@ def cpu_seconds() -> float:
     return sum(table[pid][1] for pid in ours) * TICK_S
 
 
-def median(results: list[dict[str, Any]]) -> dict[str, Any]:
+def compute_medians(results: list[dict[str, Any]]) -> dict[str, Any]:
     """Return the median over the sessions of each figure."""
     first = results[0]
     numbers = [name for name in first if name not in ("model", "fit", "phases")]
@@ -164,7 +164,7 @@ def median(results: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def line(result: dict[str, Any]) -> str:
+def format_result(result: dict[str, Any]) -> str:
     """Return a result as text."""
     phases = ", ".join(f"{name} {s:.2f}" for name, s in result["phases"].items())
     return (

@@ -55,13 +55,13 @@ class StampedDense(Stamped, DenseNetwork):
     """The built-in network, with recorded times."""
 
 
-def dense() -> Any:
+def make_dense() -> Any:
     """Return a small network in NumPy."""
     return StampedDense([64, 256, 256, 10], updater=Sgd(0.1), seed=1)
 
 
-def torch() -> Any:
+def make_torch() -> Any:
     """Return a network of the same size in PyTorch."""
     from benchmarks.start_torch import StampedTorch
 
-    return StampedTorch.small()
+    return StampedTorch.create_small()

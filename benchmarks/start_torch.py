@@ -15,7 +15,7 @@ class StampedTorch(Stamped, TorchModel):
     """A small perceptron in torch, with recorded times."""
 
     @classmethod
-    def small(cls) -> StampedTorch:
+    def create_small(cls) -> StampedTorch:
         """Return a perceptron with the widths of the dense network."""
         layers = [nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 10)]
         optimizer = partial(torch.optim.SGD, lr=0.1)

@@ -115,7 +115,7 @@ def train(trial: Trial, name: str) -> Outcome:
     return outcome(trial, module, bytes_sent=sent * vector, bytes_dense=steps * vector)
 
 
-def curve(trial: Trial, rounds: Rounds) -> list[dict[str, float]]:
+def measure_epochs(trial: Trial, rounds: Rounds) -> list[dict[str, float]]:
     """Train; return the measures on ``test`` at each epoch's end."""
     test = trial.task.split().test
     return [measured(module, trial.task, test) for module in rounds.epochs()]

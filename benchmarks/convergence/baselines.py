@@ -28,7 +28,7 @@ import torch
 from benchmarks.convergence.powersgd import PowerSGD
 from benchmarks.convergence.trial import Flat, Learner, Outcome, Trial, outcome
 from benchmarks.slow_link import sparse
-from benchmarks.slow_link.data import flat_of, load_flat
+from benchmarks.slow_link.data import copy_parameters, load_parameters
 from sparkstrom.models.base import Batch
 
 DILOCO_RATE, DILOCO_MOMENTUM = 0.7, 0.9
@@ -37,7 +37,7 @@ SPARSELOCO_STEPS, SPARSELOCO_FEEDBACK, SPARSELOCO_RATE = 15, 0.95, 1.0
 Train = Callable[[Trial], Outcome]
 
 
-def gradient(module: Any, loss_of: Any, batch: Batch, share: float = 1.0) -> None:
+def add_gradient(module: Any, loss_of: Any, batch: Batch, share: float = 1.0) -> None:
     """Add ``share`` times the gradient of a minibatch's mean loss."""
     x, y = torch.from_numpy(batch.features), torch.from_numpy(batch.labels)
     (share * loss_of(module(x), y)).backward()
@@ -56,12 +56,12 @@ def ddp(trial: Trial) -> Outcome:
     """Train with one step per k minibatches; with one worker this is training in one process."""
     module, loss_of = trial.task.module(trial.seed), trial.task.loss()
     learner = Learner(trial, module)
-    n_params, steps = flat_of(module).size, 0
+    n_params, steps = copy_parameters(module).size, 0
     for batches in trial.rounds():
         learner.forget()
         for rank, batch in enumerate(batches):
             with nullcontext() if rank == 0 else unchanged_buffers(module):
-                gradient(module, loss_of, batch, 1 / len(batches))
+                add_gradient(module, loss_of, batch, 1 / len(batches))
         learner.step()
         steps += len(batches)
     dense = 4 * n_params * steps
@@ -74,12 +74,12 @@ def powersgd(trial: Trial, rank: int = 2) -> Outcome:
     parameters = list(module.parameters())
     learner = Learner(trial, module)
     compress = PowerSGD([p.shape for p in parameters], trial.workers, rank, trial.seed)
-    n_params, steps = flat_of(module).size, 0
+    n_params, steps = copy_parameters(module).size, 0
     for batches in trial.rounds():
         gradients = []
         for batch in batches:
             module.zero_grad()
-            gradient(module, loss_of, batch)
+            add_gradient(module, loss_of, batch)
             gradients.append([p.grad.clone() for p in parameters])
         for p, shared in zip(parameters, compress.averaged(gradients), strict=True):
             p.grad = shared
@@ -96,7 +96,7 @@ class Drifting:
         self._trial, self._every = trial, every
         self._modules = [trial.task.module(trial.seed) for _ in range(trial.workers)]
         self._learners = [Learner(trial, module) for module in self._modules]
-        self.common = flat_of(self._modules[0])
+        self.common = copy_parameters(self._modules[0])
         self.bytes_sent = 0
 
     def outer(self, drifts: list[Flat]) -> None:
@@ -109,7 +109,7 @@ class Drifting:
         for rounds, batches in enumerate(self._trial.rounds(), 1):
             for module, learner, batch in zip(self._modules, self._learners, batches, strict=True):
                 learner.forget()
-                gradient(module, loss_of, batch)
+                add_gradient(module, loss_of, batch)
                 learner.step()
             if rounds % self._every == 0:
                 self._share()
@@ -121,9 +121,9 @@ class Drifting:
         return outcome(self._trial, module, bytes_sent=self.bytes_sent, bytes_dense=dense)
 
     def _share(self) -> None:
-        self.outer([self.common - flat_of(module) for module in self._modules])
+        self.outer([self.common - copy_parameters(module) for module in self._modules])
         for module in self._modules:
-            load_flat(module, self.common)
+            load_parameters(module, self.common)
 
     def _average_buffers(self, module: Any) -> None:
         columns = zip(*(each.buffers() for each in self._modules), strict=True)

@@ -10,7 +10,7 @@ import math
 from contextlib import ExitStack
 from typing import Any
 
-from benchmarks.convergence.ours import model_of
+from benchmarks.convergence.ours import make_model
 from benchmarks.convergence.settings import Settings
 from benchmarks.convergence.trial import Outcome, Trial, outcome
 from benchmarks.sessions import local_cluster
@@ -20,7 +20,7 @@ _application = ExitStack()  # the open Spark application
 _sessions: dict[int, Any] = {}  # its session, by number of workers
 
 
-def session_for(workers: int) -> Any:
+def get_session(workers: int) -> Any:
     """Return a session with a task slot for each worker; end one for another number of workers."""
     if workers not in _sessions:
         close()
@@ -38,8 +38,8 @@ def close() -> None:
 def train(trial: Trial, settings: Settings) -> Outcome:
     """Run one fit. Only the first fit of an application waits for imports."""
     features, labels = trial.task.split().train
-    master, model = settings.master(trial.seed), model_of(trial, settings)
-    session = session_for(trial.workers)
+    master, model = settings.master(trial.seed), make_model(trial, settings)
+    session = get_session(trial.workers)
     pairs = list(zip(features, labels, strict=True))
     rows = session.sparkContext.parallelize(pairs, trial.workers)  # partitions of equal size
     network = SparkNetwork(session, model, master, progress=False, keep=False)

@@ -23,7 +23,7 @@ from sparkstrom.rehearsal.fit import FitRecipe, FitSimulator, Measure
 LINK_BITS_S = 1e10  # wide: latency alone delays messages
 
 
-def model_of(trial: Trial, settings: Settings) -> TorchModel:
+def make_model(trial: Trial, settings: Settings) -> TorchModel:
     """Return the task's module with its optimizer."""
     return TorchModel(
         trial.task.module(trial.seed),
@@ -36,7 +36,7 @@ def model_of(trial: Trial, settings: Settings) -> TorchModel:
 
 def simulator_of(trial: Trial, settings: Settings, measure: Measure | None = None) -> FitSimulator:
     """Return the simulator of a fit; it calls ``measure`` at each epoch's end."""
-    model = model_of(trial, settings)
+    model = make_model(trial, settings)
     initial = model.initial()
     recipe = FitRecipe(
         model,
@@ -55,7 +55,7 @@ def simulator_of(trial: Trial, settings: Settings, measure: Measure | None = Non
     return FitSimulator(recipe, trial.batches(), conditions, measure, points=trial.epoch_count)
 
 
-def deliver(model: TorchModel, parameters: Flat, buffers: bytes) -> None:
+def load_result(model: TorchModel, parameters: Flat, buffers: bytes) -> None:
     """Load the parameters and buffers that a fit returns into a model."""
     model.bind(parameters.copy())
     if buffers:
@@ -72,8 +72,8 @@ def train(trial: Trial, settings: Settings) -> Outcome:
         return Outcome(nothing, nothing)
     assert simulated.replicas_equal, "replicas differ"
     assert simulated.parameters is not None
-    model = model_of(trial, settings)
-    deliver(model, simulated.parameters, simulated.buffers)
+    model = make_model(trial, settings)
+    load_result(model, simulated.parameters, simulated.buffers)
     replicas = [worker.replica for worker in simulator.workers]
     counters = [replica.encoder.counters for replica in replicas]
     n_params, sent = model.n_params, sum(each.mass_sent for each in counters)

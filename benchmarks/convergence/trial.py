@@ -139,16 +139,16 @@ class Outcome:
 
 def measured(module: Any, task: Task, rows: Rows) -> dict[str, float]:
     """Return loss and accuracy in evaluation mode; the loss is inf if the module diverged."""
-    return means(by_row(module, task, rows))
+    return means(measure_rows(module, task, rows))
 
 
 def means(rows: dict[str, NDArray[np.float64]]) -> dict[str, float]:
-    """Return the means of what ``by_row`` returns; a loss that is not finite is inf."""
+    """Return the means of what ``measure_rows`` returns; a loss that is not finite is inf."""
     found = {name: float(values.mean()) for name, values in rows.items()}
     return found | {"loss": found["loss"] if math.isfinite(found["loss"]) else math.inf}
 
 
-def by_row(module: Any, task: Task, rows: Rows) -> dict[str, NDArray[np.float64]]:
+def measure_rows(module: Any, task: Task, rows: Rows) -> dict[str, NDArray[np.float64]]:
     """Return the loss of each row and, if there are classes, whether its class is right."""
     import torch
 
@@ -171,7 +171,7 @@ def by_row(module: Any, task: Task, rows: Rows) -> dict[str, NDArray[np.float64]
 def outcome(trial: Trial, module: Any, **values: Any) -> Outcome:
     """Measure the module at the end of a training."""
     task, split = trial.task, trial.task.split()
-    rows = by_row(module, task, split.test)
+    rows = measure_rows(module, task, split.test)
     test, validate = means(rows), measured(module, task, split.validate)
     if math.isfinite(test["loss"]):
         values["units"] = rows[task.metric].reshape(-1, task.copies).mean(1)

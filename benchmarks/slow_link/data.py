@@ -44,7 +44,7 @@ def digits() -> tuple[NDArray[np.float64], NDArray[np.int64]]:
     return table[:, :-1].reshape(-1, PIXELS, PIXELS), table[:, -1].astype(np.int64)
 
 
-def rows_of(part: str) -> Rows:
+def make_rows(part: str) -> Rows:
     """Return all rows of a part in random order."""
     images, classes = digits()
     order = np.random.default_rng(ORDER_SEED).permutation(len(classes))
@@ -64,16 +64,16 @@ def rows_of(part: str) -> Rows:
     return features, classes[chosen]
 
 
-def share_of(part: str, worker: int, workers: int) -> Rows:
+def make_worker_rows(part: str, worker: int, workers: int) -> Rows:
     """Return a worker's rows, which are every ``workers``-th row of a part."""
-    features, labels = rows_of(part)
+    features, labels = make_rows(part)
     return features[worker::workers], labels[worker::workers]
 
 
-def rows_for_spark(part: str, workers: int, numbers: Iterator[int]) -> Iterator[Any]:
+def make_spark_rows(part: str, workers: int, numbers: Iterator[int]) -> Iterator[Any]:
     """Yield the rows of the given workers as (features, label); called in Spark's executors."""
     for worker in numbers:
-        yield from zip(*share_of(part, worker, workers), strict=True)
+        yield from zip(*make_worker_rows(part, worker, workers), strict=True)
 
 
 def make_module(widths: tuple[int, ...], seed: int) -> Any:
@@ -89,7 +89,7 @@ def make_module(widths: tuple[int, ...], seed: int) -> Any:
     return nn.Sequential(*layers[:-1])
 
 
-def optimizer_of(name: str, rate: float) -> Any:
+def make_optimizer_factory(name: str, rate: float) -> Any:
     """Return an optimizer's factory; it is ``fused``, which is fastest on CPUs, if supported."""
     import torch
 
@@ -103,7 +103,7 @@ def optimizer_of(name: str, rate: float) -> Any:
     return partial(makers[name], lr=rate)
 
 
-def flat_of(module: Any) -> NDArray[np.float32]:
+def copy_parameters(module: Any) -> NDArray[np.float32]:
     """Return a copy of all parameters, f32[n_params], in the module's order."""
     import torch
 
@@ -111,7 +111,7 @@ def flat_of(module: Any) -> NDArray[np.float32]:
         return np.concatenate([p.detach().numpy().ravel() for p in module.parameters()])
 
 
-def load_flat(module: Any, values: NDArray[np.float32]) -> None:
+def load_parameters(module: Any, values: NDArray[np.float32]) -> None:
     """Load parameters, f32[n_params], into a module."""
     import torch
 
@@ -122,7 +122,7 @@ def load_flat(module: Any, values: NDArray[np.float32]) -> None:
             at += p.numel()
 
 
-def accuracy_of(module: Any, rows: Rows) -> float:
+def compute_accuracy(module: Any, rows: Rows) -> float:
     """Return the share of rows whose class has the largest output."""
     import torch
 

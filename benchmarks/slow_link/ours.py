@@ -108,7 +108,7 @@ def watch(fit: Fit, record: Record, called_s: float) -> None:
             record.put_aside(copy.parameters, fit.network.master.progress.minibatches)
 
 
-def master_of(trial: Trial) -> SharedTrainingMaster | ParameterAveragingTrainingMaster:
+def make_master(trial: Trial) -> SharedTrainingMaster | ParameterAveragingTrainingMaster:
     """Return the options of a fit: the defaults, or rounds as in ``benchmarks.averaging``."""
     if trial.system == OURS:
         return SharedTrainingMaster(batch_size_per_worker=BATCH_ROWS, rng_seed=trial.seed)
@@ -122,30 +122,30 @@ def master_of(trial: Trial) -> SharedTrainingMaster | ParameterAveragingTraining
     )
 
 
-def one(session: Any, trial: Trial, path: Path) -> bool:
+def run_trial(session: Any, trial: Trial, path: Path) -> bool:
     """Run one trial: train and evaluate; return whether the fit still runs because it hangs."""
     record = Record(path, trial)
     module = data.make_module(trial.widths, trial.seed)
-    optimizer = data.optimizer_of(trial.optimizer, trial.rate)
+    optimizer = data.make_optimizer_factory(trial.optimizer, trial.rate)
     import torch
 
     model = TorchModel(module, torch.nn.CrossEntropyLoss(), optimizer)
-    network = Watched(session, model, master_of(trial), progress=False, keep=False)
+    network = Watched(session, model, make_master(trial), progress=False, keep=False)
     numbers = session.sparkContext.parallelize(range(trial.workers), trial.workers)
-    rows = numbers.mapPartitions(partial(data.rows_for_spark, trial.train_part, trial.workers))
+    rows = numbers.mapPartitions(partial(data.make_spark_rows, trial.train_part, trial.workers))
     called_s = time.monotonic()
     record.event("called", called_s)
     fit = Fit(network, rows, trial)
     watch(fit, record, called_s)
-    close(fit, record)
+    record_end(fit, record)
     record.evaluate()
     if not trial.choosing and fit.summary is not None:
-        again(fit, rows, record)
+        record_next_start(fit, rows, record)
     record.event("done")
     return fit.running
 
 
-def again(fit: Fit, rows: Any, record: Record) -> None:
+def record_next_start(fit: Fit, rows: Any, record: Record) -> None:
     """Record how long the application's next fit takes to begin, with all imports done."""
     fit.network.master = None
     called_s = time.monotonic()
@@ -159,21 +159,22 @@ def again(fit: Fit, rows: Any, record: Record) -> None:
     following.thread.join(END_S)
 
 
-def close(fit: Fit, record: Record) -> None:
+def record_end(fit: Fit, record: Record) -> None:
     """Record the result of the fit; its end is that of training, before replicas are compared."""
     master = fit.network.master
     if fit.summary is not None and record.began_s is not None:
         outcome = master.outcome()
         ended_s = outcome.phase_began_s[Phase.AUDIT]
         record.put_aside(fit.network.parameters, outcome.minibatches, ended_s)
-        record.event("ended", ended_s, minibatches=outcome.minibatches, **figures(fit.summary))
+        selected = select_figures(fit.summary)
+        record.event("ended", ended_s, minibatches=outcome.minibatches, **selected)
         return
     error = "it did not end" if fit.running else f"{type(fit.error).__name__}: {fit.error}"
     minibatches = 0 if master is None else master.progress.minibatches
     record.event("ended", minibatches=minibatches, error=error.splitlines()[0])
 
 
-def figures(summary: TrainingSummary) -> dict[str, Any]:
+def select_figures(summary: TrainingSummary) -> dict[str, Any]:
     """Return the part of the summary that the benchmark reports."""
     return {
         "summary": {
@@ -202,7 +203,7 @@ def main() -> int:
     session = builder.getOrCreate()
     session.sparkContext.parallelize([0], 1).count()  # waits for all executors
     for text in trials:
-        if one(session, Trial.parse(text), Path(path)):
+        if run_trial(session, Trial.parse(text), Path(path)):
             os._exit(0)  # the session could not stop while a fit hangs
     session.stop()
     return 0

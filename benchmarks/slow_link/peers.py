@@ -67,15 +67,16 @@ class Parallel:
                 None, matrix_approximation_rank=POWERSGD_RANK, start_powerSGD_iter=POWERSGD_FIRST
             )
             self._module.register_comm_hook(state, powersgd.powerSGD_hook)
-        self._optimizer = data.optimizer_of(trial.optimizer, trial.rate)(module.parameters())
+        make_optimizer = data.make_optimizer_factory(trial.optimizer, trial.rate)
+        self._optimizer = make_optimizer(module.parameters())
 
     def step(self, x: torch.Tensor, y: torch.Tensor) -> None:
         """Train one minibatch."""
-        learn(self._module, self._optimizer, x, y)
+        make_step(self._module, self._optimizer, x, y)
 
     def shared(self) -> Flat:
         """Return the parameters that all workers share."""
-        return data.flat_of(self._module.module)
+        return data.copy_parameters(self._module.module)
 
 
 class Drifting:
@@ -83,16 +84,17 @@ class Drifting:
 
     def __init__(self, module: Any, trial: Trial, every: int) -> None:
         self._module, self._every, self._taken = module, every, 0
-        self._optimizer = data.optimizer_of(trial.optimizer, trial.rate)(module.parameters())
-        self._common = data.flat_of(module)
+        make_optimizer = data.make_optimizer_factory(trial.optimizer, trial.rate)
+        self._optimizer = make_optimizer(module.parameters())
+        self._common = data.copy_parameters(module)
 
     def step(self, x: torch.Tensor, y: torch.Tensor) -> None:
         """Train one minibatch; share the drift if it is due."""
-        learn(self._module, self._optimizer, x, y)
+        make_step(self._module, self._optimizer, x, y)
         self._taken += 1
         if self._taken % self._every == 0:
-            self._outer(self._common - data.flat_of(self._module))
-            data.load_flat(self._module, self._common)
+            self._outer(self._common - data.copy_parameters(self._module))
+            data.load_parameters(self._module, self._common)
 
     def shared(self) -> Flat:
         """Return the parameters that all workers share, without the present drift."""
@@ -146,7 +148,7 @@ SYSTEMS: dict[str, Callable[[Any, Trial], System]] = {
 }
 
 
-def learn(module: Any, optimizer: Any, x: torch.Tensor, y: torch.Tensor) -> None:
+def make_step(module: Any, optimizer: Any, x: torch.Tensor, y: torch.Tensor) -> None:
     """Make one step of the inner optimizer."""
     optimizer.zero_grad()
     torch.nn.functional.cross_entropy(module(x), y).backward()
@@ -155,7 +157,7 @@ def learn(module: Any, optimizer: Any, x: torch.Tensor, y: torch.Tensor) -> None
 
 def minibatches(trial: Trial, rank: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Yield a rank's minibatches, shuffled in each epoch, without an incomplete one at the end."""
-    features, labels = data.share_of(trial.train_part, rank, trial.workers)
+    features, labels = data.make_worker_rows(trial.train_part, rank, trial.workers)
     random = np.random.default_rng((trial.seed, rank))
     for _ in range(trial.epochs):
         order = random.permutation(len(labels))
@@ -186,7 +188,7 @@ def train(trial: Trial, rank: int, record: Record | None) -> None:
         record.event("ended", minibatches=taken * trial.workers)
 
 
-def watched(trial: Trial, record: Record) -> bool:
+def train_watched(trial: Trial, record: Record) -> bool:
     """Train on rank 0 in a thread, then evaluate; return whether the thread still runs a step."""
     failure: list[BaseException] = []
 
@@ -221,7 +223,7 @@ def main() -> int:
         "gloo", init_method=f"tcp://{address}:{PORT}", rank=rank, world_size=workers
     )
     for trial in trials:
-        if rank == 0 and watched(trial, Record(Path(path), trial)):
+        if rank == 0 and train_watched(trial, Record(Path(path), trial)):
             os._exit(0)  # the other ranks wait for this one, and end with their hosts
         if rank != 0:
             train(trial, rank, None)

@@ -78,27 +78,27 @@ def observe(link: Link, trials: Sequence[Trial], conf: Mapping[str, str]) -> Obs
     """Run trials in one application, one after the other, on new hosts."""
     first, observed = trials[0], Observed()
     patience_s = GRACE_S + sum(trial.limit_s for trial in trials)
-    with Hosts(first.workers, link.rate) as hosts, started(hosts, trials, conf) as program:
+    with Hosts(first.workers, link.rate) as hosts, start_system(hosts, trials, conf) as program:
         path = hosts.directory / EVENTS
         observed.launched_s = time.monotonic()
         until_s = observed.launched_s + patience_s
         narrowing = link.narrowing
         while program.poll() is None and time.monotonic() < until_s:
-            observed.samples.append(sampled(hosts))
-            observed.events = read(path)
-            if narrowing is not None and due(narrowing, observed.events):
+            observed.samples.append(read_counters(hosts))
+            observed.events = read_events(path)
+            if narrowing is not None and is_due(narrowing, observed.events):
                 narrow(hosts, narrowing)
                 narrowing = None
             time.sleep(SAMPLE_S)
-        observed.samples.append(sampled(hosts))
-        observed.events = read(path)
+        observed.samples.append(read_counters(hosts))
+        observed.events = read_events(path)
         said = (hosts.directory / "program0.log").read_text(errors="replace")
         observed.log = said[-LOG_CHARS:]
     return observed
 
 
 @contextmanager
-def started(
+def start_system(
     hosts: Hosts, trials: Sequence[Trial], conf: Mapping[str, str]
 ) -> Iterator[subprocess.Popen[bytes]]:
     """Start a system's processes; yield the one on host 0, with which all trials end."""
@@ -129,19 +129,19 @@ def launch(hosts: Hosts, host: int, module: str, *arguments: str) -> subprocess.
         )
 
 
-def sampled(hosts: Hosts) -> Sample:
+def read_counters(hosts: Hosts) -> Sample:
     """Return the counters of the hosts."""
     counters = hosts.counters()
     tx, rx = tuple(c.tx for c in counters), tuple(c.rx for c in counters)
     return Sample(time.monotonic(), tx, rx, sum(hosts.cpu_s()))
 
 
-def read(path: Path) -> list[dict[str, Any]]:
+def read_events(path: Path) -> list[dict[str, Any]]:
     """Return all events whose line is complete."""
     return [json.loads(line) for line in path.read_text().splitlines(True) if line.endswith("\n")]
 
 
-def due(narrowing: Narrowing, events: Sequence[dict[str, Any]]) -> bool:
+def is_due(narrowing: Narrowing, events: Sequence[dict[str, Any]]) -> bool:
     """Return whether training has lasted as long as ``after_s``."""
     began = next((event["at_s"] for event in events if event["event"] == "began"), None)
     return began is not None and time.monotonic() >= began + narrowing.after_s

@@ -20,17 +20,17 @@ KEEP = 64  # 1.6 % of a chunk; the paper's range is 32 to 128
 
 def message_bytes(n_params: int, keep: int = KEEP) -> int:
     """Return the size of one worker's message in bytes."""
-    return chunks_of(n_params) * (8 + keep * POSITION_BITS // 8 + keep // 8 + keep // 8)
+    return count_chunks(n_params) * (8 + keep * POSITION_BITS // 8 + keep // 8 + keep // 8)
 
 
-def chunks_of(n_params: int) -> int:
+def count_chunks(n_params: int) -> int:
     """Return the number of chunks; the last one is padded with zeros."""
     return -(-n_params // CHUNK)
 
 
 def encode(values: NDArray[np.float32], keep: int = KEEP) -> NDArray[np.uint8]:
     """Return the message for f32[n_params]; ``keep`` must be a multiple of 8."""
-    chunks = chunks_of(values.size)
+    chunks = count_chunks(values.size)
     padded = np.zeros(chunks * CHUNK, np.float32)
     padded[: values.size] = values
     table = padded.reshape(chunks, CHUNK)
@@ -39,7 +39,7 @@ def encode(values: NDArray[np.float32], keep: int = KEEP) -> NDArray[np.uint8]:
     chosen = np.take_along_axis(table, positions, axis=1)
     magnitudes = np.abs(chosen)
     high = magnitudes > np.median(magnitudes, axis=1, keepdims=True)
-    levels = np.stack([mean_where(magnitudes, ~high), mean_where(magnitudes, high)], axis=1)
+    levels = np.stack([compute_means(magnitudes, ~high), compute_means(magnitudes, high)], axis=1)
     low_bytes = (positions & 0xFF).astype(np.uint8)
     nibbles = (positions >> 8).astype(np.uint8)
     parts = (
@@ -52,7 +52,7 @@ def encode(values: NDArray[np.float32], keep: int = KEEP) -> NDArray[np.uint8]:
     return np.concatenate([part.reshape(-1) for part in parts])
 
 
-def mean_where(values: NDArray[np.float32], chosen: NDArray[np.bool_]) -> NDArray[np.float32]:
+def compute_means(values: NDArray[np.float32], chosen: NDArray[np.bool_]) -> NDArray[np.float32]:
     """Return the means of each row's chosen values; 0 if there are none."""
     count = np.maximum(1, chosen.sum(axis=1))
     means: NDArray[np.float64] = np.where(chosen, values, 0).sum(axis=1) / count
@@ -63,7 +63,7 @@ def add_decoded(
     message: NDArray[np.uint8], to: NDArray[np.float32], factor: float, keep: int = KEEP
 ) -> None:
     """Add ``factor`` times a message's values to ``to``, f32[n_params]."""
-    chunks = chunks_of(to.size)
+    chunks = count_chunks(to.size)
     sizes = (chunks * 8, chunks * keep, chunks * keep // 2, chunks * keep // 8)
     levels, low_bytes, nibbles, signs, high = np.split(message, np.cumsum(sizes))
     positions = low_bytes.reshape(chunks, keep).astype(np.int64)

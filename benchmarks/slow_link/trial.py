@@ -128,7 +128,7 @@ class Record:
 
     def evaluate(self) -> None:
         """Evaluate the copies in order until the wanted accuracy is held, and the last copy."""
-        rows = data.rows_of(self.trial.test_part)
+        rows = data.make_rows(self.trial.test_part)
         module = data.make_module(self.trial.widths, self.trial.seed)
         accuracies: list[float] = []
         copies, self._copies = self._copies, []
@@ -136,8 +136,8 @@ class Record:
             held = first_held(accuracies, self.trial.wanted) is not None
             if held and copy is not copies[-1]:
                 continue
-            data.load_flat(module, copy.parameters)
-            accuracies.append(data.accuracy_of(module, rows))
+            data.load_parameters(module, copy.parameters)
+            accuracies.append(data.compute_accuracy(module, rows))
             values = {"minibatches": copy.minibatches, "accuracy": round(accuracies[-1], 4)}
             self.event("evaluated", copy.at_s, **values)
 
