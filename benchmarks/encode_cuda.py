@@ -61,7 +61,7 @@ def main() -> int:
     from sparkstrom.encoding.cuda.device import SIMULATED
 
     if SIMULATED:
-        print("nothing measured: the simulator's times say nothing of a GPU", file=sys.stderr)
+        print("nothing measured: the simulator's times are not those of a GPU", file=sys.stderr)
         return 2
     for result in results(kernels, args.params):
         print(json.dumps(result) if args.json else format_result(result), flush=True)

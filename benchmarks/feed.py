@@ -41,7 +41,7 @@ from sparkstrom.spark.data.partitioning import PartitionedData, create_source, p
 BATCH_ROWS = 64
 WORKERS = 2
 MEMORY_BYTES = 512 << 20
-WIDE = 1024  # features of a row where memory is measured
+WIDE = 1024  # features of a row when memory is measured
 
 
 def main() -> int:

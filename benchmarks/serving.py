@@ -216,13 +216,13 @@ def measure_tables(rows: int, width: int, pairs: int) -> Iterator[dict[str, Any]
             found[name] = asked.first()
             if turn:
                 rates[name].append(rows / (time.monotonic() - began_s))
-    for name, told in found.items():
+    for name, totals in found.items():
         yield {
             "function": name,
-            "rows": told["rows"],
+            "rows": totals["rows"],
             "rows_s": round(statistics.median(rates[name])),
             "peak_mib": max(read_peaks_mib(session)),
-            "sum": round(told["sum"], 3),
+            "sum": round(totals["sum"], 3),
         }
     session.stop()
 
