@@ -39,7 +39,7 @@ class Trial:
 
     @property
     def epoch_count(self) -> int:
-        """Epochs of the fit: those asked for, or those of the task."""
+        """Epochs of the fit: ``epochs`` if given, or else those of the task."""
         return self.task.epochs if self.epochs is None else self.epochs
 
     @property

@@ -87,7 +87,7 @@ class Fit:
 
 def watch(fit: Fit, record: Record, called_s: float) -> None:
     """Copy parameters until the fit ends; stop it at the limit, and return if it does not stop."""
-    told_s: float | None = None
+    stop_s: float | None = None
     while fit.running:
         time.sleep(LOOK_S)
         if record.began_s is None:
@@ -95,10 +95,10 @@ def watch(fit: Fit, record: Record, called_s: float) -> None:
                 record.began(fit.network._model.n_params, ready_s)
             elif time.monotonic() > called_s + START_S:
                 return
-        elif record.over and told_s is None:
-            told_s = time.monotonic()
+        elif record.over and stop_s is None:
+            stop_s = time.monotonic()
             fit.network.master.request_stop("the trial's time is over")
-        elif told_s is not None and time.monotonic() > told_s + END_S:
+        elif stop_s is not None and time.monotonic() > stop_s + END_S:
             return
         elif record.due:
             try:
@@ -155,7 +155,7 @@ def record_next_start(fit: Fit, rows: Any, record: Record) -> None:
     if not following.running:
         raise RuntimeError("the next fit did not begin") from following.error
     record.event("again", ready_s, startup_s=ready_s - called_s)
-    following.network.master.request_stop("only its start was looked at")
+    following.network.master.request_stop("only its start is measured")
     following.thread.join(END_S)
 
 

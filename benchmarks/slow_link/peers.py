@@ -132,11 +132,11 @@ class SparseLoCo(Drifting):
         self._unsent += drift
         message = torch.from_numpy(sparse.encode(self._unsent))
         sparse.add_decoded(message.numpy(), self._unsent, -1.0)
-        everybodys = [torch.empty_like(message) for _ in range(dist.get_world_size())]
-        dist.all_gather(everybodys, message)
-        for theirs in everybodys:
-            factor = -SPARSELOCO_RATE / len(everybodys)
-            sparse.add_decoded(theirs.numpy(), self._common, factor)
+        messages = [torch.empty_like(message) for _ in range(dist.get_world_size())]
+        dist.all_gather(messages, message)
+        for each in messages:
+            factor = -SPARSELOCO_RATE / len(messages)
+            sparse.add_decoded(each.numpy(), self._common, factor)
 
 
 SYSTEMS: dict[str, Callable[[Any, Trial], System]] = {
