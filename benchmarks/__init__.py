@@ -1,1 +1,1 @@
-"""One command per figure: ``python -m benchmarks.NAME --json`` prints one object per line."""
+"""Benchmarks: ``python -m benchmarks.NAME --json`` prints one JSON object per line."""

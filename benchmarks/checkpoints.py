@@ -1,15 +1,17 @@
-"""Writing a checkpoint against ``numpy.savez`` and against the bytes alone, in turns.
+"""Time to write and read a checkpoint, compared with ``numpy.savez`` and with plain bytes.
 
     python -m benchmarks.checkpoints --params 25000000 --directory /tmp --json
 
-The arrays are parameters and Adam's two of the same size, float32. Every way ends with fsync.
-Figures are medians of ``--repeats``: seconds by the clock, ``_cpu_s`` of this process.
+The arrays are float32: the parameters, and two arrays of the same size for Adam. Whatever writes a
+file ends with fsync. Figures are medians of ``--repeats`` runs of all ways in turn: wall-clock
+seconds, and with ``_cpu_s`` the processor time of this process.
 
-    plain     the arrays' bytes, one after the other
-    savez     numpy.savez: CRC-32 of all
-    write     CheckpointDirectory.write: CRC-32 and SHA-256 of all, rename, fsync of the directory
-    pack      the same into nothing: what hashing takes
-    read      the newest, with both checks
+    plain     the arrays' bytes, one array after the other
+    savez     numpy.savez, which computes a CRC-32 of all bytes
+    write     CheckpointDirectory.write: CRC-32 and SHA-256 of all bytes, rename, fsync of the
+              directory
+    pack      the same without a file, which is the time for checksums
+    read      the newest checkpoint, with both checks
 """
 
 from __future__ import annotations
@@ -30,16 +32,16 @@ from sparkstrom.checkpoint.directory import CheckpointDirectory
 from sparkstrom.checkpoint.files import Checkpoint, write_checkpoint
 
 
-class Nothing:
-    """A file that keeps nothing."""
+class NullFile:
+    """A file that discards what is written to it."""
 
     def write(self, data: Any) -> int:
         """Discard the data; return its length."""
         return len(data)
 
 
-def ways(folder: Path, n_params: int) -> dict[str, Callable[[], object]]:
-    """What is timed, by name."""
+def make_functions(folder: Path, n_params: int) -> dict[str, Callable[[], object]]:
+    """Return the functions to time, by name; they write and read below ``folder``."""
     random = np.random.default_rng(0)
     arrays: dict[str, Any] = {
         name: random.random(n_params, np.float32) for name in ("parameters", "m", "v")
@@ -68,15 +70,15 @@ def ways(folder: Path, n_params: int) -> dict[str, Callable[[], object]]:
         "plain": plain,
         "savez": savez,
         "write": write,
-        "pack": lambda: write_checkpoint(checkpoint, Nothing()),
+        "pack": lambda: write_checkpoint(checkpoint, NullFile()),
         "read": lambda: directory.read_newest(print),
     }
 
 
 def measure(folder: Path, n_params: int, repeats: int) -> dict[str, float]:
-    """Medians in seconds."""
+    """Return each function's median time in seconds, by the wall clock and of the processor."""
     taken: dict[str, list[float]] = {}
-    timed = ways(folder, n_params)
+    timed = make_functions(folder, n_params)
     for _ in range(repeats):
         for name, run in timed.items():
             begin_s, begin_cpu_s = time.perf_counter(), time.process_time()
@@ -87,12 +89,12 @@ def measure(folder: Path, n_params: int, repeats: int) -> dict[str, float]:
 
 
 def main() -> None:
-    """Measure, and print what came of it."""
+    """Measure, and print the figures."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.checkpoints", description=__doc__)
-    parser.add_argument("--params", type=int, default=25_000_000)
-    parser.add_argument("--directory", default=tempfile.gettempdir())
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--params", type=int, default=25_000_000, help="parameters of the model")
+    parser.add_argument("--directory", default=tempfile.gettempdir(), help="where to write files")
+    parser.add_argument("--repeats", type=int, default=5, help="runs of each way")
+    parser.add_argument("--json", action="store_true", help="one JSON object")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=given.directory) as folder:
         figures = measure(Path(folder), given.params, given.repeats)

@@ -1,7 +1,7 @@
 """A standalone Spark cluster on ``benchmarks.hosts``: pyspark's own master and workers.
 
-The master stands on host 0, where the driver program runs, too; each of ``workers`` hosts, from
-host 0 on, has one worker with one core, which makes one executor with one task slot.
+Spark's master and the driver program run on host 0. Each of the first ``workers`` hosts, host 0
+included, runs a Spark worker with one core, which starts one executor with one task slot.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from benchmarks.hosts import Hosts
 
 PORT = 7077
 EXECUTOR_MEMORY = "1g"
-EXECUTOR_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"  # it moves rows for some seconds, no more
-WORKER_MEMORY = "2g"  # what a Spark worker may hand out
-DAEMON_MEMORY = "256m"  # heap of a Spark master or worker, which do next to nothing
-START_S = 90.0  # five JVMs on a busy machine with two cores
+EXECUTOR_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"  # a JVM only moves rows for some seconds
+WORKER_MEMORY = "2g"  # that a Spark worker may give to executors
+DAEMON_MEMORY = "256m"  # heap of a Spark master or worker, which have little to do
+START_S = 90.0  # limit for the start of five JVMs on a busy machine with two cores
 
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
 
 class Cluster:
-    """Spark's daemons; a context. They end with the hosts at the latest.
+    """A context manager that runs Spark's master and workers, at most until the hosts end.
 
-    Raises OSError, with the end of the log, where they do not come up.
+    Raises OSError, with the end of a daemon's log, if the daemon does not start.
     """
 
     def __init__(self, hosts: Hosts, workers: int) -> None:
@@ -87,7 +87,7 @@ class Cluster:
             time.sleep(0.1)
 
     def environment(self, host: int) -> dict[str, str]:
-        """What programs on a host need: its address, one Python, this checkout, one thread."""
+        """Return a host's variables: its address, this Python, this checkout, one thread."""
         root = str(Path(__file__).parents[1])
         return ONE_THREAD | {
             "SPARK_LOCAL_IP": self._hosts.address(host),
@@ -97,7 +97,7 @@ class Cluster:
         }
 
     def session_conf(self) -> dict[str, str]:
-        """Of the driver's session, which runs on host 0."""
+        """Return the configuration of the driver's session, which runs on host 0."""
         address = self._hosts.address(0)
         return {
             "spark.master": self.url,
@@ -108,7 +108,7 @@ class Cluster:
             "spark.executor.cores": "1",
             "spark.executor.instances": str(self.workers),
             "spark.cores.max": str(self.workers),
-            "spark.scheduler.minRegisteredResourcesRatio": "1.0",  # no job before all are there
+            "spark.scheduler.minRegisteredResourcesRatio": "1.0",  # wait for all executors
             "spark.scheduler.maxRegisteredResourcesWaitingTime": f"{START_S:.0f}s",
             "spark.ui.enabled": "false",
             "spark.ui.showConsoleProgress": "false",

@@ -1,10 +1,11 @@
-"""Digits on real executors: accuracy, bytes and seconds by number of workers and seed.
+"""Accuracy, bytes and seconds of fits on real executors, by number of workers and seed.
 
     python -m benchmarks.digits --workers 1,2,4 --seeds 3 --epochs 40 --json
 
-All runs split the digits in the same way; a seed chooses the initial parameters and the placement
-of rows. Workers run on ``local-cluster`` with one executor per two workers. ``seconds`` is from the
-call of ``fit`` to its summary; ``seconds_per_epoch`` counts training alone.
+All fits train on the same digits and are tested on the others; a seed chooses the initial
+parameters and which worker gets which rows. Workers run on ``local-cluster``, two on an executor.
+``seconds`` is the time from the call of ``fit`` to its summary; ``seconds_per_epoch`` is training
+alone.
 """
 
 from __future__ import annotations
@@ -28,27 +29,27 @@ def main() -> int:
     parser.add_argument("--workers", default="1,2,4", help="numbers of workers, by comma")
     parser.add_argument("--seeds", type=int, default=3, help="runs per number of workers")
     parser.add_argument("--epochs", type=int, default=40)
-    parser.add_argument("--tau", type=float, help="AdaptiveThreshold of this; default: ours")
-    parser.add_argument("--max-lead", type=int, help="steps ahead of the slowest; default: ours")
-    parser.add_argument("--max-staleness", type=int, help="rounds; default: ours")
+    parser.add_argument("--tau", type=float, help="initial tau of an AdaptiveThreshold")
+    parser.add_argument("--max-lead", type=int, help="as in SharedTrainingMaster")
+    parser.add_argument("--max-staleness", type=int, help="as in SharedTrainingMaster")
     parser.add_argument("--train-on", default="local", choices=["local", "replica"])
     parser.add_argument("--json", action="store_true", help="one JSON object per line")
     args = parser.parse_args()
     for workers in map(int, args.workers.split(",")):
-        for result in runs(workers, args):
-            print(json.dumps(result) if args.json else line(result), flush=True)
+        for result in run_seeds(workers, args):
+            print(json.dumps(result) if args.json else format_result(result), flush=True)
     return 0
 
 
-def runs(workers: int, args: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """All seeds of one number of workers, in one Spark application."""
+def run_seeds(workers: int, args: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Train with all seeds in one Spark application, and yield the results."""
     with local_cluster(workers) as session:
         for seed in range(args.seeds):
-            yield run(session, workers, seed, args)
+            yield run_fit(session, workers, seed, args)
 
 
-def run(session: Any, workers: int, seed: int, args: argparse.Namespace) -> dict[str, Any]:
-    """One fit."""
+def run_fit(session: Any, workers: int, seed: int, args: argparse.Namespace) -> dict[str, Any]:
+    """Train once, and return the figures of the fit."""
     from sklearn.datasets import load_digits
 
     from sparkstrom import AdaptiveThreshold, SharedTrainingMaster, SparkNetwork
@@ -85,8 +86,8 @@ def run(session: Any, workers: int, seed: int, args: argparse.Namespace) -> dict
     }
 
 
-def line(result: dict[str, Any]) -> str:
-    """For people."""
+def format_result(result: dict[str, Any]) -> str:
+    """Return a result as text."""
     ratio = result["bytes_dense"] / max(1, result["bytes_sent"])
     return (
         f"{result['workers']} workers, seed {result['seed']}: accuracy {result['accuracy']:.4f}, "

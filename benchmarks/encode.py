@@ -1,36 +1,39 @@
-"""Encoding against the memory floor, on one core: what a step pays for sharing what it learnt.
+"""Encoding and decoding on one core, compared with the least time that memory allows (the floor).
 
     python -m benchmarks.encode --params 25000000 --json
 
-One object per density (hits per parameter). Times are CPU time of the one thread that works, in
-milliseconds: on an idle machine the same as by the clock, on a busy one without the others' turns.
-``floor`` is ``r[i] += g[i]`` in plain Numba over the same arrays. Every ``x_`` figure is the
-median of the ratios of 15 pairs, measured in turns. Before each of a pair the arrays are made what
-they were, outside the clock; they are larger than the caches.
+One object per density (hits per parameter). Times are milliseconds of processor time of the one
+thread that works, so that other programs on the machine matter little. The floor is
+``r[i] += g[i]``, compiled by Numba, over the same arrays. Every ``x_`` figure is a median of 15
+ratios of two times, which are measured in turns. Before each run the arrays get their initial
+values, which is not timed; they are larger than the caches.
 
-    floor_ms, numpy_ms     the floor; the obvious NumPy encoder (add, compare, extract, subtract)
+    floor_ms, numpy_ms     the floor; a simple NumPy encoder (add, compare, extract, subtract)
     encode_ms, x_floor     replica training: add, count, extract, subtract from the residual
-    with_theta_x_floor     the same, and theta moved by it: all that happens in memory
+    with_theta_x_floor     the same, and move theta: all the work on arrays
     local_encode_ms, local_x_floor    local training: compare with theta, count, extract, move theta
-    publish_ms, publish_x_floor       all of ``Encoder.publish``, local: that, and the message
-    decode_ms, add_at_ms   known hits added to theta, the range checked; ``numpy.add.at`` with the
-                           same hits (i64 indices, f32 values made in advance). Theta lies in memory
-    decode_x_add_at        how many times faster decoding is; ``_warm``: theta's lines in the cache
-    bytes, entropy_bytes, x_entropy   the ``gaps`` payload; positions at that density and a sign per
-                           hit, at their entropy; the ratio of the two
-    gaps_encode_mhits_s, gaps_decode_mhits_s   hits to payload, payload to checked hits: millions
-                           per second
+    publish_ms, publish_x_floor       all of ``Encoder.publish`` in local training: the same, and
+                           encode the message
+    decode_ms, add_at_ms   add decoded hits to theta, and check the range; ``numpy.add.at`` with the
+                           same hits (i64 indices, f32 values made in advance); theta not in cache
+    decode_x_add_at, decode_x_add_at_warm   how many times faster decoding is than ``numpy.add.at``;
+                           the same with theta in the cache
+    bytes, entropy_bytes, x_entropy   size of the ``gaps`` payload; entropy of the positions, and a
+                           sign per hit; the ratio of the two
+    gaps_encode_mhits_s, gaps_decode_mhits_s   encode hits as a payload; decode it to checked hits:
+                           millions per second
     levels_encode_x_gaps, levels_decode_x_gaps   the same hits with levels (a tenth of them above 0,
-                           a hundredth of these above 1), against ``gaps`` alone
-    levels_x_entropy       the ``levels`` payload against positions, signs and levels at entropy
-    auto_x_publish         ``Encoder.publish``, local, with ``AutoThreshold`` of the same density:
-                           the sample and the levels too, against the fixed threshold
-    bitmap_encode_x_floor, bitmap_decode_x_floor   half of all parameters hit, as when this form is
-                           chosen: residual to bitmap, both moved; bitmap checked and added to theta
-                           in one go. ``bitmap_local_encode_x_floor``: the same from ``local``.
-                           They do not depend on the density; measured once per run
+                           a hundredth of these above 1), compared with ``gaps`` alone
+    levels_x_entropy       size of the ``levels`` payload, compared with the entropy of positions,
+                           signs and levels
+    auto_x_publish         ``Encoder.publish`` in local training with ``AutoThreshold`` of the same
+                           density, which adds a sample and levels, compared with a fixed threshold
+    bitmap_encode_x_floor, bitmap_decode_x_floor   with hits at half of the parameters: encode the
+                           residual as a bitmap and move it and theta; check a bitmap and add it to
+                           theta. ``bitmap_local_encode_x_floor``: encode in local training. These
+                           do not depend on the density, and are measured once per run
 
-The floor's ratios say more than its times: memory is faster by day and machine, not by method.
+Compare ratios, not times: the speed of memory varies from day to day and between machines.
 """
 
 from __future__ import annotations
@@ -69,34 +72,36 @@ PAIRS = 15
 
 def main() -> int:
     """Print one line per density."""
-    parser = argparse.ArgumentParser(description="Encoding against the memory floor, on one core.")
-    parser.add_argument("--params", type=int, default=25_000_000)
-    parser.add_argument("--densities", default="1e-4,1e-3,1e-2", help="by comma")
+    parser = argparse.ArgumentParser(description="Time of encoding and decoding on one core.")
+    parser.add_argument("--params", type=int, default=25_000_000, help="parameters of the model")
+    parser.add_argument(
+        "--densities", default="1e-4,1e-3,1e-2", help="hits per parameter, by comma"
+    )
     parser.add_argument("--json", action="store_true", help="one JSON object per line")
     args = parser.parse_args()
-    bitmap = bitmap_figures(args.params)
+    bitmap = measure_bitmap(args.params)
     for density in map(float, args.densities.split(",")):
-        exact = gaps_figures(args.params, density) | bitmap
+        exact = measure_density(args.params, density) | bitmap
         figures = {name: round(value, 6) for name, value in exact.items()}
-        print(json.dumps(figures) if args.json else table(figures), flush=True)
+        print(json.dumps(figures) if args.json else format_figures(figures), flush=True)
     return 0
 
 
-def table(figures: dict[str, float]) -> str:
-    """The figures, one a line."""
+def format_figures(figures: dict[str, float]) -> str:
+    """Return a table with a line for each figure."""
     return "\n".join(f"{name:30} {value:.10g}" for name, value in figures.items()) + "\n"
 
 
 @kernel("void(f4[::1], f4[::1])")
 def floor(r: F32, g: F32) -> None:
-    """What nobody who adds a gradient can save."""
+    """Add a gradient to the residual, which every encoder has to do."""
     for i in range(r.shape[0]):
         r[i] += g[i]
 
 
 @dataclass
 class Arrays:
-    """A worker's memory, and what it was before it was encoded."""
+    """A worker's arrays, with copies of their values before encoding."""
 
     residual: F32
     delta: F32
@@ -120,8 +125,8 @@ class Arrays:
         floor(self.residual, self.delta)
 
 
-def arrays(n_params: int, density: float) -> Arrays:
-    """Residuals below tau, except at randomly spread hits, half of them downwards."""
+def make_arrays(n_params: int, density: float) -> Arrays:
+    """Return arrays whose residuals are below tau, except at random hits of both signs."""
     random = np.random.default_rng(7)
     residual, delta = (random.random(n_params, np.float32) for _ in range(2))
     for noise, width in ((residual, 0.8 * TAU), (delta, 0.1 * TAU)):
@@ -135,21 +140,21 @@ def arrays(n_params: int, density: float) -> Arrays:
     return Arrays(residual, delta, theta, theta + (residual + delta), hits)
 
 
-def seconds(work: Work) -> float:
-    """The thread's own time."""
+def time_work(work: Work) -> float:
+    """Run ``work``; return the processor time of this thread."""
     begin = time.thread_time()
     work()
     return time.thread_time() - begin
 
 
 def compare(ours: Work, theirs: Work, prepare: Work, pairs: int = PAIRS) -> dict[str, float]:
-    """Milliseconds of both and the ratio ours / theirs: medians of pairs, in turns."""
+    """Run both in turns, in pairs; return the medians of milliseconds and of ours / theirs."""
     measured: list[tuple[float, float]] = []
     for pair in range(pairs):
         took = {}
         for work in (ours, theirs) if pair % 2 else (theirs, ours):
             prepare()
-            took[work] = seconds(work)
+            took[work] = time_work(work)
         measured.append((took[ours], took[theirs]))
     return {
         "ours": 1e3 * median(one for one, _ in measured),
@@ -158,17 +163,17 @@ def compare(ours: Work, theirs: Work, prepare: Work, pairs: int = PAIRS) -> dict
     }
 
 
-def gaps_figures(n_params: int, density: float) -> dict[str, float]:
-    """All figures of one density."""
-    memory = arrays(n_params, density)
+def measure_density(n_params: int, density: float) -> dict[str, float]:
+    """Return all figures of one density."""
+    memory = make_arrays(n_params, density)
     figures: dict[str, float] = {"density": density, "params": n_params, "hits": memory.hits.size}
-    for part in (encoding(memory), decoding(memory), wire(memory)):
+    for part in (measure_encoding(memory), measure_decoding(memory), measure_payload(memory)):
         figures |= dict(part)
     return figures
 
 
-def encoding(memory: Arrays) -> Iterator[tuple[str, float]]:
-    """Both ways to train, against the floor."""
+def measure_encoding(memory: Arrays) -> Iterator[tuple[str, float]]:
+    """Yield the figures of encoding in replica and local training, compared with the floor."""
     kernels, codes = backends.kernels(), memory.codes
     encoder = Encoder(memory.theta.size, K, FixedThreshold(TAU))
 
@@ -213,8 +218,8 @@ def encoding(memory: Arrays) -> Iterator[tuple[str, float]]:
     yield "numpy_ms", compare(numpy_encoder, memory.floor, memory.reset, pairs=3)["ours"]
 
 
-def decoding(memory: Arrays) -> Iterator[tuple[str, float]]:
-    """Hits to theta, against NumPy's way."""
+def measure_decoding(memory: Arrays) -> Iterator[tuple[str, float]]:
+    """Yield the figures of adding hits to theta, compared with ``numpy.add.at``."""
     kernels, hits = backends.kernels(), memory.hits
     quanta = np.where(memory.residual[hits] > 0, TAU_QUANTA, -TAU_QUANTA).astype(np.int32)
     wide, values = hits.astype(np.int64), quanta.astype(np.float32) * np.float32(Q)
@@ -226,15 +231,15 @@ def decoding(memory: Arrays) -> Iterator[tuple[str, float]]:
         np.add.at(memory.theta, wide, values)
 
     memory.reset()
-    found = compare(ours, add_at, memory.floor)  # whose arrays take theta's place in the cache
+    found = compare(ours, add_at, memory.floor)  # the floor's arrays push theta out of the cache
     yield "decode_ms", found["ours"]
     yield "add_at_ms", found["theirs"]
     yield "decode_x_add_at", 1 / found["ratio"]
     yield "decode_x_add_at_warm", 1 / compare(ours, add_at, add_at)["ratio"]
 
 
-def wire(memory: Arrays) -> Iterator[tuple[str, float]]:
-    """The message's size and speed."""
+def measure_payload(memory: Arrays) -> Iterator[tuple[str, float]]:
+    """Yield the size of a ``gaps`` payload, and how fast it is encoded and decoded."""
     n_params, hits = memory.theta.size, memory.hits
     codes = np.where(memory.before[0][hits] > 0, hits, ~hits).astype(np.int32)
     out = np.empty(gaps.bytes_max(hits.size, n_params) + gaps.FLUSH_BYTES, np.uint8)
@@ -256,11 +261,13 @@ def wire(memory: Arrays) -> Iterator[tuple[str, float]]:
     found = compare(encode, decode, lambda: None)
     yield "gaps_encode_mhits_s", hits.size / found["ours"] / 1e3
     yield "gaps_decode_mhits_s", hits.size / found["theirs"] / 1e3
-    yield from leveled(codes, n_params, encode, decode)
+    yield from measure_levels(codes, n_params, encode, decode)
 
 
-def leveled(codes: I32, n_params: int, encode: Work, decode: Work) -> Iterator[tuple[str, float]]:
-    """Levels against gaps alone."""
+def measure_levels(
+    codes: I32, n_params: int, encode: Work, decode: Work
+) -> Iterator[tuple[str, float]]:
+    """Yield the figures of payloads with levels, compared with ``gaps`` alone."""
     drawn = np.random.default_rng(9).random(codes.size)
     of = (drawn < 0.1).astype(np.uint8) + (drawn < 0.001)
     of[0] = 1
@@ -288,10 +295,10 @@ def entropy_bits(codes: np.ndarray, level_of_hit: np.ndarray, n_params: int) -> 
     return bits + float(sum(c * math.log2(codes.size / c) for c in counts.tolist() if c))
 
 
-def bitmap_figures(n_params: int) -> dict[str, float]:
-    """The bitmap's figures, half of all parameters being hit and a quarter halfway."""
-    kernels, memory = backends.kernels(), arrays(n_params, 0.5)
-    memory.residual *= np.float32(2)  # what is no hit reaches up to 0.8 tau
+def measure_bitmap(n_params: int) -> dict[str, float]:
+    """Return the figures of the bitmap, with hits at half of the parameters."""
+    kernels, memory = backends.kernels(), make_arrays(n_params, 0.5)
+    memory.residual *= np.float32(2)  # residuals that are no hits are now up to 0.8 tau
     np.copyto(memory.local, memory.theta + memory.residual)
     memory.before = [memory.residual.copy(), memory.theta.copy(), memory.local.copy()]
     steps, rest = (TAU, TAU, 1, Q), (memory.scratch, memory.packed)

@@ -1,27 +1,27 @@
-"""Encoding on a GPU against a copy on the device: how near to its memory's bandwidth we are.
+"""Encoding on a GPU compared with a copy on the device, which uses the memory's full bandwidth.
 
     python -m benchmarks.encode_cuda --params 100000000 --json
 
-One object per density (hits per parameter). Times are the device's own, between two events, in
-milliseconds: medians of 15 pairs, measured in turns. Bandwidth counts what must be read and
-written at least: 8 bytes per parameter for a copy and for a local scan, 12 for a replica scan,
-which writes the residual too.
+One object per density (hits per parameter). Times are milliseconds between two events on the
+device, or by the wall clock where stated: medians of 15 runs, where two things are compared of 15
+pairs in turns. Bandwidth counts the bytes that must be read and written: 8 per parameter for a copy
+and for a local scan, 12 for a replica scan, which also writes the residual.
 
-    copy_ms, copy_gb_s     one f32 array to another
-    encode_ms, encode_gb_s, share_of_copy     local training: compare with theta, find NaN, and
-                           write the codes in index order; share_of_copy: the median of the ratios
-                           of bandwidths
-    replica_ms, replica_gb_s, replica_share_of_copy     the same with ``residual += delta`` in front
-    move_ms                theta moved at the hits
-    choose_ms, choose_gb_s, choose_share_of_copy     half of the hits, which are below 2 tau, taken
-                           by chance: 4 bytes per parameter
-    levels_ms, move_levels_ms     the level of each hit; theta and the residual moved by them
-    shift_ms               the codes of a layer's hits turned into the whole model's
-    sample_ms              65,536 residuals to the host, for tau; by the clock
-    message_ms             codes to the host, as Rice-coded gaps: the only transfer of the array's
-                           size times the density; by the clock
+    copy_ms, copy_gb_s     copy one f32 array to another
+    encode_ms, encode_gb_s, share_of_copy     encode in local training: compare with theta, find
+                           NaN, and write the codes in index order; share_of_copy: the median of
+                           the ratios of bandwidths
+    replica_ms, replica_gb_s, replica_share_of_copy     the same after ``residual += delta``
+    move_ms                move theta at the hits
+    choose_ms, choose_gb_s, choose_share_of_copy     choose half of the hits, which are below 2 tau,
+                           at random: 4 bytes per parameter
+    levels_ms, move_levels_ms     find the level of each hit; move theta and the residual by levels
+    shift_ms               turn the codes of a layer's hits into codes of the whole model
+    sample_ms              copy 65,536 residuals to the host, to choose tau; wall clock
+    message_ms             copy the codes to the host, and encode them as Rice-coded gaps; wall
+                           clock. No other transfer grows with the number of parameters
 
-Ends with 2 where there is no GPU.
+The exit status is 2 if there is no GPU.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ TAU = 1000 * Q
 
 
 def main() -> int:
-    """Print one line per density; 2 where there is nothing to measure on."""
+    """Print one line per density; return 2 if there is no GPU."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--params", type=int, default=100_000_000)
+    parser.add_argument("--params", type=int, default=100_000_000, help="parameters of the model")
     parser.add_argument("--json", action="store_true", help="one JSON object per line")
     args = parser.parse_args()
     try:
@@ -61,20 +61,20 @@ def main() -> int:
     from sparkstrom.encoding.cuda.device import SIMULATED
 
     if SIMULATED:
-        print("nothing measured: the simulator's times say nothing of a GPU", file=sys.stderr)
+        print("nothing measured: the simulator's times are not those of a GPU", file=sys.stderr)
         return 2
     for result in results(kernels, args.params):
-        print(json.dumps(result) if args.json else line(result), flush=True)
+        print(json.dumps(result) if args.json else format_result(result), flush=True)
     return 0
 
 
-def line(result: dict[str, Any]) -> str:
-    """For people."""
+def format_result(result: dict[str, Any]) -> str:
+    """Return a result as text."""
     return "  ".join(f"{name} {value:.4g}" for name, value in result.items() if name != "device")
 
 
 def results(kernels: backends.Kernels, n_params: int) -> Iterator[dict[str, Any]]:
-    """All densities, over the same arrays."""
+    """Yield the figures of each density, measured with the same arrays."""
     from numba import cuda
 
     random = np.random.default_rng(0)
@@ -87,11 +87,11 @@ def results(kernels: backends.Kernels, n_params: int) -> Iterator[dict[str, Any]
         residual = np.where(hits, 1.5 * TAU, 0).astype(np.float32)
         local = cuda.to_device(theta + residual)
         kept, nothing = cuda.to_device(residual), cuda.to_device(np.zeros_like(residual))
-        copy, encode = in_turns(
+        copy, encode = time_in_turns(
             lambda: copied.copy_to_device(theta_there),
             lambda local=local: kernels.scan_local(local, theta_there, TAU, codes),
         )
-        copy_too, replica = in_turns(
+        copy_too, replica = time_in_turns(
             lambda: copied.copy_to_device(theta_there),
             lambda kept=kept, nothing=nothing: kernels.scan_replica(kept, nothing, TAU, codes),
         )
@@ -102,7 +102,7 @@ def results(kernels: backends.Kernels, n_params: int) -> Iterator[dict[str, Any]
             )
             for _ in range(PAIRS)
         )
-        by_level = levels_of(kernels, theta_there, kept, codes[:count], copied)
+        by_level = time_levels(kernels, theta_there, kept, codes[:count], copied)
         theta_there.copy_to_device(theta)
         yield {
             "device": device_name(),
@@ -120,31 +120,33 @@ def results(kernels: backends.Kernels, n_params: int) -> Iterator[dict[str, Any]
             ),
             "move_ms": move,
             **by_level,
-            "message_ms": message_ms(codes, count, n_params),
+            "message_ms": time_message(codes, count, n_params),
         }
 
 
 def device_name() -> str:
-    """The GPU's name, which old versions of Numba return as bytes."""
+    """Return the GPU's name, which old versions of Numba have as bytes."""
     from numba import cuda
 
     name = cuda.get_current_device().name
     return name.decode() if isinstance(name, bytes) else str(name)
 
 
-def levels_of(
+def time_levels(
     kernels: backends.Kernels, theta: Any, kept: Any, codes: Any, copied: Any
 ) -> dict[str, float]:
-    """What a publication with levels, chance and layers needs besides, at the hits ``codes``.
+    """Time the kernels that only publications with levels, random choice or layers need.
 
-    theta, kept  f32[n_params]  the residual is ``kept``: 1.5 tau at the hits
-    copied       f32[n_params]  where copies go
+    theta   f32[n_params]
+    kept    f32[n_params]  the residual, 1.5 tau at the hits
+    codes   i32[hits]
+    copied  f32[n_params]  the target of copies
     """
     from numba import cuda
 
     n_params, count = kept.size, codes.size
     levels, chosen = cuda.device_array(count, np.uint8), cuda.device_array(count, np.int32)
-    copy, choose = in_turns(
+    copy, choose = time_in_turns(
         lambda: copied.copy_to_device(theta),
         lambda: kernels.choose_replica(kept, TAU, 2**31, 1, chosen),
     )
@@ -155,30 +157,32 @@ def levels_of(
         residuals.sample_sizes(SAMPLE_PARAMS, seed)
         sampled.append(1e3 * (time.perf_counter() - begin))
 
-    def middle(work: Callable[[], Any]) -> float:
+    def time_median(work: Callable[[], Any]) -> float:
         return median(on_device(work) for _ in range(PAIRS))
 
     return {
         "choose_ms": median(choose),
         "choose_gb_s": 4e-6 * n_params / median(choose),
         "choose_share_of_copy": median(0.5 * c / e for c, e in zip(copy, choose, strict=True)),
-        "levels_ms": middle(lambda: kernels.find_levels_replica(kept, codes, TAU, 3, levels)),
-        "move_levels_ms": middle(
+        "levels_ms": time_median(lambda: kernels.find_levels_replica(kept, codes, TAU, 3, levels)),
+        "move_levels_ms": time_median(
             lambda: kernels.move_levels(theta, kept, codes, levels, TAU, -TAU, Q)
         ),
-        "shift_ms": middle(lambda: kernels.shift_codes(chosen, 1)),
+        "shift_ms": time_median(lambda: kernels.shift_codes(chosen, 1)),
         "sample_ms": median(sampled),
     }
 
 
-def in_turns(one: Callable[[], Any], other: Callable[[], Any]) -> tuple[list[float], list[float]]:
-    """Milliseconds of both, in pairs, after one of each that is not counted."""
+def time_in_turns(
+    one: Callable[[], Any], other: Callable[[], Any]
+) -> tuple[list[float], list[float]]:
+    """Time both in turns, after one run of each that does not count; return milliseconds."""
     pairs = [(on_device(one), on_device(other)) for _ in range(PAIRS + 1)][1:]
     return [pair[0] for pair in pairs], [pair[1] for pair in pairs]
 
 
 def on_device(work: Callable[[], Any]) -> float:
-    """Milliseconds from the device's reaching the work to its having done it."""
+    """Run ``work``; return the milliseconds that it takes on the device."""
     from numba import cuda
 
     begin, end = cuda.event(), cuda.event()
@@ -189,8 +193,8 @@ def on_device(work: Callable[[], Any]) -> float:
     return float(cuda.event_elapsed_time(begin, end))
 
 
-def message_ms(codes: Any, count: int, n_params: int) -> float:
-    """Milliseconds by the clock from codes on the device to a payload on the host."""
+def time_message(codes: Any, count: int, n_params: int) -> float:
+    """Return the wall-clock milliseconds from codes on the device to a payload on the host."""
     out = np.empty(gaps.bytes_max(count, n_params) + gaps.FLUSH_BYTES, np.uint8)
     times = []
     for _ in range(PAIRS):

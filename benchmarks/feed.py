@@ -1,16 +1,18 @@
-"""Feed: rows per second from a DataFrame to minibatches, and how long a step waits for them.
+"""Rows per second from a DataFrame to minibatches, and how long a step waits for them.
 
     python -m benchmarks.feed --rows 200000 --features 64 --json
 
-One table, as Parquet on local disk, two partitions and two Python workers. ``ours``: fit's own path
-to ordered minibatches, the shuffle included, then one epoch of minibatches; the same from exported
-files, and once more beyond the memory limit. ``toPandas``: by Arrow, and a loop that takes
-minibatches out of it, as people write it. ``pyarrow``: one process reads the same Parquet and does
-nothing with it. ``waiting_share``: the part of the training steps of a fit with a
-``[features, 256, 256, 10]`` network that went into getting the minibatch. ``peak_mib``: the most
-memory that a Python worker of Spark has had resident (VmHWM) after a fit of one epoch, with a limit
-of 16 MiB: dealing, sorting on scratch and training, for a quarter of that in rows for each worker,
-5 and 20 times it, in this order, because a process's peak never falls.
+The table is Parquet on local disk, with two partitions for two Python workers.
+
+    ours            what ``fit`` does: shuffle and order the rows, then take one epoch of
+                    minibatches; also spilled to disk, and from exported files
+    toPandas        the whole table on the driver by Arrow, and a loop that cuts out minibatches
+    pyarrow         one process reads the Parquet files, and nothing else
+    waiting_share   the share of the training steps that is spent on getting the minibatch, in a fit
+                    of a ``[features, 256, 256, 10]`` network
+    peak_mib        the largest peak of resident memory (VmHWM) of Spark's Python workers after a
+                    fit of one epoch with ``batch_memory_bytes`` of 16 MiB. The rows of a worker
+                    have 0.25, 5 and 20 times this size, in this order, as a peak never falls
 """
 
 from __future__ import annotations
@@ -39,26 +41,26 @@ from sparkstrom.spark.data.partitioning import PartitionedData, create_source, p
 BATCH_ROWS = 64
 WORKERS = 2
 MEMORY_BYTES = 512 << 20
-WIDE = 1024  # features of a row where memory is measured
+WIDE = 1024  # features of a row when memory is measured
 
 
 def main() -> int:
-    """Print one line per way."""
+    """Print one line per measurement."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rows", type=int, default=200_000)
-    parser.add_argument("--features", type=int, default=64)
+    parser.add_argument("--rows", type=int, default=200_000, help="rows of the table")
+    parser.add_argument("--features", type=int, default=64, help="floats of a row")
     parser.add_argument("--json", action="store_true", help="one JSON object per line")
     args = parser.parse_args()
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     with tempfile.TemporaryDirectory() as directory:
-        for result in results(args, Path(directory)):
-            print(json.dumps(result) if args.json else line(result), flush=True)
+        for result in measure_all(args, Path(directory)):
+            print(json.dumps(result) if args.json else format_result(result), flush=True)
     return 0
 
 
-def results(args: argparse.Namespace, directory: Path) -> Iterator[dict[str, Any]]:
-    """All ways, in one Spark application."""
+def measure_all(args: argparse.Namespace, directory: Path) -> Iterator[dict[str, Any]]:
+    """Measure everything in one Spark application, and yield the figures."""
     from pyspark.sql import SparkSession
 
     path = directory / "table"
@@ -68,42 +70,46 @@ def results(args: argparse.Namespace, directory: Path) -> Iterator[dict[str, Any
         .appName("sparkstrom benchmark")
         .config("spark.driver.host", "127.0.0.1")
         .config("spark.driver.memory", "3g")
-        .config("spark.sql.execution.arrow.pyspark.enabled", "true")  # for toPandas: the fast way
+        .config("spark.sql.execution.arrow.pyspark.enabled", "true")  # makes toPandas fast
         .config("spark.ui.enabled", "false")
         .config("spark.ui.showConsoleProgress", "false")
         .config("spark.log.level", "ERROR")
         .getOrCreate()
     )
     try:
-        yield from (peak(session, times) for times in (0.25, 5, 20))  # before others raise it
+        # Peaks first, before other measurements raise them.
+        yield from (measure_peak(session, times) for times in (0.25, 5, 20))
         frame = session.read.parquet(str(path))
         chosen = ColumnSpec()
 
-        def direct() -> PartitionedData:  # a new one each time: Spark keeps what one has shuffled
+        def partition_rows() -> PartitionedData:  # for each run, as Spark reuses an RDD's shuffle
             return partition_source(create_source(frame, chosen), WORKERS, 0, move=True)
 
-        fed(direct(), MEMORY_BYTES)  # Python workers and the JIT are warm
+        read_epoch(partition_rows(), MEMORY_BYTES)  # starts Python workers, and compiles kernels
         feeds: dict[str, Callable[[], float]] = {
             "pyarrow, reading alone": lambda: read_parquet(path),
-            "toPandas and a loop": lambda: to_pandas(frame),
-            "ours, direct": lambda: fed(direct(), MEMORY_BYTES),
-            "ours, direct, spilled": lambda: fed(direct(), MEMORY_MIN_BYTES),
+            "toPandas and a loop": lambda: loop_over_pandas(frame),
+            "ours, direct": lambda: read_epoch(partition_rows(), MEMORY_BYTES),
+            "ours, direct, spilled": lambda: read_epoch(partition_rows(), MEMORY_MIN_BYTES),
         }
         for way, feed in feeds.items():
-            yield figures(way, args.rows, feed)
+            yield time_feed(way, args.rows, feed)
         began_s = time.perf_counter()
-        made = export_rows(frame, chosen, WORKERS, direct(), str(directory))
-        yield {"way": "ours, writing the export", **rate(args.rows, time.perf_counter() - began_s)}
+        made = export_rows(frame, chosen, WORKERS, partition_rows(), str(directory))
+        yield {
+            "way": "ours, writing the export",
+            **compute_rates(args.rows, time.perf_counter() - began_s),
+        }
         files = partition_export(session.sparkContext, made)
-        yield figures("ours, from the export", args.rows, lambda: fed(files, MEMORY_BYTES))
+        yield time_feed("ours, from the export", args.rows, lambda: read_epoch(files, MEMORY_BYTES))
         delete_export(made.directory)
-        yield waiting(session, frame, args.features)
+        yield measure_waiting(session, frame, args.features)
     finally:
         session.stop()
 
 
 def write_table(path: Path, rows: int, features: int) -> None:
-    """Parquet with ``features`` array<float> and ``label``, in as many files as workers."""
+    """Write a Parquet table of ``features`` (array<float>) and ``label``, a file per worker."""
     import pyarrow as pa
     from pyarrow import parquet
 
@@ -120,7 +126,7 @@ def write_table(path: Path, rows: int, features: int) -> None:
 
 
 def read_parquet(path: Path) -> float:
-    """Rows per second are those of decoding."""
+    """Read and decode all Parquet files; return the sum of the labels."""
     from pyarrow import parquet
 
     total = 0.0
@@ -129,8 +135,8 @@ def read_parquet(path: Path) -> float:
     return total
 
 
-def to_pandas(frame: Any) -> float:
-    """Everything on the driver, then minibatches."""
+def loop_over_pandas(frame: Any) -> float:
+    """Load the table into the driver, and loop over shuffled minibatches."""
     table = frame.toPandas()
     order = np.random.default_rng(0).permutation(len(table))
     total = 0.0
@@ -141,8 +147,8 @@ def to_pandas(frame: Any) -> float:
     return total
 
 
-def fed(spread: PartitionedData, memory_bytes: int) -> float:
-    """All minibatches of one epoch, in the workers."""
+def read_epoch(spread: PartitionedData, memory_bytes: int) -> float:
+    """Read one epoch of minibatches in the workers."""
     read = partial(read_partition, spread.blocks, memory_bytes)
     return float(spread.rdd.mapPartitionsWithIndex(read).sum())
 
@@ -150,7 +156,7 @@ def fed(spread: PartitionedData, memory_bytes: int) -> float:
 def read_partition(
     blocks: BlockReader, memory_bytes: int, index: int, items: Iterable[Any]
 ) -> Iterator[float]:
-    """What a worker does before and besides training."""
+    """Store a partition's rows, and read one epoch of minibatches, as a worker does in a fit."""
     directory = os.environ.get("SPARK_LOCAL_DIRS", "/tmp").split(",")[0]
     store = RowStore(memory_bytes, Path(directory))
     for block in blocks(index, items):
@@ -160,8 +166,8 @@ def read_partition(
     batches.close()
 
 
-def peak(session: Any, times: float) -> dict[str, Any]:
-    """The peak of the largest Python worker after a fit of so many times the limit."""
+def measure_peak(session: Any, times: float) -> dict[str, Any]:
+    """Train on rows of ``times`` the memory limit; return the largest Python worker's peak."""
     from pyspark.sql import functions as sql
 
     rows = int(times * MEMORY_MIN_BYTES * WORKERS) // (4 * WIDE + 8)
@@ -177,7 +183,8 @@ def peak(session: Any, times: float) -> dict[str, Any]:
     seconds = time.perf_counter() - began_s
     network.close()
     workers = session.sparkContext.parallelize(range(4 * WORKERS), 4 * WORKERS)
-    peaks = workers.mapPartitions(peak_bytes).collect()  # Spark uses its processes again
+    # Spark reuses the fit's processes.
+    peaks = workers.mapPartitions(read_peak_bytes).collect()
     return {
         "way": f"a fit of {times:g} times the limit",
         "rows": summary.rows,
@@ -187,29 +194,29 @@ def peak(session: Any, times: float) -> dict[str, Any]:
     }
 
 
-def peak_bytes(_: Iterable[Any]) -> Iterator[int]:
-    """VmHWM of this process."""
+def read_peak_bytes(_: Iterable[Any]) -> Iterator[int]:
+    """Yield the peak of this process's resident memory (VmHWM)."""
     lines = Path("/proc/self/status").read_text().splitlines()
     yield next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) << 10
 
 
-def figures(way: str, rows: int, feed: Callable[[], float]) -> dict[str, Any]:
-    """The better of two runs."""
+def time_feed(way: str, rows: int, feed: Callable[[], float]) -> dict[str, Any]:
+    """Time ``feed`` twice; return the figures of the faster run."""
     seconds = []
     for _ in range(2):
         began_s = time.perf_counter()
         feed()
         seconds.append(time.perf_counter() - began_s)
-    return {"way": way, **rate(rows, min(seconds))}
+    return {"way": way, **compute_rates(rows, min(seconds))}
 
 
-def rate(rows: int, seconds: float) -> dict[str, float]:
-    """Seconds and rows per second."""
+def compute_rates(rows: int, seconds: float) -> dict[str, float]:
+    """Return the seconds, and the rows per second."""
     return {"seconds": round(seconds, 3), "rows_per_s": round(rows / seconds)}
 
 
-def waiting(session: Any, frame: Any, features: int) -> dict[str, Any]:
-    """The share of a fit's steps that went into getting minibatches."""
+def measure_waiting(session: Any, frame: Any, features: int) -> dict[str, Any]:
+    """Train once; return the share of the steps that was spent on getting minibatches."""
     model = DenseNetwork([features, 256, 256, 10], updater=Sgd(0.01))
     master = SharedTrainingMaster(collect_training_stats=True, batch_size_per_worker=BATCH_ROWS)
     network = SparkNetwork(session, model, master, progress=False)
@@ -221,8 +228,8 @@ def waiting(session: Any, frame: Any, features: int) -> dict[str, Any]:
     return {"way": "waiting for minibatches in a fit", "waiting_share": round(reading / steps, 5)}
 
 
-def line(result: dict[str, Any]) -> str:
-    """For people."""
+def format_result(result: dict[str, Any]) -> str:
+    """Return a result as text."""
     if "waiting_share" in result:
         return f"{result['way']:<34}{result['waiting_share']:.2%} of a step"
     if "peak_mib" in result:

@@ -1,9 +1,9 @@
-"""One host of ``benchmarks.hosts``, from the inside: it holds namespaces open, and clears them.
+"""The process that keeps the namespaces of a host of ``benchmarks.hosts`` open, and cleans up.
 
-Runs as the first process of new network, mount and UTS namespaces. It ends when its standard input
-does, which the kernel sees to however the benchmark ends, and takes all processes of the host with
-it; the interfaces, the queueing disciplines and /dev/shm go with the last of them. So there are no
-names that could be left behind, and nothing to sweep.
+It is the first process in new network, mount and UTS namespaces. It ends when its standard input is
+closed, which the kernel does even if the benchmark is killed. Then it kills all other processes of
+the host. With the last process, the kernel removes the interfaces, the queueing disciplines and
+/dev/shm; the namespaces have no names that could be left behind.
 """
 
 from __future__ import annotations
@@ -17,39 +17,39 @@ from pathlib import Path
 
 
 def main() -> int:
-    """``host.py NAME HOSTS_FILE``; HOSTS_FILE becomes /etc/hosts."""
+    """Run ``host.py NAME HOSTS_FILE``; HOSTS_FILE is mounted as /etc/hosts."""
     name, hosts = sys.argv[1:]
     for command in (
         ["hostname", name],
         ["mount", "--bind", hosts, "/etc/hosts"],
-        ["mount", "-t", "tmpfs", "tmpfs", "/dev/shm"],  # where Aeron's media drivers live
+        ["mount", "-t", "tmpfs", "tmpfs", "/dev/shm"],  # for Aeron's media drivers
         ["ip", "link", "set", "lo", "up"],
     ):
         subprocess.run(command, check=True)
-    for children in ("all", "default"):  # its router solicitations would be counted
+    for children in ("all", "default"):  # router solicitations would be counted
         switch = Path(f"/proc/sys/net/ipv6/conf/{children}/disable_ipv6")
         if switch.exists():
             switch.write_text("1")
     print("ready", flush=True)
     sys.stdin.read()
-    while others := processes_here():
+    while others := find_other_processes():
         for pid in others:
             try:
                 os.kill(pid, signal.SIGKILL)
             except ProcessLookupError:
-                continue  # it ended by itself
-    shutil.rmtree(Path(hosts).parent, ignore_errors=True)  # the hosts' directory; others do, too
+                continue  # it has just ended
+    shutil.rmtree(Path(hosts).parent, ignore_errors=True)  # all hosts try to remove the directory
     return 0
 
 
-def processes_here() -> list[int]:
-    """All others in this network namespace that have not ended."""
+def find_other_processes() -> list[int]:
+    """Return the pids of the other processes in this network namespace that have not ended."""
     here = os.stat("/proc/self/ns/net").st_ino
-    return [pid for pid in pids_in(here) if pid != os.getpid()]
+    return [pid for pid in find_pids(here) if pid != os.getpid()]
 
 
-def pids_in(namespace: int) -> list[int]:
-    """Processes in the network namespace of that inode; zombies are in none."""
+def find_pids(namespace: int) -> list[int]:
+    """Return the pids of a network namespace, given by its inode; zombies are in no namespace."""
     found = []
     for entry in os.scandir("/proc"):
         if entry.name.isdigit():

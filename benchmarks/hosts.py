@@ -1,19 +1,19 @@
-"""Hosts on one machine: network namespaces on a switch, each behind a link of its own rate.
+"""Simulated hosts on one machine: network namespaces on a switch, each behind a link with a rate.
 
-A host is a namespace for network, mounts (a /dev/shm and an /etc/hosts of its own) and host name,
-with one interface, ``eth0``. The other end of its cable is a port of a bridge in one more
-namespace, the switch. A token bucket (``tbf``) stands at both ends, so a link has its rate in each
-direction, and the switch itself takes any load. Addresses are those of 10.77.0.0/24 and exist
-nowhere else: nothing is routed, and the machine's own interfaces are not touched.
+A host has its own namespaces for network, mounts (its own /dev/shm and /etc/hosts) and host name,
+and one interface, ``eth0``. This is one end of a virtual cable (veth); the other end is a port of a
+bridge in one more namespace, the switch. A token bucket (``tbf``) at each end limits one direction
+of the link; the switch itself is not limited. Addresses are in 10.77.0.0/24. Nothing is routed to
+or from the machine's own network, whose interfaces are not touched.
 
-The bucket: ``burst`` is what the kernel may send between two of its timer's ticks, so at least
-rate / 250 (HZ is 250 on most kernels), or the rate is not reached; and at least 32 KiB, as a full
-segment of TCP is put through at once. ``latency`` bounds the queue before the bucket, as a port's
-buffer does: 256 KiB, but not under 50 ms, which TCP needs to fill a link, nor over 400 ms, which a
-slow uplink's modem has. What does not fit is dropped.
+The parameters of a bucket: ``burst`` is what the kernel may send between two ticks of its timer. It
+is at least rate / 250 (HZ is 250 on most kernels), or the rate would not be reached, and at least
+32 KiB, because a full segment of TCP is sent at once. ``latency`` limits the queue before the
+bucket, like the buffer of a port: 256 KiB, but at least 50 ms, which TCP needs to fill a link, and
+at most 400 ms, as in the modem of a slow uplink. Packets that do not fit are dropped.
 
-Needs root, ``ip`` and ``tc`` (iproute2), ``unshare`` and ``nsenter`` (util-linux). All of it is
-gone when the context ends, and also when its process is killed: see ``benchmarks.host``.
+This needs root, ``ip`` and ``tc`` (iproute2), ``unshare`` and ``nsenter`` (util-linux). Everything
+is removed when the context ends, and also when its process is killed: see ``benchmarks.host``.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
 
-from benchmarks.host import pids_in
+from benchmarks.host import find_pids
 from sparkstrom.base.units import parse_rate
 
 NETWORK = "10.77.0"
@@ -40,20 +40,20 @@ TIMER_HZ = 250
 BURST_BYTES_MIN = 32 << 10
 QUEUE_BYTES = 256 << 10
 LATENCY_S_MIN, LATENCY_S_MAX = 0.05, 0.4
-END_S = 20.0  # for a host to clear itself
-NICE = "5"  # of all processes on all hosts: whoever else uses the machine goes first
+END_S = 20.0  # limit for a host's cleanup
+NICE = "5"  # of all processes on all hosts, so that other users of the machine have priority
 
 
 @dataclass(frozen=True, slots=True)
 class Counters:
-    """Bytes of one host's interface since it was made, with Ethernet, IP and UDP headers."""
+    """Bytes that a host has sent and received, with Ethernet, IP and UDP headers."""
 
     tx: int
     rx: int
 
 
 def bucket(bits: int) -> list[str]:
-    """tc's arguments for a link of so many bits per second."""
+    """Return tc's arguments for a link of ``bits`` per second."""
     bytes_s = bits / 8
     burst = max(BURST_BYTES_MIN, int(bytes_s / TIMER_HZ))
     latency_s = min(LATENCY_S_MAX, max(LATENCY_S_MIN, QUEUE_BYTES / bytes_s))
@@ -61,7 +61,7 @@ def bucket(bits: int) -> list[str]:
 
 
 def lacking() -> str | None:
-    """What this process lacks to build hosts, for people; None: it can."""
+    """Return a message about what this process lacks to create hosts, or None."""
     if os.geteuid() != 0:
         return "hosts are network namespaces, which need root: run it as root, or with sudo"
     missing = [f"{tool} (package {of})" for tool, of in TOOLS.items() if not shutil.which(tool)]
@@ -80,18 +80,18 @@ def lacking() -> str | None:
 
 
 class Hosts:
-    """So many hosts with their links; a context.
+    """A context manager that creates ``count`` hosts with links.
 
-    ``rate`` as tc writes it, for all links; None: as fast as the machine. Raises OSError where
-    hosts cannot be had, with the reason.
+    ``rate`` is the rate of all links, as tc writes it; None: no limit. Raises OSError with the
+    reason if hosts cannot be created.
     """
 
     def __init__(self, count: int, rate: str | None = None) -> None:
         if not 1 <= count <= HOSTS_MAX:
             raise ValueError(f"{count} hosts: must be between 1 and {HOSTS_MAX}")
         self.count, self._rate = count, rate
-        self.directory = Path()  # shared by all hosts, as the rest of the disk; gone at the end
-        self._holders: list[subprocess.Popen[str]] = []  # by host; the last one is the switch's
+        self.directory = Path()  # of all hosts, which share the disk; removed at the end
+        self._holders: list[subprocess.Popen[str]] = []  # by host; the last one is the switch
         self._namespaces: list[int] = []  # inodes
         self._programs: list[subprocess.Popen[bytes]] = []
         self._cpu_s: list[dict[int, float]] = [{} for _ in range(count)]
@@ -121,19 +121,19 @@ class Hosts:
         table.write_text("\n".join(["127.0.0.1 localhost", *names]) + "\n")
         for name in (*map(self.name, range(self.count)), "switch"):
             self._hold(name, table)
-        self._in(self.count, "ip link add bridge type bridge")
-        self._in(self.count, "ip link set bridge up")
+        self._run_inside(self.count, "ip link add bridge type bridge")
+        self._run_inside(self.count, "ip link set bridge up")
         for host in range(self.count):
             inside = f"peer name eth0 netns {self._holders[host].pid}"
-            self._in(self.count, f"ip link add port{host} type veth {inside}")
-            self._in(self.count, f"ip link set port{host} master bridge up")
-            self._in(host, "ip link set eth0 up")
+            self._run_inside(self.count, f"ip link add port{host} type veth {inside}")
+            self._run_inside(self.count, f"ip link set port{host} master bridge up")
+            self._run_inside(host, "ip link set eth0 up")
             self._give_address(host)
             if self._rate is not None:
                 self.set_rate(host, self._rate)
 
     def _give_address(self, host: int) -> None:
-        self._in(host, f"ip address add {self.address(host)}/24 dev eth0")
+        self._run_inside(host, f"ip address add {self.address(host)}/24 dev eth0")
 
     def _hold(self, name: str, table: Path) -> None:
         inside = [sys.executable, "-I", str(Path(__file__).with_name("host.py"))]
@@ -142,7 +142,7 @@ class Hosts:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            start_new_session=True,  # Control-C is for the benchmark, whose end is theirs
+            start_new_session=True,  # Ctrl-C ends the benchmark, and that ends the hosts
         )
         self._holders.append(holder)
         assert holder.stdout is not None
@@ -150,35 +150,35 @@ class Hosts:
             raise OSError(f"the namespaces of {name} could not be made: see the error above")
         self._namespaces.append(os.stat(f"/proc/{holder.pid}/ns/net").st_ino)
 
-    def _in(self, host: int, command: str) -> None:
+    def _run_inside(self, host: int, command: str) -> None:
         done = subprocess.run(
-            [*self._entering(host), *command.split()], capture_output=True, text=True
+            [*self._make_prefix(host), *command.split()], capture_output=True, text=True
         )
         if done.returncode:
             raise OSError(f"`{command}` on host {host} failed: {done.stderr.strip()}")
 
-    def _entering(self, host: int) -> list[str]:
+    def _make_prefix(self, host: int) -> list[str]:
         flags = ["--net", "--uts", "--mount", f"--wd={Path.cwd()}"]
         return ["nsenter", "-t", str(self._holders[host].pid), *flags, "--"]
 
-    # -- while they are there --------------------------------------------------------------------
+    # -- of running hosts ------------------------------------------------------------------------
 
     @staticmethod
     def name(host: int) -> str:
-        """Its host name, which all of them resolve."""
+        """Return a host's name, which all hosts can resolve."""
         return f"host{host}"
 
     @staticmethod
     def address(host: int) -> str:
-        """Of its interface."""
+        """Return the address of a host's interface."""
         return f"{NETWORK}.{host + 1}"
 
     def set_rate(self, host: int, rate: str | None) -> None:
-        """Both directions of its link, from now on; None: as fast as the machine."""
+        """Change the rate of a host's link in both directions; None: no limit."""
         ends = ((host, "eth0"), (self.count, f"port{host}"))
         for namespace, device in ends:
             wanted = " ".join(bucket(parse_rate(rate))) if rate is not None else "pfifo"
-            self._in(namespace, f"tc qdisc replace dev {device} root {wanted}")
+            self._run_inside(namespace, f"tc qdisc replace dev {device} root {wanted}")
 
     def run(
         self,
@@ -188,12 +188,12 @@ class Hosts:
         env: Mapping[str, str] | None = None,
         output: IO[Any] | int | None = None,
     ) -> subprocess.Popen[bytes]:
-        """Start a command there, with ``env`` added to this process's own; return once it is there.
+        """Start a command on a host, with ``env`` added to this process's environment.
 
-        ``output`` takes what it prints and its errors. It ends with the hosts at the latest.
+        ``output`` receives its standard output and error. It is killed when the hosts end.
         """
         program = subprocess.Popen(
-            [*self._entering(host), "nice", "-n", NICE, *command],
+            [*self._make_prefix(host), "nice", "-n", NICE, *command],
             env={**os.environ, **(env or {})},
             stdin=subprocess.DEVNULL,
             stdout=output,
@@ -201,13 +201,13 @@ class Hosts:
             start_new_session=True,
         )
         self._programs.append(program)
-        # Until it has entered, a host that ends would not find it, and it would stay.
-        while program.pid not in pids_in(self._namespaces[host]) and program.poll() is None:
+        # Before the process has entered the namespace, a host that ends would not kill it.
+        while program.pid not in find_pids(self._namespaces[host]) and program.poll() is None:
             time.sleep(0.002)
         return program
 
     def counters(self) -> list[Counters]:
-        """By host. A port's received bytes are what its host has sent, after the bucket."""
+        """Return the bytes of each host; a switch port receives what its host's bucket let pass."""
         table = Path(f"/proc/{self._holders[-1].pid}/net/dev").read_text()
         fields = {
             name.strip(): list(map(int, rest.split()))
@@ -217,13 +217,13 @@ class Hosts:
         return [Counters(tx=port[0], rx=port[8]) for port in ports]
 
     def cpu_s(self) -> list[float]:
-        """Seconds of processor by host, of all its processes so far.
+        """Return the processor time of each host's processes so far, in seconds.
 
-        Of one that ended between two calls, what it had used at the first of them.
+        A process that has ended counts with its time at the last call before its end.
         """
         tick_s = 1 / os.sysconf("SC_CLK_TCK")
         for host, used in enumerate(self._cpu_s):
-            for pid in pids_in(self._namespaces[host]):
+            for pid in find_pids(self._namespaces[host]):
                 try:
                     stat = Path(f"/proc/{pid}/stat").read_text()
                 except OSError:  # it has just ended
@@ -233,7 +233,7 @@ class Hosts:
         return [sum(used.values()) for used in self._cpu_s]
 
     def close(self) -> None:
-        """End everything that runs there, and remove it."""
+        """End all processes on the hosts, and remove the hosts."""
         for holder in self._holders:
             assert holder.stdin is not None
             holder.stdin.close()
@@ -242,7 +242,7 @@ class Hosts:
             assert holder.stdout is not None
             holder.stdout.close()
         for program in self._programs:
-            program.kill()  # its host ended it, unless it was only about to go there
+            program.kill()  # needed only if it had not entered its host yet
             program.wait(END_S)
         self._holders.clear()
         self._programs.clear()

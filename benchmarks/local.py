@@ -1,19 +1,23 @@
-"""One machine: ParallelWrapper against torch's DDP (gloo) on the same cores, and a step's tax.
+"""ParallelWrapper compared with torch's DDP (gloo) on one machine, and the overhead per step (tax).
 
     python -m benchmarks.local --json
 
-Each system trains the same module on the same rows (digits) with as many processes, minibatches of
-32 rows each and Adam at 2e-3. ``examples_per_s``: rows trained by a second of training, the start
-of processes left out; ``seconds_to``: from the first step until the held-out accuracy is
-``--wanted``, looked at after each epoch; ``seconds_to_from_call``: the same with that start.
+Each system trains the same module on the same rows (digits) with the same number of processes, 32
+rows per minibatch and Adam at 2e-3.
 
-``tax``: one worker of a model of ``--params`` parameters whose step works for about ``--step-ms``,
-against the same steps of the same model in a plain loop on the same machine; the step changes every
-parameter, as training does. ``tax_ms`` is the time between two steps of the trainer, by the model's
-own clock, and ``tax_percent`` that of the plain step. ``tax_cpu_ms`` is what of it the trainer's
-thread had a processor, and ``tax_cpu_percent`` that of a plain step's: on a machine that has other
-work, too, these still mean something. Medians over ``--repeats`` rounds of all three, one after the
-other.
+    examples_per_s         trained rows per second of training, without the start of processes
+    seconds_to             from the first step until the accuracy on held-out rows, measured after
+                           each epoch, is at least ``--wanted``
+    seconds_to_from_call   the same from the call on, with the start of processes
+
+``tax`` compares the steps of a fit of one worker with the same steps in a plain loop. The model has
+``--params`` parameters, and each step works for about ``--step-ms`` and changes all of them. All
+values are medians of ``--repeats`` rounds.
+
+    tax_ms, tax_percent    time from the end of a step of the fit to the begin of the next, also in
+                           percent of a plain step
+    tax_cpu_ms, tax_cpu_percent   processor time of the trainer's thread in between, also in percent
+                           of that of a plain step; other programs on the machine affect it less
 """
 
 from __future__ import annotations
@@ -30,7 +34,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.torch_peer import BATCH_ROWS, accuracy_of, make_module, split
+from benchmarks.torch_peer import BATCH_ROWS, compute_accuracy, make_module, split_digits
 from sparkstrom.models.base import Batch, Flat, State
 
 LR = 2e-3
@@ -40,68 +44,68 @@ SYSTEMS = ("shared_gradients", "averaging", "ddp", "tax")
 def main() -> int:
     """Print one line per system."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--systems", default=",".join(SYSTEMS), help="which, by comma")
+    parser.add_argument("--systems", default=",".join(SYSTEMS), help="systems, by comma")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--epochs", type=int, default=20)
-    parser.add_argument("--wanted", type=float, default=0.97, help="held-out accuracy")
+    parser.add_argument("--wanted", type=float, default=0.97, help="accuracy on held-out rows")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--params", type=int, default=1_000_000, help="of the taxed model")
-    parser.add_argument("--step-ms", type=float, default=100.0)
-    parser.add_argument("--steps", type=int, default=60, help="taxed in each repeat")
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--params", type=int, default=1_000_000, help="of tax: of the model")
+    parser.add_argument("--step-ms", type=float, default=100.0, help="of tax: time of a step")
+    parser.add_argument("--steps", type=int, default=60, help="of tax: steps in each round")
+    parser.add_argument("--repeats", type=int, default=3, help="of tax: rounds")
     parser.add_argument("--json", action="store_true", help="one JSON object per line")
     args = parser.parse_args()
     for system in args.systems.split(","):
         if system not in SYSTEMS:
             parser.error(f"--systems {system}: there are {', '.join(SYSTEMS)}")
         result = {"system": system} | run(system, args)
-        print(json.dumps(result) if args.json else line(result), flush=True)
+        print(json.dumps(result) if args.json else format_result(result), flush=True)
     return 0
 
 
 def run(system: str, args: argparse.Namespace) -> dict[str, Any]:
-    """One of them."""
+    """Run one system, and return its figures."""
     if system == "tax":
-        return tax(args)
-    return by_ddp(args) if system == "ddp" else by_us(system.upper(), args)
+        return measure_tax(args)
+    return train_with_ddp(args) if system == "ddp" else train_with_wrapper(system.upper(), args)
 
 
 # -- ours ------------------------------------------------------------------------------------------
 
 
-class Reaching:
-    """Hears when an accuracy on held-out rows is reached."""
+class AccuracyListener:
+    """A listener that records when an accuracy on held-out rows is reached."""
 
     def __init__(self, wanted: float, held_out: Any, labels: Any) -> None:
         self._wanted, self._rows = wanted, (held_out, labels)
         self.at_s: float | None = None
 
     def on_epoch(self, event: Any) -> None:
-        """Under the driver's replica."""
+        """Evaluate the driver's replica, until the accuracy is reached."""
         if self.at_s is None:
             found = event.evaluate(*self._rows, "classification").classification.accuracy
             self.at_s = time.monotonic() if found >= self._wanted else None
 
 
-def by_us(mode: str, args: argparse.Namespace) -> dict[str, Any]:
-    """ParallelWrapper in this mode."""
+def train_with_wrapper(mode: str, args: argparse.Namespace) -> dict[str, Any]:
+    """Train with ParallelWrapper in a training mode, and return the figures."""
     import torch
 
     from sparkstrom import ParallelWrapper
     from sparkstrom.models.torch import TorchModel
 
-    features, labels, held_out, answers = split()
+    features, labels, held_out, answers = split_digits()
     optimizer = partial(torch.optim.Adam, lr=LR)
     model = TorchModel(make_module(args.seed), torch.nn.CrossEntropyLoss(), optimizer)
-    reaching, began_s = Reaching(args.wanted, held_out, answers), time.monotonic()
+    listener, began_s = AccuracyListener(args.wanted, held_out, answers), time.monotonic()
     with ParallelWrapper(
         model, args.workers, training_mode=mode, batch_size_per_worker=BATCH_ROWS, progress=False
     ) as wrapper:
-        summary = wrapper.fit((features, labels), args.epochs, listeners=[reaching], run_log="")
-        accuracy = accuracy_of(wrapper.module, held_out, answers)
+        summary = wrapper.fit((features, labels), args.epochs, listeners=[listener], run_log="")
+        accuracy = compute_accuracy(wrapper.module, held_out, answers)
     start_s = summary.phase_seconds["prepare"] + summary.phase_seconds["start"]
-    reached_s = None if reaching.at_s is None else reaching.at_s - began_s
-    return figures(
+    reached_s = None if listener.at_s is None else listener.at_s - began_s
+    return make_figures(
         args, accuracy, summary.examples, summary.phase_seconds["train"], start_s, reached_s
     ) | {"replicas_equal": summary.replicas_equal, "bytes": summary.bytes_sent}
 
@@ -109,24 +113,26 @@ def by_us(mode: str, args: argparse.Namespace) -> dict[str, Any]:
 # -- the peer --------------------------------------------------------------------------------------
 
 
-def by_ddp(args: argparse.Namespace) -> dict[str, Any]:
-    """Torch's DistributedDataParallel over gloo, as its tutorial has it."""
+def train_with_ddp(args: argparse.Namespace) -> dict[str, Any]:
+    """Train with torch's DistributedDataParallel over gloo, as in its tutorial."""
     import torch
 
     with tempfile.TemporaryDirectory() as directory:
         began_s = time.monotonic()
         given = (args.workers, args.epochs, args.wanted, args.seed, directory)
-        torch.multiprocessing.spawn(ddp_process, given, nprocs=args.workers)
-        told = json.loads((Path(directory) / "told").read_text())
-    start_s = told["began_s"] - began_s
-    reached_s = None if told["reached_s"] is None else told["reached_s"] - began_s
-    return figures(args, told["accuracy"], told["examples"], told["seconds"], start_s, reached_s)
+        torch.multiprocessing.spawn(run_ddp_process, given, nprocs=args.workers)
+        result = json.loads((Path(directory) / "result").read_text())
+    start_s = result["began_s"] - began_s
+    reached_s = None if result["reached_s"] is None else result["reached_s"] - began_s
+    return make_figures(
+        args, result["accuracy"], result["examples"], result["seconds"], start_s, reached_s
+    )
 
 
-def ddp_process(
+def run_ddp_process(
     rank: int, workers: int, epochs: int, wanted: float, seed: int, directory: str
 ) -> None:
-    """One of them; the first looks at the accuracy, which the clock counts for neither system."""
+    """Train as one process of DDP. Rank 0 measures the accuracy, whose time does not count."""
     import torch
     import torch.distributed as dist
     from torch.nn.parallel import DistributedDataParallel
@@ -134,7 +140,7 @@ def ddp_process(
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo", f"file://{directory}/rendezvous", None, workers, rank)
-    features, labels, held_out, answers = split()
+    features, labels, held_out, answers = split_digits()
     module = make_module(seed)
     model = DistributedDataParallel(module)
     optimizer = torch.optim.Adam(model.parameters(), lr=LR)
@@ -143,7 +149,7 @@ def ddp_process(
     sampler = DistributedSampler(data, seed=seed)
     loader = DataLoader(data, batch_size=BATCH_ROWS, sampler=sampler)
     dist.barrier()
-    began_s, looking_s, reached_s, examples = time.monotonic(), 0.0, None, 0
+    began_s, evaluating_s, reached_s, examples = time.monotonic(), 0.0, None, 0
     for epoch in range(epochs):
         sampler.set_epoch(epoch)
         for x, y in loader:
@@ -152,21 +158,21 @@ def ddp_process(
             optimizer.step()
             examples += len(y) * workers
         if rank == 0 and reached_s is None:
-            look_s = time.monotonic()
-            if accuracy_of(module, held_out, answers) >= wanted:
-                reached_s = look_s - looking_s
+            evaluation_began_s = time.monotonic()
+            if compute_accuracy(module, held_out, answers) >= wanted:
+                reached_s = evaluation_began_s - evaluating_s
             module.train()
-            looking_s += time.monotonic() - look_s
+            evaluating_s += time.monotonic() - evaluation_began_s
     dist.barrier()
-    seconds = time.monotonic() - began_s - looking_s
+    seconds = time.monotonic() - began_s - evaluating_s
     if rank == 0:
-        told = {"began_s": began_s, "seconds": seconds, "reached_s": reached_s}
-        told |= {"accuracy": accuracy_of(module, held_out, answers), "examples": examples}
-        (Path(directory) / "told").write_text(json.dumps(told))
+        result = {"began_s": began_s, "seconds": seconds, "reached_s": reached_s}
+        result |= {"accuracy": compute_accuracy(module, held_out, answers), "examples": examples}
+        (Path(directory) / "result").write_text(json.dumps(result))
     dist.destroy_process_group()
 
 
-def figures(
+def make_figures(
     args: argparse.Namespace,
     accuracy: float,
     examples: int,
@@ -174,7 +180,7 @@ def figures(
     start_s: float,
     reached_s: float | None,
 ) -> dict[str, Any]:
-    """What both are known by."""
+    """Return the figures that both systems have."""
     return {
         "workers": args.workers,
         "epochs": args.epochs,
@@ -221,10 +227,10 @@ class StandInModel:
         return {"kind": type(self).__name__}
 
 
-class Working(StandInModel):
-    """A step multiplies matrices, then adds a vector to all parameters, small here, large there.
+class WorkingModel(StandInModel):
+    """A model whose step multiplies matrices, then adds a fixed random vector to the parameters.
 
-    Its loss is the time since its last step, by a clock of ``time``'s, in milliseconds.
+    Its loss is the time since the end of its last step in milliseconds, by a function of ``time``.
     """
 
     def __init__(self, n_params: int, products: int, clock: str = "thread_time") -> None:
@@ -232,17 +238,17 @@ class Working(StandInModel):
         self._params: Flat | None = None
         self._step: Flat | None = None
         self._matrix: Flat | None = None
-        self._left_s: float | None = None  # the last step
+        self._left_s: float | None = None  # when the last step ended
 
     def bind(self, params: Flat) -> None:
-        """And make what steps need."""
+        """Train on these parameters; create the arrays that steps need."""
         chance = np.random.default_rng(1)
         self._params, self._left_s = params, None
         self._step = (1e-4 * chance.standard_normal(self.n_params)).astype(np.float32)
         self._matrix = chance.standard_normal((256, 256)).astype(np.float32) / 16
 
     def step(self, batch: Batch) -> float:
-        """The same work each time."""
+        """Do the same work each time; return the milliseconds since the end of the last step."""
         assert self._params is not None
         assert self._matrix is not None
         clock = getattr(time, self._clock)
@@ -256,14 +262,16 @@ class Working(StandInModel):
         return 1000 * between_s
 
 
-def tax(args: argparse.Namespace) -> dict[str, Any]:
-    """What a step costs more in a fit of one worker."""
-    products = products_for(args.step_ms)
-    models = [Working(args.params, products, clock) for clock in ("perf_counter", "thread_time")]
+def measure_tax(args: argparse.Namespace) -> dict[str, Any]:
+    """Return how much longer a step takes in a fit of one worker than in a plain loop."""
+    products = count_products(args.step_ms)
+    models = [
+        WorkingModel(args.params, products, clock) for clock in ("perf_counter", "thread_time")
+    ]
     rounds = []
     for _ in range(args.repeats):
-        plain = plain_step_ms(models[0], args.steps)
-        rounds.append((*plain, *(between_ms(model, args.steps) for model in models)))
+        plain = measure_plain_step(models[0], args.steps)
+        rounds.append((*plain, *(measure_gap_ms(model, args.steps) for model in models)))
     medians = (statistics.median(each) for each in zip(*rounds, strict=True))
     plain_ms, plain_cpu_ms, tax_ms, tax_cpu_ms = medians
     return {
@@ -279,24 +287,24 @@ def tax(args: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def between_ms(model: Working, steps: int) -> float:
-    """Milliseconds between two steps of a fit, by the model's clock."""
+def measure_gap_ms(model: WorkingModel, steps: int) -> float:
+    """Train twice; return the milliseconds between the steps of the second fit."""
     from sparkstrom import ParallelWrapper
 
     rows = (np.zeros((steps, 1), np.float32), np.zeros(steps, int))
     with ParallelWrapper(model, 1, batch_size_per_worker=1, progress=False) as wrapper:
-        wrapper.fit(rows, run_log="")  # the process starts, kernels are loaded
+        wrapper.fit(rows, run_log="")  # starts the process, and loads kernels
         loss = wrapper.fit(rows, run_log="").history[-1].loss
-    return loss * steps / (steps - 1)  # before the first step there is none
+    return loss * steps / (steps - 1)  # the first step has loss 0
 
 
-def products_for(step_ms: float) -> int:
-    """Products of matrices that take so long here, about."""
-    return max(1, round(50 * step_ms / plain_step_ms(Working(1, 50), 5)[1]))
+def count_products(step_ms: float) -> int:
+    """Return the number of matrix products that take about ``step_ms`` on this machine."""
+    return max(1, round(50 * step_ms / measure_plain_step(WorkingModel(1, 50), 5)[1]))
 
 
-def plain_step_ms(model: Working, steps: int) -> tuple[float, float]:
-    """Milliseconds of a step in a plain loop, by the clock and of the processor."""
+def measure_plain_step(model: WorkingModel, steps: int) -> tuple[float, float]:
+    """Return the milliseconds of a step in a plain loop: wall-clock time and processor time."""
     model.bind(model.initial())
     batch = Batch(np.zeros((1, 1), np.float32), np.zeros(1, int))
     model.step(batch)
@@ -307,16 +315,16 @@ def plain_step_ms(model: Working, steps: int) -> tuple[float, float]:
     return 1000 * (ended[0] - began[0]) / steps, 1000 * (ended[1] - began[1]) / steps
 
 
-def line(result: dict[str, Any]) -> str:
-    """For people."""
+def format_result(result: dict[str, Any]) -> str:
+    """Return a result as text."""
     if result["system"] == "tax":
         return (
-            f"tax: {result['tax_ms']:.2f} ms of a step of {result['plain_step_ms']:.1f} ms"
-            f" ({result['tax_percent']:.2f} %); {result['tax_cpu_ms']:.2f} ms of the processor's"
+            f"tax: {result['tax_ms']:.2f} ms per step of {result['plain_step_ms']:.1f} ms"
+            f" ({result['tax_percent']:.2f} %); {result['tax_cpu_ms']:.2f} ms of processor time"
         )
     return (
         f"{result['system']}: {result['examples_per_s']:,} examples/s, accuracy"
-        f" {result['accuracy']:.4f}, {result['seconds_to']} s to the one that was wanted"
+        f" {result['accuracy']:.4f}, {result['seconds_to']} s to the wanted accuracy"
         f" ({result['seconds_to_from_call']} s with the start)"
     )
 

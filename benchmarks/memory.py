@@ -1,8 +1,8 @@
-"""Memory of a fit, measured in its processes, beside what `sparkstrom plan` says it needs.
+"""Peak memory of the processes of a fit, compared with what `sparkstrom plan` computes.
 
-A fit of a torch module with Adam, or of a dense network, on executors of this machine. Every
-process is looked at ten times a second: what counts is its resident memory without what it maps of
-shared memory, which is the media driver's and is counted on its own.
+Trains a torch module or a dense network, both with Adam, on executors of this machine. Ten times a
+second it measures the resident memory of each process, without shared memory, which belongs to the
+media driver and is planned separately.
 
     python -m benchmarks.memory --params 5000000 --model torch --json
 """
@@ -24,14 +24,14 @@ import numpy as np
 from benchmarks.sessions import local_cluster
 
 MIB = 1 << 20
-LOOK_S = 0.1
+SAMPLE_S = 0.1
 FEATURES, CLASSES, ROWS = 64, 10, 640
 LIMITS = {"log_bytes": 8 * MIB, "window_bytes": 4 * MIB}  # small, so that a short fit fills them
 BATCH_MEMORY = 16 * MIB
 
 
-class Resident(threading.Thread):
-    """Peaks of private resident memory, of this process and of Python workers below it."""
+class MemorySampler(threading.Thread):
+    """A thread that records the peak of private resident memory of this process and its workers."""
 
     def __init__(self) -> None:
         super().__init__(daemon=True)
@@ -40,24 +40,24 @@ class Resident(threading.Thread):
         self._over = threading.Event()
 
     def run(self) -> None:
-        """Look until told to stop."""
-        while not self._over.wait(LOOK_S):
-            for pid, kind in processes():
+        """Measure until ``stop`` is called."""
+        while not self._over.wait(SAMPLE_S):
+            for pid, kind in list_processes():
                 self.peaks[pid] = max(self.peaks.get(pid, 0), private_bytes(pid))
                 self.kinds[pid] = kind
 
     def stop(self) -> None:
-        """Look no longer."""
+        """Stop measuring."""
         self._over.set()
         self.join()
 
     def largest(self, kind: str) -> int:
-        """Bytes of the largest process of a kind; 0: there was none."""
+        """Return the peak of the largest process of a kind in bytes; 0 if there was none."""
         return max((peak for pid, peak in self.peaks.items() if self.kinds[pid] == kind), default=0)
 
 
-def processes() -> Iterator[tuple[int, str]]:
-    """This process, and Spark's Python workers below it."""
+def list_processes() -> Iterator[tuple[int, str]]:
+    """Yield pid and kind of this process and of Spark's Python workers below it."""
     table = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -71,18 +71,18 @@ def processes() -> Iterator[tuple[int, str]]:
     daemons = {pid for pid, (_, command) in table.items() if "pyspark.daemon" in command}
     for pid in daemons:
         parent, _ = table[pid]
-        if parent in daemons and os.getpid() in ancestors(pid, table):
+        if parent in daemons and os.getpid() in list_ancestors(pid, table):
             yield pid, "worker"
 
 
-def ancestors(pid: int, table: dict[int, tuple[int, str]]) -> Iterator[int]:
-    """Its parent, and so on."""
+def list_ancestors(pid: int, table: dict[int, tuple[int, str]]) -> Iterator[int]:
+    """Yield the pids of a process's parent, its parent, and so on; ``table`` has parents by pid."""
     while (pid := table.get(pid, (0, ""))[0]) > 0:
         yield pid
 
 
 def private_bytes(pid: int) -> int:
-    """Resident, without shared memory; 0 where it has just ended."""
+    """Return a process's resident memory without shared memory; 0 if it has just ended."""
     try:
         lines = (Path("/proc") / str(pid) / "status").read_text().splitlines()
     except OSError:
@@ -91,17 +91,17 @@ def private_bytes(pid: int) -> int:
     return 1024 * (int(found.get("RssAnon", 0)) + int(found.get("RssFile", 0)))
 
 
-def widths(n_params: int) -> tuple[int, int]:
-    """Of two hidden layers, so that there are about so many parameters."""
+def choose_widths(n_params: int) -> tuple[int, int]:
+    """Return the widths of two hidden layers with which a network has about ``n_params``."""
     width = 16
     while FEATURES * width + width * width + (2 + CLASSES) * width < n_params:
         width += 1
     return width, width
 
 
-def model_of(kind: str, n_params: int) -> Any:
-    """A network of about so many parameters, with Adam."""
-    hidden = widths(n_params)
+def make_model(kind: str, n_params: int) -> Any:
+    """Return a model of about ``n_params`` parameters, with Adam."""
+    hidden = choose_widths(n_params)
     if kind == "dense":
         from sparkstrom.models import Adam, DenseNetwork
 
@@ -120,7 +120,7 @@ def model_of(kind: str, n_params: int) -> Any:
 
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
-    """One fit, looked at."""
+    """Train once; return the measured and the planned memory."""
     from sparkstrom import SharedTrainingMaster, SparkNetwork, VoidConfiguration
     from sparkstrom.planning.memory import (
         estimate_driver_parts,
@@ -132,7 +132,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     chance = np.random.default_rng(0)
     features = chance.random((ROWS, FEATURES), np.float32)
     rows = list(zip(features, chance.integers(0, CLASSES, ROWS).tolist(), strict=True))
-    model = model_of(args.model, args.params)
+    model = make_model(args.model, args.params)
     void = VoidConfiguration(**LIMITS)
     folder = tempfile.TemporaryDirectory(prefix="sparkstrom-memory-")
     master = SharedTrainingMaster(
@@ -142,15 +142,15 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         checkpoint_every="1 s",
         checkpoint_updaters=args.checkpoints or "one",
     )
-    looking = Resident()
-    looking.start()
+    sampler = MemorySampler()
+    sampler.start()
     with local_cluster(args.workers) as spark:
         network = SparkNetwork(spark, model, master, progress=False)
         data = spark.sparkContext.parallelize(rows, args.workers)
         summary = network.fit(data, epochs=args.epochs, run_log="")
-    looking.stop()
+    sampler.stop()
     folder.cleanup()
-    found = {f"{kind}_bytes": looking.largest(kind) for kind in ("driver", "worker")}
+    found = {f"{kind}_bytes": sampler.largest(kind) for kind in ("driver", "worker")}
     demand = footprint_of_model(model)
     found["driver_planned_bytes"] = sum_parts(estimate_driver_parts(demand, master, args.workers))
     found["worker_planned_bytes"] = sum_parts(estimate_worker_parts(demand, master))
@@ -158,14 +158,18 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Print what was measured."""
+    """Measure, and print the figures."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--params", type=int, default=5_000_000)
+    parser.add_argument("--params", type=int, default=5_000_000, help="of the model, about")
     parser.add_argument("--model", choices=("torch", "dense"), default="torch")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--epochs", type=int, default=1)
-    parser.add_argument("--checkpoints", choices=("one", "all"), help="a second, with these states")
-    parser.add_argument("--json", action="store_true")
+    parser.add_argument(
+        "--checkpoints",
+        choices=("one", "all"),
+        help="write a checkpoint every second, with one worker's or all workers' optimizer states",
+    )
+    parser.add_argument("--json", action="store_true", help="one JSON object")
     args = parser.parse_args()
     found = measure(args)
     if args.json:

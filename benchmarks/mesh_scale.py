@@ -1,8 +1,8 @@
-"""How a mesh grows: the protocol's machines in virtual time, from 8 to 32,768 nodes.
+"""Load of a mesh of 8 to 32,768 nodes: the protocol's state machines in virtual time.
 
-Everybody joins, 64 workers train and publish, one node in a hundred dies, the rest ends with equal
-replicas. The load of the root must not grow with the mesh: it serves 8 children, as every relay.
-Each size runs in a process of its own, so that its peak of memory is its own.
+All nodes join, 64 workers train and publish, one node in a hundred dies, and the others end with
+equal replicas. The root's load must not grow with the mesh: like each relay it has 8 children. Each
+size runs in a process of its own, because its peak of memory is measured.
 
     python -m benchmarks.mesh_scale --json
 """
@@ -34,28 +34,28 @@ PUBLISHERS = 64
 UPDATES = 5  # of each publisher
 DEATHS_SHARE = 0.01
 LEASE_S = 10.0  # as in production
-TICK_S = 1.0  # of whoever has no news
-BUSY_TICK_S = 0.15  # acknowledgements come before anybody sends again
-POLL_S = 0.08  # what came for a node since is taken in at once
-WAKE_S = 1.0  # idle trainers take in what came
-STEADY_S = 3.0  # training without a death comes first
-DYING_S = 2.0  # then they die within this
+TICK_S = 1.0  # interval of a node's ticks
+BUSY_TICK_S = 0.15  # the same with a pending report; acknowledgements arrive before the next tick
+POLL_S = 0.08  # interval at which a node polls its streams
+WAKE_S = 1.0  # longest delay until a waiting trainer handles new items
+STEADY_S = 3.0  # of training before the first death
+DYING_S = 2.0  # in which all deaths happen
 STEP_S_MAX = 2.0
-DELAY_MS_MAX = 1.0  # on top of half a millisecond: a LAN
-LOOK_S = 0.25
+DELAY_MS_MAX = 1.0  # in addition to half a millisecond, as in a LAN
+CHECK_S = 0.25
 SEED = 1
 
 
 @dataclass(slots=True)
 class Traffic:
-    """What one end has sent and what was sent to it."""
+    """The messages that a node has sent and that were sent to it."""
 
     messages: int = 0
     bytes: int = 0
 
 
-class Steady(SimLearner):
-    """Each of its steps is worth an update."""
+class SteadyLearner(SimLearner):
+    """A learner that can publish after each step."""
 
     def step(self) -> None:
         """Make a step whose update has one element."""
@@ -65,10 +65,10 @@ class Steady(SimLearner):
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """One size. Messages count for who sends and for whom they are sent to, bytes as encoded.
+    """The figures of one size. A message counts for its sender and for its receiver.
 
-    ``steady``: per second of training, before anybody dies. The root serves as many children as
-    the relays that it is compared with; those have an edge upwards besides.
+    ``steady`` figures are per second of training, before the first death. They compare the root
+    with relays that have as many children, and an edge to their parent.
     """
 
     nodes: int
@@ -87,8 +87,8 @@ class Figures:
     steady_root_bytes_s: float
     steady_relay_messages_s: float | None  # the median of all relays with as many children
     steady_relay_bytes_s: float | None
-    begun_virtual_s: float  # everybody has joined
-    stable_virtual_s: float | None  # from the last death until everybody follows again
+    begun_virtual_s: float  # until all nodes have joined
+    stable_virtual_s: float | None  # from the last death until all nodes have all commits again
     over_virtual_s: float
     wall_s: float
     cpu_s: float
@@ -99,8 +99,8 @@ class Figures:
     poll_s: float = POLL_S
 
 
-class Scale(World):
-    """A world without faults but the deaths, with its traffic measured."""
+class MeasuredWorld(World):
+    """A simulated fit with deaths but no other faults, which measures traffic."""
 
     def __init__(self, nodes: int) -> None:
         publishers = min(PUBLISHERS, nodes)
@@ -132,7 +132,7 @@ class Scale(World):
             self.time, faults, self._arrive_at_master, counts_traffic=True, poll_s=POLL_S
         )
         self.publishers = publishers
-        self.died_s: float | None = None  # the last one
+        self.died_s: float | None = None  # time of the last death
         self.stable_s: float | None = None
         self.began_s = 0.0
         self.depth = 0
@@ -140,29 +140,31 @@ class Scale(World):
         self.steady_traffic: dict[SimProcess | None, Traffic] = {}
         self.steady_commits = 0
         self.root_children = 0
-        self.relays: list[SimProcess] = []  # those with as many children
-        self.time.at(LOOK_S, self._look)
+        self.relays: list[SimProcess] = []  # with as many children as the root
+        self.time.at(CHECK_S, self._note_progress)
 
     def start(self, partition: int) -> None:
-        """Start a partition's worker, with a learner that always steps alike."""
+        """Start a partition's worker with a ``Steady`` learner."""
         before = len(self.processes)
         super().start(partition)
         for process in self.processes[before:]:
-            process.learner = Steady(self.time.rng)
+            process.learner = SteadyLearner(self.time.rng)
 
-    def _look(self) -> None:
-        """Training begins, deaths come, everything is well again."""
+    def _note_progress(self) -> None:
+        """Note when training begins, and when the mesh is stable after the last death."""
         now_s = self.time.now_s
         if self.phase is not Phase.GATHERING and not self.began_s:
             self.began_s = now_s
             self.depth = max(map(self.master.placement.tree.depth, self.master.members.live))
-            self.time.after(STEADY_S, self._end_steady, self.traffic(), len(self.checks.commits))
+            self.time.after(
+                STEADY_S, self._end_steady, self.count_traffic(), len(self.checks.commits)
+            )
         if self.died_s is not None and self.stable_s is None and now_s > self.died_s:
             self.stable_s = now_s if self._is_stable() else None
-        self.time.after(LOOK_S, self._look)
+        self.time.after(CHECK_S, self._note_progress)
 
-    def traffic(self) -> dict[SimProcess | None, Traffic]:
-        """Until now, by process; None: the master."""
+    def count_traffic(self) -> dict[SimProcess | None, Traffic]:
+        """Return the traffic until now by process; the master's key is None."""
         out: dict[SimProcess | None, Traffic] = defaultdict(Traffic)
         sent = [(None, self.network.master_links), *((p, p.links) for p in self.processes)]
         for source, links in sent:
@@ -176,7 +178,7 @@ class Scale(World):
         self.steady_commits = len(self.checks.commits) - commits
         self.steady_traffic = {
             end: Traffic(t.messages - before[end].messages, t.bytes - before[end].bytes)
-            for end, t in self.traffic().items()
+            for end, t in self.count_traffic().items()
         }
         self.root_children = len(self.master.children.by_node)
         self.relays = [p for p in self.alive if len(p.node.children.by_node) == self.root_children]
@@ -189,7 +191,7 @@ class Scale(World):
         self.end(victim, restart=True)
 
     def _is_stable(self) -> bool:
-        """The tree is that of the living, and each of them has all commits."""
+        """Return whether the tree has only live nodes, each of which has all commits."""
         members, placement = self.master.members, self.master.placement
         living = {p.node.node for p in self.alive if p.node.node is not None}
         if placement.moving or placement.suspects or members.live.keys() - living:
@@ -200,15 +202,15 @@ class Scale(World):
 
 
 def measure(nodes: int) -> Figures:
-    """Simulate one size, without looking for cycles, which would take a third of the time."""
+    """Simulate one size, without cyclic garbage collection, which takes a third of the time."""
     gc.disable()
     began_s, began_cpu_s = time.perf_counter(), time.process_time()
-    world = Scale(nodes)
+    world = MeasuredWorld(nodes)
     violations = world.run()
     wall_s, cpu_s = time.perf_counter() - began_s, time.process_time() - began_cpu_s
     if world.stable_s is None or world.died_s is None:
         violations.append("after the deaths it was never well again")
-    traffic = world.traffic()
+    traffic = world.count_traffic()
     root = traffic.pop(None)
     steady_root = world.steady_traffic.get(None, Traffic())
     relays = [world.steady_traffic[process] for process in world.relays]
@@ -227,10 +229,10 @@ def measure(nodes: int) -> Figures:
         steady_commits_s=world.steady_commits / STEADY_S,
         steady_root_messages_s=steady_root.messages / STEADY_S,
         steady_root_bytes_s=steady_root.bytes / STEADY_S,
-        steady_relay_messages_s=_median_s([t.messages for t in relays]),
-        steady_relay_bytes_s=_median_s([t.bytes for t in relays]),
+        steady_relay_messages_s=_compute_median_per_s([t.messages for t in relays]),
+        steady_relay_bytes_s=_compute_median_per_s([t.bytes for t in relays]),
         begun_virtual_s=world.began_s,
-        stable_virtual_s=_after(world.died_s, world.stable_s),
+        stable_virtual_s=_subtract(world.died_s, world.stable_s),
         over_virtual_s=world.time.now_s,
         wall_s=wall_s,
         cpu_s=cpu_s,
@@ -238,18 +240,18 @@ def measure(nodes: int) -> Figures:
     )
 
 
-def _median_s(values: list[int]) -> float | None:
+def _compute_median_per_s(values: list[int]) -> float | None:
     return statistics.median(values) / STEADY_S if values else None
 
 
-def _after(died_s: float | None, stable_s: float | None) -> float | None:
+def _subtract(died_s: float | None, stable_s: float | None) -> float | None:
     return None if died_s is None or stable_s is None else stable_s - died_s
 
 
 def main(argv: list[str]) -> int:
-    """Measure the sizes asked for, each in a fresh process; exit code 1 on any violation."""
-    parser = argparse.ArgumentParser(description="The mesh in virtual time, by size.")
-    parser.add_argument("--nodes", type=int, nargs="*", default=list(NODES))
+    """Measure the given sizes, each in a new process; return 1 if there was a violation."""
+    parser = argparse.ArgumentParser(description="Load of a mesh in virtual time, by its size.")
+    parser.add_argument("--nodes", type=int, nargs="*", default=list(NODES), help="sizes")
     parser.add_argument("--json", action="store_true", help="one JSON object per line and size")
     args = parser.parse_args(argv)
     bad = False
@@ -257,13 +259,13 @@ def main(argv: list[str]) -> int:
         with multiprocessing.get_context("spawn").Pool(1) as pool:
             figures: dict[str, Any] = asdict(pool.apply(measure, (nodes,)))
         rounded = {k: round(v, 2) if isinstance(v, float) else v for k, v in figures.items()}
-        text = json.dumps(rounded) if args.json else _table(rounded)
+        text = json.dumps(rounded) if args.json else _format_figures(rounded)
         print(text, flush=True)
         bad = bad or bool(figures["violations"])
     return 1 if bad else 0
 
 
-def _table(figures: dict[str, Any]) -> str:
+def _format_figures(figures: dict[str, Any]) -> str:
     return "\n".join(f"{name:>24}  {value}" for name, value in figures.items()) + "\n"
 
 

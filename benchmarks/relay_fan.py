@@ -1,16 +1,17 @@
-"""What a relay pays for its children, on one core: a commit, or a sum of commits, for each of them.
+"""Processor time with which a relay forwards a commit, or a sum of commits, to its children.
 
     python -m benchmarks.relay_fan --children 16 --update-bytes 65536 --json
 
-One object. The machine and the message endpoint are those of production, over memory; the children
-take frames and throw them away. Times are CPU time in milliseconds: a commit's from its frame to
-those of all children, a sum's from the machine's wish. Every ``x_`` figure is the median of the
-ratios of 15 pairs, measured in turns.
+Prints one object. The relay runs the package's state machine and message endpoint over an
+in-process transport; its children discard the frames. Times are milliseconds of processor time. A
+commit's time lasts from receiving its frame until the frames of all children are sent, a sum's from
+the state machine's effects on. Every ``x_`` figure is a median of the ratios of 15 pairs in turns.
 
-    commit_ms             received, opened, decoded, numbered in the log, sealed for all children
-    commit_x_each         the same, over encoding and cutting the body for each child
-    commit_x_sealing      the same, over sealing its frames alone: what AES takes
-    sum_ms, sum_x_each    a sum of 8 commits that all children get; over summing for each child
+    commit_ms             receive, decrypt, decode, append to the log, encrypt for all children
+    commit_x_each         the same, relative to encoding and splitting the body for each child
+    commit_x_sealing      the same, relative to encrypting the frames alone
+    sum_ms, sum_x_each    send the same sum of 8 commits to all children; relative to summing for
+                          each child
 """
 
 from __future__ import annotations
@@ -56,37 +57,37 @@ CHUNK_BYTES_MAX = 1 << 20
 
 
 class EncodedForEach(EncodingCache):
-    """Remembers nothing."""
+    """A cache that is cleared before each use, so that each child's message is encoded."""
 
     def encode(self, message: Message, piece_bytes: int) -> tuple[Kind, list[bytes]]:
-        """Encode a message anew for each child, without the cache."""
+        """Encode a message without the cache."""
         self.clear()
         return super().encode(message, piece_bytes)
 
 
 class SummedForEach(MergeCache):
-    """Remembers nothing."""
+    """A cache that is cleared before each use, so that updates are summed for each child."""
 
     def merge(self, effect: ev.SendMerged) -> MergedRange:
-        """Sum the updates anew for each child, without the cache."""
+        """Sum the updates without the cache."""
         self.clear()
         return super().merge(effect)
 
 
 class Relay:
-    """A worker with children, its parent, and what it wants performed as its thread would."""
+    """A worker's node with a parent and children; its effects are performed as in its thread."""
 
     def __init__(self, children: int) -> None:
         network, self.seal = MemoryNetwork(), Seal(bytes(KEY_BYTES), 1)
-        self.node = Node(_identity(), NodeLimits(), 0.0)
+        self.node = Node(_make_identity(), NodeLimits(), 0.0)
         self.transport, self._transports = network.open(), [network.open()]
-        self.mail, self._parent = (
+        self.endpoint, self._parent = (
             self._message_endpoint(self.transport, RELAY),
             self._message_endpoint(self._above, MASTER),
         )
         self.sums = MergeCache(Theta(N_PARAMS, K).merge)
         self._commit = 0
-        self._take_place()
+        self._join()
         for child in range(FIRST_CHILD, FIRST_CHILD + children):
             self._adopt(child, network.open())
 
@@ -100,9 +101,9 @@ class Relay:
             chunk_bytes_max=CHUNK_BYTES_MAX,
         )  # fmt: skip
 
-    def _take_place(self) -> None:
-        here, up = _at(self.transport, 10), _at(self._above, 10)
-        self.mail.listen(here)
+    def _join(self) -> None:
+        here, up = _make_address(self.transport, 10), _make_address(self._above, 10)
+        self.endpoint.listen(here)
         self._parent.open_edge(RELAY, 1, up, here)
         self.step(ev.StreamsOpened(here))
         self.step(ev.Received(MASTER, Welcome(
@@ -115,10 +116,10 @@ class Relay:
 
     def _adopt(self, child: int, transport: MemoryTransport) -> None:
         self._transports.append(transport)
-        peer = _at(transport, 10)
+        peer = _make_address(transport, 10)
         transport.open_receiver(peer.control_stream)
         transport.open_receiver(peer.data_stream)
-        local = _at(self.transport, 10 * child)
+        local = _make_address(self.transport, 10 * child)
         self.step(ev.Received(MASTER, Adopt(node=child, edge=child, local=local, peer=peer)))
         attach = Attach(have=0, whole=True, catching=False, ids=[child])
         self.step(ev.Received(child, attach))
@@ -126,46 +127,46 @@ class Relay:
     # -- as the node's thread --------------------------------------------------------------------
 
     def step(self, event: ev.Event) -> None:
-        """Hand an event to the relay's node, and perform what follows."""
+        """Pass an event to the relay's node, and perform the effects."""
         for effect in self.node.step(event, 0.0):
             self.perform(effect)
 
     def perform(self, effect: ev.Effect) -> None:
-        """Perform an effect: put messages into the mail."""
+        """Perform an effect that sends a message or opens an edge; ignore others."""
         match effect:
             case ev.Send(to=to, message=message):
-                self.mail.send(to, message)
+                self.endpoint.send(to, message)
             case ev.SendMerged(to=to):
-                self.mail.send(to, self.sums.merge(effect))
+                self.endpoint.send(to, self.sums.merge(effect))
             case ev.OpenEdge(node=node, edge=edge, local=local, peer=peer):
-                self.mail.open_edge(node, edge, local, peer)
+                self.endpoint.open_edge(node, edge, local, peer)
             case _:
                 pass  # for its trainer, or the master
 
     def flush(self) -> None:
-        """Send all mail to the children."""
+        """Send all waiting messages to the children."""
         self.sums.clear()
-        self.mail.flush()
-        assert not self.mail.waiting, "the children take all at once"
+        self.endpoint.flush()
+        assert not self.endpoint.waiting, "the children take all at once"
 
-    def take(self) -> None:
-        """One duty cycle with what has come."""
-        for sender, message in self.mail.receive(0.0):
+    def handle_received(self) -> None:
+        """Handle all received messages, and send what follows, as in one cycle of the thread."""
+        for sender, message in self.endpoint.receive(0.0):
             self.step(ev.Received(sender, message))
         self.flush()
 
     # -- its neighbours --------------------------------------------------------------------------
 
-    def feed(self, data: bytes) -> None:
-        """Its parent sends another commit."""
+    def send_commit(self, data: bytes) -> None:
+        """Send another commit from the parent to the relay."""
         self._commit += 1
         payload = Payload(form=1, tau_quanta=2, count=1, data=data)
         commit = Commit(commit=self._commit, origin=9, seq=self._commit, payload=payload)
         self._parent.send(RELAY, commit)
         self._parent.flush()
 
-    def rest(self) -> None:
-        """The neighbours have taken all that came, and say so."""
+    def acknowledge(self) -> None:
+        """Discard the neighbours' frames; let all children acknowledge all commits."""
         for transport in self._transports:
             transport.poll(0.0)
         for child in self.node.children.by_node.values():
@@ -183,34 +184,34 @@ class Relay:
             transport.poll(0.0)
 
 
-def _identity() -> Identity:
+def _make_identity() -> Identity:
     return Identity(
         token=1, partition=0, attempt=1, rows=1, checksum=1, batches=1, host="h", executor="e",
         pid=1, version="v", whole=True,
     )  # fmt: skip
 
 
-def _at(transport: MemoryTransport, stream: int) -> Address:
+def _make_address(transport: MemoryTransport, stream: int) -> Address:
     return Address(transport.endpoint.host, transport.endpoint.port, stream, stream + 1)
 
 
 # -- figures -----------------------------------------------------------------------------------
 
 
-def commit_ms(relay: Relay, data: bytes) -> float:
-    """CPU time of one commit, the mean of some."""
+def measure_commit_ms(relay: Relay, data: bytes) -> float:
+    """Return the processor time of a commit in milliseconds, the mean of ``ROUNDS`` commits."""
     spent_s = 0.0
     for _ in range(ROUNDS):
-        relay.feed(data)
+        relay.send_commit(data)
         began_s = time.thread_time()
-        relay.take()
+        relay.handle_received()
         spent_s += time.thread_time() - began_s
-        relay.rest()
+        relay.acknowledge()
     return 1000 * spent_s / ROUNDS
 
 
-def sealing_ms(relay: Relay, data: bytes) -> float:
-    """CPU time of sealing that commit for all children, and nothing else."""
+def measure_sealing_ms(relay: Relay, data: bytes) -> float:
+    """Return the processor time of encrypting a commit's frames for all children."""
     pieces = split_body(bytes(36) + data, relay.transport.max_frame_bytes - 64)
     began_s = time.thread_time()
     for counter in range(ROUNDS):
@@ -221,20 +222,20 @@ def sealing_ms(relay: Relay, data: bytes) -> float:
     return 1000 * (time.thread_time() - began_s) / ROUNDS
 
 
-def sum_ms(relay: Relay, entries: tuple[Commit, ...]) -> float:
-    """CPU time of one sum for all children."""
+def measure_sum_ms(relay: Relay, entries: tuple[Commit, ...]) -> float:
+    """Return the processor time of summing commits and sending the sum to all children."""
     last, count = [(9, len(entries))], sum(entry.payload.count for entry in entries)
     began_s = time.thread_time()
     for child in relay.node.children.by_node:
         relay.perform(ev.SendMerged(child, 0, len(entries), last, count, entries))
     relay.flush()
     spent_s = time.thread_time() - began_s
-    relay.rest()
+    relay.acknowledge()
     return 1000 * spent_s
 
 
-def updates(size: int) -> tuple[Commit, ...]:
-    """Commits of about so many bytes: a hit in gaps takes some."""
+def make_updates(size: int) -> tuple[Commit, ...]:
+    """Return commits of the order of ``size`` bytes, with about one hit per byte."""
     random, made = np.random.default_rng(1), []
     density = size / N_PARAMS
     for commit in range(1, COMMITS_IN_SUM + 1):
@@ -247,26 +248,32 @@ def updates(size: int) -> tuple[Commit, ...]:
     return tuple(made)
 
 
-def compared(one: Callable[[], float], other: Callable[[], float]) -> tuple[float, float]:
-    """Milliseconds of the one, and its ratio to the other: medians of pairs."""
+def compare(one: Callable[[], float], other: Callable[[], float]) -> tuple[float, float]:
+    """Measure both in turns; return the medians of the first and of its ratio to the second."""
     pairs = [(one(), other()) for _ in range(PAIRS)]
     return median(a for a, _ in pairs), median(a / b for a, b in pairs)
 
 
-def figures(children: int, update_bytes: int) -> dict[str, float]:
-    """All of them."""
+def measure(children: int, update_bytes: int) -> dict[str, float]:
+    """Measure everything, and return the figures."""
     assert quantum(K) <= TAU, "tau is on the grid"
     once, each = Relay(children), Relay(children)
-    each.mail.encodings = EncodedForEach()
+    each.endpoint.encodings = EncodedForEach()
     each.sums = SummedForEach(Theta(N_PARAMS, K).merge)
     data = np.random.default_rng(1).bytes(update_bytes)
-    entries = updates(update_bytes)
+    entries = make_updates(update_bytes)
     for relay in (once, each):
-        commit_ms(relay, data)
-        sum_ms(relay, entries)
-    spent, x_each = compared(lambda: commit_ms(once, data), lambda: commit_ms(each, data))
-    _, x_sealing = compared(lambda: commit_ms(once, data), lambda: sealing_ms(once, data))
-    summed, sum_x_each = compared(lambda: sum_ms(once, entries), lambda: sum_ms(each, entries))
+        measure_commit_ms(relay, data)
+        measure_sum_ms(relay, entries)
+    spent, x_each = compare(
+        lambda: measure_commit_ms(once, data), lambda: measure_commit_ms(each, data)
+    )
+    _, x_sealing = compare(
+        lambda: measure_commit_ms(once, data), lambda: measure_sealing_ms(once, data)
+    )
+    summed, sum_x_each = compare(
+        lambda: measure_sum_ms(once, entries), lambda: measure_sum_ms(each, entries)
+    )
     return {
         "children": children,
         "update_bytes": update_bytes,
@@ -279,13 +286,13 @@ def figures(children: int, update_bytes: int) -> dict[str, float]:
 
 
 def main(argv: list[str]) -> int:
-    """Print one object, or one figure a line."""
-    parser = argparse.ArgumentParser(description="What a relay pays for its children.")
-    parser.add_argument("--children", type=int, default=16)
-    parser.add_argument("--update-bytes", type=int, default=65_536)
+    """Print one JSON object, or a line for each figure."""
+    parser = argparse.ArgumentParser(description="Processor time of a relay for its children.")
+    parser.add_argument("--children", type=int, default=16, help="of the relay")
+    parser.add_argument("--update-bytes", type=int, default=65_536, help="size of an update")
     parser.add_argument("--json", action="store_true", help="one JSON object")
     args = parser.parse_args(argv)
-    rounded = {k: round(v, 4) for k, v in figures(args.children, args.update_bytes).items()}
+    rounded = {k: round(v, 4) for k, v in measure(args.children, args.update_bytes).items()}
     lines = (f"{name:20} {value:.10g}" for name, value in rounded.items())
     print(json.dumps(rounded) if args.json else "\n".join(lines), flush=True)
     return 0

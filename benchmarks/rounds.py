@@ -1,4 +1,4 @@
-"""What a round costs besides training: time and processor time from a publication to its commit.
+"""Time of a round without training: from a publication to its commit and application, by phase.
 
     python -m benchmarks.rounds --json
     python -m benchmarks.rounds --sizes 85000 --workers 2 --systems wrapper,aeron,gloo --steps 400
@@ -23,9 +23,10 @@ an origin needs; what it needs more with two is what a receiver does.
 Each step adds 1 to some parameters, so these leave the range of exact addition after about 1,600
 steps of all workers together, and ``replicas_equal`` is then false.
 
-Beside them, ``aeron``: two processes that send one another a frame as long as the mean update, over
-the same media driver, by C calls that never sleep (``spin_ms``, half a round trip) and as our
-endpoints wait, by doorbells (``bell_ms``). ``gloo``: torch's all-reduce of all parameters.
+For comparison, in ``aeron`` two processes send a frame of an update's size back and forth over the
+same media driver: by C calls that never sleep (``spin_ms``, half a round trip), and waiting as
+sparkstrom's endpoints do, for a doorbell (``bell_ms``). ``gloo`` is torch's all-reduce of all
+parameters.
 """
 
 from __future__ import annotations
@@ -58,8 +59,8 @@ MESH_FAN_OUT = 2
 def main() -> int:
     """Print one line per system, size and number of workers."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--systems", default=",".join(SYSTEMS), help="which, by comma")
-    parser.add_argument("--sizes", default="1000,85000,1000000", help="parameters, by comma")
+    parser.add_argument("--systems", default=",".join(SYSTEMS), help="systems, by comma")
+    parser.add_argument("--sizes", default="1000,85000,1000000", help="of the model, by comma")
     parser.add_argument("--workers", default="1,2,4", help="numbers of workers, by comma")
     parser.add_argument("--steps", type=int, default=300, help="of each worker")
     parser.add_argument("--json", action="store_true", help="one JSON object per line")
@@ -74,7 +75,7 @@ def main() -> int:
                     continue
                 result = measure(system, n_params, count, args.steps)
                 result = {"system": system, "n_params": n_params, "workers": count} | result
-                print(json.dumps(result) if args.json else line(result), flush=True)
+                print(json.dumps(result) if args.json else format_result(result), flush=True)
     return 0
 
 
@@ -133,14 +134,14 @@ def fit_on_cluster(model: SilentModel, workers: int, steps: int, *, mesh: bool) 
 
 
 def _rows(count: int) -> tuple[Any, Any]:
-    """Return rows of no content."""
+    """Return rows of zeros: features and labels."""
     return np.zeros((count, 1), np.float32), np.zeros(count, int)
 
 
 class SilentModel(StandInModel):
     """Each step adds 1 to the next ``SENT_FRACTION`` of the parameters, and computes nothing.
 
-    Where it is unpickled, probes are installed: in each worker's process.
+    Unpickling it installs the probes, which happens in each worker's process.
     """
 
     def __init__(self, n_params: int, directory: str) -> None:
@@ -150,7 +151,7 @@ class SilentModel(StandInModel):
         self._begin = 0
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """And install the probes."""
+        """Restore the model, and install the probes."""
         self.__dict__.update(state)
         install_probes(self.directory)
 
@@ -171,7 +172,7 @@ class SilentModel(StandInModel):
 
 
 class Probes:
-    """What is measured in one process, written to a file when its protocol thread ends."""
+    """The measured values of one process, written to a file when its protocol thread ends."""
 
     def __init__(self) -> None:
         self.steps_s: list[float] = []
@@ -183,7 +184,7 @@ class Probes:
         self.neighbours: list[int] = []  # nodes that this one was connected to
 
     def write(self, directory: str) -> None:
-        """Write all to a file of its own."""
+        """Write all values to a new file."""
         Path(directory, f"{os.getpid()}-{secrets.token_hex(4)}").write_text(json.dumps(vars(self)))
 
 
@@ -191,7 +192,7 @@ PROBES = Probes()
 
 
 def install_probes(directory: str) -> None:
-    """Measure in this process from now on, for a fit that begins."""
+    """Make the package's methods in this process measure the next fit."""
     global PROBES
     from sparkstrom.protocol.master.commit_order import CommitOrder
     from sparkstrom.protocol.master.master import Master
@@ -316,7 +317,7 @@ def _phases_ms(processes: list[dict[str, Any]], updates: int) -> dict[str, float
     }  # fmt: skip
 
 
-# -- beside them -----------------------------------------------------------------------------------
+# -- for comparison --------------------------------------------------------------------------------
 
 
 def ping_pong(n_params: int, steps: int) -> dict[str, Any]:
@@ -344,7 +345,7 @@ def _open_local(key: str, receive: int, send: int) -> tuple[Any, Any]:
 
 
 def _send(transport: Any, sender: Any, frames: list[bytes]) -> None:
-    """Send frames, all of them."""
+    """Send all frames, waiting for a receiver with room if needed."""
     while frames:
         sent, _ = sender.offer(frames)
         frames = frames[sent:]
@@ -406,8 +407,8 @@ def _reduce(rank: int, n_params: int, workers: int, steps: int, directory: str) 
     dist.destroy_process_group()
 
 
-def line(result: dict[str, Any]) -> str:
-    """For people."""
+def format_result(result: dict[str, Any]) -> str:
+    """Return a result as text."""
     name = f"{result['system']}, {result['n_params']:,} parameters, {result['workers']} processes"
     times = {key: value for key, value in result.items() if key.endswith("_ms")}
     return f"{name}: " + ", ".join(f"{key} {value}" for key, value in times.items())

@@ -1,18 +1,19 @@
-"""`sparkstrom scaling` against real runs: hosts behind links of their own rate, a worker on each.
+"""Predictions of `sparkstrom scaling` compared with real fits, a worker on each host behind a link.
 
     python -m benchmarks.scaling --json
 
-Each case is a fit on real executors in network namespaces (root; ``benchmarks.hosts``), with steps
-that sleep, so that two cores can hold several workers. One worker alone gives the step; the
-messages' density is the run's own. With these the formula says what so many workers come to:
+Each case is a fit on real executors in network namespaces (root; ``benchmarks.hosts``). Its steps
+mostly sleep, so that several workers can share two cores. The formula gets the time of a step from
+a fit of one worker, and the density of updates from the measured fit, and predicts:
 
-    step_ms                    from a minibatch of a worker to its next
+    step_ms                    from a minibatch of a worker to its next one
     updates_per_step           of a worker
-    staleness                  minibatches, mean
-    worker_sent, driver_sent   bytes per step that left such a host
+    staleness                  mean, in minibatches
+    worker_sent, driver_sent   bytes per step that leave a worker's host, and the driver's host
 
-each with ``_reckoned`` and ``_deviation``, reckoned / measured - 1, and ``waits_for`` as the
-formula has it. On host 0 there are the driver and a worker, which its link does not see.
+Each key has the measured value. The key with ``_reckoned`` has the predicted value, and the one
+with ``_deviation`` has predicted / measured - 1. ``waits_for`` is what limits the steps according
+to the formula. The driver's host also has a worker, whose traffic with the driver uses no link.
 """
 
 from __future__ import annotations
@@ -34,20 +35,22 @@ from sparkstrom.planning.scaling import TOPOLOGIES, ScalingInputs, ThroughputPre
 
 LEARNING_RATE = 1e-3
 WIDTHS = (1024, 1024)
-WIRE_S = 0.0002  # one way between two namespaces, with the switch
+WIRE_S = 0.0002  # latency between two namespaces, through the switch
 
 
 def main() -> int:
-    """One line per case."""
+    """Print one line per case."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.scaling",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--workers", default="1,2,4", help="the first must be 1")
-    parser.add_argument("--rate", default="100mbit,10mbit,2mbit", help="of links, as tc has it")
-    parser.add_argument("--step-ms", type=int, default=200, help="of sleep in each step")
-    parser.add_argument("--seconds", type=float, default=30.0, help="of training, at most")
+    parser.add_argument("--workers", default="1,2,4", help="numbers, by comma; the first must be 1")
+    parser.add_argument(
+        "--rate", default="100mbit,10mbit,2mbit", help="of links, as in tc, by comma"
+    )
+    parser.add_argument("--step-ms", type=int, default=200, help="time that each step sleeps")
+    parser.add_argument("--seconds", type=float, default=30.0, help="limit of training per fit")
     parser.add_argument("--json", action="store_true", help="one JSON object per line")
     args = parser.parse_args()
     counts = [int(count) for count in args.workers.split(",")]
@@ -57,24 +60,26 @@ def main() -> int:
         print(f"benchmarks.scaling: {reason}", file=sys.stderr)
         return 2
     for rate in args.rate.split(","):
-        for found in cases(rate, counts, args.step_ms, args.seconds):
-            print(json.dumps(found) if args.json else line(found), flush=True)
+        for found in measure_cases(rate, counts, args.step_ms, args.seconds):
+            print(json.dumps(found) if args.json else format_result(found), flush=True)
     return 0
 
 
-def cases(rate: str, counts: list[int], step_ms: int, seconds: float) -> Iterator[dict[str, Any]]:
-    """All of one rate; the first is one worker alone."""
+def measure_cases(
+    rate: str, counts: list[int], step_ms: int, seconds: float
+) -> Iterator[dict[str, Any]]:
+    """Measure all numbers of workers with one rate; the first must be one worker."""
     alone_s = 0.0
     for workers in counts:
-        found = measured(rate, workers, step_ms, seconds)
+        found = run_fit(rate, workers, step_ms, seconds)
         if "summary" not in found:
             raise RuntimeError(f"{workers} workers at {rate}: {found['ended']}; {found.get('log')}")
         alone_s = alone_s or found["ms_per_step"] / 1000
-        yield compared(rate, workers, found, alone_s)
+        yield compare_with_formula(rate, workers, found, alone_s)
 
 
-def measured(rate: str, workers: int, step_ms: int, seconds: float) -> dict[str, Any]:
-    """A fit's figures, as ``benchmarks.slow_link`` has them."""
+def run_fit(rate: str, workers: int, step_ms: int, seconds: float) -> dict[str, Any]:
+    """Run a fit; return its figures as in ``benchmarks.slow_link``."""
     trial = Trial(
         system=OURS, rate=LEARNING_RATE, seed=0, workers=workers, widths=WIDTHS,
         optimizer="adam", epochs=1000, limit_s=seconds,
@@ -83,10 +88,12 @@ def measured(rate: str, workers: int, step_ms: int, seconds: float) -> dict[str,
     return figures(trial, observe(Link(rate), [trial], conf))
 
 
-def compared(rate: str, workers: int, found: dict[str, Any], alone_s: float) -> dict[str, Any]:
-    """What was measured, and what the formula says."""
+def compare_with_formula(
+    rate: str, workers: int, found: dict[str, Any], alone_s: float
+) -> dict[str, Any]:
+    """Return the measured and the predicted values."""
     summary, steps = found["summary"], found["steps"]
-    n_params = data.flat_of(data.make_module(WIDTHS, 0)).size
+    n_params = data.copy_parameters(data.make_module(WIDTHS, 0)).size
     work = ScalingInputs(
         n_params=n_params,
         step_s=alone_s,
@@ -94,7 +101,7 @@ def compared(rate: str, workers: int, found: dict[str, Any], alone_s: float) -> 
         link_bits_s=parse_rate(rate),
         latency_s=WIRE_S,
         beside_driver=1,
-        encoding_s=0.0,  # it is in one worker's step
+        encoding_s=0.0,  # included in the step of one worker
     )
     pace: ThroughputPrediction = TOPOLOGIES["star"](work, workers)
     result = {
@@ -103,20 +110,20 @@ def compared(rate: str, workers: int, found: dict[str, Any], alone_s: float) -> 
         "density": summary["sent_fraction"],
         "updates_per_step": round(summary["updates"] / max(1, steps * workers), 3),
         "updates_per_step_reckoned": round(1 / pace.steps_per_update, 3),
-        **beside("step_ms", found["ms_per_step"], 1000 * pace.step_s),
-        **beside("staleness", summary["staleness_mean"], pace.staleness),
+        **compare_value("step_ms", found["ms_per_step"], 1000 * pace.step_s),
+        **compare_value("staleness", summary["staleness_mean"], pace.staleness),
         "waits_for": pace.limited_by,
     }
     if workers > 1:
         others = found["bytes_training"] - found["bytes_driver_training"]
-        result |= beside("worker_sent", others / (workers - 1) / steps, pace.worker_sent)
+        result |= compare_value("worker_sent", others / (workers - 1) / steps, pace.worker_sent)
         driver = found["bytes_driver_training"] / steps
-        result |= beside("driver_sent", driver, pace.driver_sent)
+        result |= compare_value("driver_sent", driver, pace.driver_sent)
     return result
 
 
-def beside(name: str, measured: float, reckoned: float) -> dict[str, Any]:
-    """A figure with the formula's; the deviation of nothing is none."""
+def compare_value(name: str, measured: float, reckoned: float) -> dict[str, Any]:
+    """Return a measured value, the predicted one and the deviation, which is None of 0."""
     return {
         name: round(measured, 3),
         f"{name}_reckoned": round(reckoned, 3),
@@ -124,12 +131,12 @@ def beside(name: str, measured: float, reckoned: float) -> dict[str, Any]:
     }
 
 
-def line(found: dict[str, Any]) -> str:
-    """For people."""
+def format_result(found: dict[str, Any]) -> str:
+    """Return a result as text."""
     return (
         f"{found['rate']:>8} {found['workers']} workers: {found['step_ms']:.0f} ms a step, "
-        f"reckoned {found['step_ms_reckoned']:.0f} ({found['step_ms_deviation']:+.0%}); "
-        f"staleness {found['staleness']}, reckoned {found['staleness_reckoned']}"
+        f"predicted {found['step_ms_reckoned']:.0f} ({found['step_ms_deviation']:+.0%}); "
+        f"staleness {found['staleness']}, predicted {found['staleness_reckoned']}"
     )
 
 

@@ -1,17 +1,22 @@
-"""Serving: 64 threads that ask one model, batched against sequential and in place; and a table.
+"""Serving: requests of 64 threads to one model in each mode, and predictions for a table.
 
     python -m benchmarks.serving --json
     python -m benchmarks.serving --rows 10000000 --json
 
-One object per mode: ``requests_s`` and ``p50_ms``, ``p99_ms`` of a request of one row, from each of
-``--clients`` threads that ask again as soon as they have their answer. ``x_sequential``:
-requests/s against SEQUENTIAL in the same sitting; each mode is measured ``--pairs`` times in turns,
-and the median counts. ``replaced``: the model is replaced 20 times meanwhile; ``mixed`` and
-``dropped`` are answers that are no one model's, and requests that got none.
+Each of ``--clients`` threads requests a prediction for one row, and sends the next request when it
+has the answer. The modes are measured in turns, each ``--pairs`` times. One object per mode:
 
-With ``--rows``: that many rows of ``--width`` floats through ``network.udf()`` and through Spark's
-``predict_batch_udf`` with the same NumPy network, on local[2]: rows/s, the median of ``--pairs``
-turns after one that warms up, and VmHWM of the largest Python worker in MiB.
+    requests_s       requests per second, median
+    p50_ms, p99_ms   time of a request
+    x_sequential     requests per second, relative to SEQUENTIAL
+
+The last object is a run in mode BATCHED in which the model is ``replaced`` 20 times. ``mixed``
+counts answers that are of no single model, and ``dropped`` requests without an answer.
+
+With ``--rows``, ``network.udf()`` and Spark's ``predict_batch_udf`` predict this number of rows
+with ``--width`` floats by the same NumPy network, on local[2]: rows per second, the median of
+``--pairs`` runs in turns after a first one that does not count, and the peak of resident memory
+(VmHWM) of the largest Python worker in MiB.
 """
 
 from __future__ import annotations
@@ -36,23 +41,25 @@ REPLACED = 20
 
 
 def main() -> int:
-    """One line per case."""
+    """Print one line per case."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.serving",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--clients", type=int, default=64)
-    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--clients", type=int, default=64, help="threads that send requests")
+    parser.add_argument("--workers", type=int, default=2, help="of ParallelInference")
     parser.add_argument("--batch-limit", type=int, default=64, help="rows")
     parser.add_argument("--seconds", type=float, default=3.0, help="of each measurement")
-    parser.add_argument("--pairs", type=int, default=3)
+    parser.add_argument("--pairs", type=int, default=3, help="measurements of each case")
     parser.add_argument("--model", choices=["dense", "torch"], default="dense")
-    parser.add_argument("--rows", type=int, default=0, help="of a table instead of clients")
-    parser.add_argument("--width", type=int, default=64)
+    parser.add_argument("--rows", type=int, default=0, help="predict a table of this size instead")
+    parser.add_argument("--width", type=int, default=64, help="of the table: floats of a row")
     parser.add_argument("--json", action="store_true", help="one JSON object per line")
     args = parser.parse_args()
-    for found in tables(args.rows, args.width, args.pairs) if args.rows else modes(args):
+    tables = args.rows > 0
+    results = measure_tables(args.rows, args.width, args.pairs) if tables else measure_modes(args)
+    for found in results:
         words = ", ".join(f"{name} {value}" for name, value in found.items())
         print(json.dumps(found) if args.json else words, flush=True)
     return 0
@@ -61,13 +68,13 @@ def main() -> int:
 # -- clients ---------------------------------------------------------------------------------------
 
 
-def modes(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """Each mode, in turns."""
+def measure_modes(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Measure all modes in turns, then the replacement of models; yield the figures."""
     model = make_model(args.model)
     runs: dict[InferenceMode, list[list[float]]] = {mode: [] for mode in InferenceMode}
     for _ in range(args.pairs):
         for mode, times in runs.items():
-            times.append(asked(model, mode, args))
+            times.append(measure_requests(model, mode, args))
     rates = {mode: median(len(run) / args.seconds for run in times) for mode, times in runs.items()}
     for mode, times in runs.items():
         all_ms = 1000 * np.sort(np.concatenate(times))
@@ -80,11 +87,11 @@ def modes(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
             "p50_ms": round(float(np.quantile(all_ms, 0.5)), 2),
             "p99_ms": round(float(np.quantile(all_ms, 0.99)), 2),
         }
-    yield replaced(args)
+    yield replace_models(args)
 
 
 def make_model(kind: str) -> Any:
-    """The same layers, by NumPy or by torch."""
+    """Return a network of the same layers, in NumPy (``dense``) or torch."""
     if kind == "dense":
         return DenseNetwork(WIDTHS, seed=1)
     from functools import partial
@@ -101,25 +108,25 @@ def make_model(kind: str) -> Any:
     return TorchModel(module, torch.nn.CrossEntropyLoss(), partial(torch.optim.SGD, lr=0.1))
 
 
-def asked(model: Any, mode: InferenceMode, args: argparse.Namespace) -> list[float]:
-    """Seconds of each request of all clients."""
+def measure_requests(model: Any, mode: InferenceMode, args: argparse.Namespace) -> list[float]:
+    """Serve a model to all clients; return the seconds of each of their requests."""
     row = np.random.default_rng(0).random((1, WIDTHS[0]), np.float32)
     times: list[list[float]] = [[] for _ in range(args.clients)]
-    with serving(model, mode, args) as inference:
+    with make_server(model, mode, args) as inference:
         inference.output(row)
         until_s = time.monotonic() + args.seconds
 
-        def client(own: list[float]) -> None:
+        def send_requests(own: list[float]) -> None:
             while (began_s := time.monotonic()) < until_s:
                 inference.output(row)
                 own.append(time.monotonic() - began_s)
 
-        run_all([threading.Thread(target=client, args=(own,)) for own in times])
+        run_all([threading.Thread(target=send_requests, args=(own,)) for own in times])
     return [one for own in times for one in own]
 
 
-def serving(model: Any, mode: InferenceMode, args: argparse.Namespace, **more: Any) -> Any:
-    """Nobody is refused: there is room for all clients."""
+def make_server(model: Any, mode: InferenceMode, args: argparse.Namespace, **more: Any) -> Any:
+    """Return a server whose queue has room for all clients."""
     return ParallelInference(
         model,
         workers=args.workers,
@@ -131,18 +138,21 @@ def serving(model: Any, mode: InferenceMode, args: argparse.Namespace, **more: A
 
 
 def run_all(threads: list[threading.Thread]) -> None:
-    """Until all have ended."""
+    """Run threads until all have ended."""
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
 
 
-def replaced(args: argparse.Namespace) -> dict[str, Any]:
-    """Models that put out one value each, replaced while everybody asks."""
+def replace_models(args: argparse.Namespace) -> dict[str, Any]:
+    """Replace the model while clients send requests; count mixed and missing answers.
+
+    All outputs of one model are equal, so an answer with two values is of two models.
+    """
     model = DenseNetwork([4, 8], loss="squared_error", seed=1)
 
-    def of(value: float) -> Any:
+    def make_parameters(value: float) -> Any:
         parameters = np.zeros(model.n_params, np.float32)
         parameters[-8:] = value  # the biases
         return parameters
@@ -150,9 +160,10 @@ def replaced(args: argparse.Namespace) -> dict[str, Any]:
     rows = np.zeros((4, 4), np.float32)
     counts = {"asked": 0, "answered": 0, "mixed": 0}
     lock, done = threading.Lock(), threading.Event()
-    with serving(model, InferenceMode.BATCHED, args, parameters=of(0)) as inference:
+    first = make_parameters(0)
+    with make_server(model, InferenceMode.BATCHED, args, parameters=first) as inference:
 
-        def client() -> None:
+        def send_requests() -> None:
             while not done.is_set():
                 with lock:
                     counts["asked"] += 1
@@ -163,11 +174,11 @@ def replaced(args: argparse.Namespace) -> dict[str, Any]:
 
         def replace() -> None:
             for value in range(REPLACED):
-                inference.update_model(model, parameters=of(value))
+                inference.update_model(model, parameters=make_parameters(value))
                 time.sleep(args.seconds / REPLACED)
             done.set()
 
-        clients = [threading.Thread(target=client) for _ in range(args.clients)]
+        clients = [threading.Thread(target=send_requests) for _ in range(args.clients)]
         run_all([*clients, threading.Thread(target=replace)])
     dropped = counts["asked"] - counts["answered"]
     return {"replaced": REPLACED, **counts, "dropped": dropped}
@@ -176,8 +187,8 @@ def replaced(args: argparse.Namespace) -> dict[str, Any]:
 # -- a table ---------------------------------------------------------------------------------------
 
 
-def tables(rows: int, width: int, pairs: int) -> Iterator[dict[str, Any]]:
-    """network.udf, and predict_batch_udf."""
+def measure_tables(rows: int, width: int, pairs: int) -> Iterator[dict[str, Any]]:
+    """Predict a table with ``network.udf`` and ``predict_batch_udf``; yield the figures."""
     from pyspark.sql import SparkSession
     from pyspark.sql import functions as sql
 
@@ -192,32 +203,32 @@ def tables(rows: int, width: int, pairs: int) -> Iterator[dict[str, Any]]:
             lambda i: ((sql.col("id") * i) % 97 / 97).cast("float"),
         ).alias("x")
     )
-    functions = {"network.udf": network.udf(), "predict_batch_udf": theirs(network, width)}
+    functions = {"network.udf": network.udf(), "predict_batch_udf": make_batch_udf(network, width)}
     found: dict[str, Any] = {}
     made = {
         name: frame.select(sql.sum(function("x")[0]).alias("sum"), sql.count("*").alias("rows"))
         for name, function in functions.items()
     }
     rates: dict[str, list[float]] = {name: [] for name in functions}
-    for turn in range(1 + pairs):  # the first compiles what all others run
+    for turn in range(1 + pairs):  # the first compiles code for the others
         for name, asked in made.items():
             began_s = time.monotonic()
             found[name] = asked.first()
             if turn:
                 rates[name].append(rows / (time.monotonic() - began_s))
-    for name, told in found.items():
+    for name, totals in found.items():
         yield {
             "function": name,
-            "rows": told["rows"],
+            "rows": totals["rows"],
             "rows_s": round(statistics.median(rates[name])),
-            "peak_mib": max(peaks(session)),
-            "sum": round(told["sum"], 3),
+            "peak_mib": max(read_peaks_mib(session)),
+            "sum": round(totals["sum"], 3),
         }
     session.stop()
 
 
-def theirs(network: Any, width: int) -> Any:
-    """The same network, as Spark's users write it."""
+def make_batch_udf(network: Any, width: int) -> Any:
+    """Return a ``predict_batch_udf`` of the same network, as users of Spark write it."""
     from pyspark.ml.functions import predict_batch_udf
     from pyspark.sql.types import ArrayType, FloatType
 
@@ -235,8 +246,8 @@ def theirs(network: Any, width: int) -> Any:
     )
 
 
-def peaks(session: Any) -> list[int]:
-    """VmHWM of the Python workers, in MiB."""
+def read_peaks_mib(session: Any) -> list[int]:
+    """Return the peaks of resident memory (VmHWM) of the Python workers, in MiB."""
 
     def of_worker(_: Any) -> Iterator[int]:
         with open("/proc/self/status") as status:

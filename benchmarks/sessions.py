@@ -1,4 +1,4 @@
-"""Spark applications for benchmarks on one machine, with executors that are processes."""
+"""Spark applications for benchmarks, with executor processes on one machine."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[1]  # executors import modules that are defined here
+ROOT = Path(__file__).parents[1]  # from which executors import modules of the benchmarks
 
 
 @contextmanager
 def local_cluster(workers: int, **conf: str) -> Iterator[Any]:
-    """A session with a task slot for each worker: one executor per two of them.
+    """Yield a session with a task slot for each worker, and an executor for each two workers.
 
-    ``conf`` is more configuration, with underscores for dots.
+    ``conf`` is additional configuration, with underscores in the place of dots.
     """
     from pyspark.sql import SparkSession
 

@@ -1,12 +1,20 @@
-"""Seconds from the call of ``fit`` to the first step, broken down, for the first fits of a session.
+"""Seconds from the call of ``fit`` to the first step, by phase, for the first fits of a session.
 
     python -m benchmarks.start --model dense,torch --sessions 3 [--preload] --json
 
-Each session is a Spark application of its own on ``local-cluster[2,2,1024]``, whose executors are
-up before the first call. Marks come from the driver (prepare: until the Spark job is about to be
-submitted), from Spark (when it launched the first task of a stage) and from each worker's model:
-unpickled (imported), given rows, bound, stepped. A phase is from the mark before it to its own, of
-the last worker; ``cpu_seconds`` are of the driver program and all below it, from call to summary.
+Each session is a Spark application of its own on ``local-cluster[2,2,1024]``, whose executors have
+started before the first call. A phase lasts from the end of the previous phase until its event has
+happened, in the slowest worker. In their order:
+
+    prepare    the driver program is about to submit the Spark job
+    stage N    Spark has launched the first task of a stage
+    imported   the model is unpickled, and what it needs is imported
+    rows       the worker has its rows
+    bound      the model has its parameters
+    step       the first step is done
+
+``cpu_seconds`` is the processor time of the driver program and all processes below it, from the
+call to the summary.
 """
 
 from __future__ import annotations
@@ -34,30 +42,30 @@ EPOCHS = 2
 TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 
 
-MODELS = {"dense": start_models.dense, "torch": start_models.torch}
+MODELS = {"dense": start_models.make_dense, "torch": start_models.make_torch}
 
 
 def main() -> int:
-    """Print one line per fit, and medians over the sessions."""
+    """Print one line per fit, with medians over the sessions."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--model", default="dense", help="dense, torch, by comma")
+    parser.add_argument("--model", default="dense", help="dense, torch or both, by comma")
     parser.add_argument("--sessions", type=int, default=3)
-    parser.add_argument("--fits", type=int, default=3, help="of a session")
-    parser.add_argument("--preload", action="store_true", help="import torch before forks")
+    parser.add_argument("--fits", type=int, default=3, help="in each session")
+    parser.add_argument("--preload", action="store_true", help="with sparkstrom's Python daemon")
     parser.add_argument("--json", action="store_true", help="one JSON object per line")
     args = parser.parse_args()
     for name in args.model.split(","):
         results = [
-            r for _ in range(args.sessions) for r in session_of(name, args.fits, args.preload)
+            r for _ in range(args.sessions) for r in run_session(name, args.fits, args.preload)
         ]
         for number in range(args.fits):
-            result = median([r for r in results if r["fit"] == number + 1])
-            print(json.dumps(result) if args.json else line(result), flush=True)
+            result = compute_medians([r for r in results if r["fit"] == number + 1])
+            print(json.dumps(result) if args.json else format_result(result), flush=True)
     return 0
 
 
-def session_of(name: str, fits: int, preload: bool) -> Iterator[dict[str, Any]]:
-    """All fits of one application."""
+def run_session(name: str, fits: int, preload: bool) -> Iterator[dict[str, Any]]:
+    """Run all fits of one application, and yield their figures."""
     daemon = {"spark_python_daemon_module": "sparkstrom.spark.daemon"} if preload else {}
     if preload:
         os.environ["SPARKSTROM_PRELOAD"] = "torch" if name == "torch" else ""
@@ -72,24 +80,24 @@ def session_of(name: str, fits: int, preload: bool) -> Iterator[dict[str, Any]]:
         model.marks = marks
         network = SparkNetwork(session, model, SharedTrainingMaster(), progress=False)
         for number in range(fits):
-            yield {"model": name, "fit": number + 1} | one_fit(session, network, data, marks)
+            yield {"model": name, "fit": number + 1} | run_fit(session, network, data, marks)
         network.close()
 
 
-def one_fit(session: Any, network: Any, data: Any, marks: Path) -> dict[str, Any]:
-    """Its seconds, by phase."""
-    jobs = jobs_of(session)
+def run_fit(session: Any, network: Any, data: Any, marks: Path) -> dict[str, Any]:
+    """Run one fit; return its seconds, in total and by phase."""
+    jobs = read_launch_times(session)
     marks.write_text("")
-    cpu_s, called_s, wall_s = cpu_seconds(), time.monotonic(), time.time()
+    cpu_s, called_s, wall_s = read_cpu_seconds(), time.monotonic(), time.time()
     summary = network.fit(data, epochs=EPOCHS, run_log="")
-    used_s = cpu_seconds() - cpu_s
-    told = [json.loads(line) for line in marks.read_text().splitlines()]
+    used_s = read_cpu_seconds() - cpu_s
+    events = [json.loads(line) for line in marks.read_text().splitlines()]
     last = {
-        name: max(m["s"] for m in told if m["name"] == name and m["pid"] != os.getpid())
+        name: max(m["s"] for m in events if m["name"] == name and m["pid"] != os.getpid())
         for name in ("imported", "rows", "bound", "step")
     }
-    first_s = min(m["s"] for m in told if m["name"] == "step")
-    stages = [(m - wall_s * 1000) / 1000 for m in jobs_of(session)[len(jobs) :]]
+    first_s = min(m["s"] for m in events if m["name"] == "step")
+    stages = [(m - wall_s * 1000) / 1000 for m in read_launch_times(session)[len(jobs) :]]
     phases, before_s = {}, 0.0
     for name, s in [
         ("prepare", summary.phase_seconds["prepare"]),
@@ -106,8 +114,8 @@ def one_fit(session: Any, network: Any, data: Any, marks: Path) -> dict[str, Any
     }
 
 
-def jobs_of(session: Any) -> list[int]:
-    """When Spark launched the first task of each stage so far, in ms since 1970, in order."""
+def read_launch_times(session: Any) -> list[int]:
+    """Return when Spark launched the first task of each stage so far, in ms since 1970, sorted."""
     context = session.sparkContext
     quantiles = context._gateway.new_array(context._jvm.double, 0)
     stages = context._jsc.sc().statusStore().stageList(None, False, False, quantiles, None)
@@ -116,14 +124,14 @@ def jobs_of(session: Any) -> list[int]:
 
 
 def await_executors(session: Any) -> None:
-    """Both, but no Python worker of theirs."""
+    """Wait until both executors have started; do not start their Python workers."""
     status = session.sparkContext._jsc.sc()
     while status.getExecutorMemoryStatus().size() < 3:
         time.sleep(0.1)
 
 
-def cpu_seconds() -> float:
-    """User and system time of this process and all below it, the ended ones included."""
+def read_cpu_seconds() -> float:
+    """Return the processor time of this process and all below it, with that of ended children."""
     table = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -139,8 +147,8 @@ def cpu_seconds() -> float:
     return sum(table[pid][1] for pid in ours) * TICK_S
 
 
-def median(results: list[dict[str, Any]]) -> dict[str, Any]:
-    """Of each figure over the sessions."""
+def compute_medians(results: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the median over the sessions of each figure."""
     first = results[0]
     numbers = [name for name in first if name not in ("model", "fit", "phases")]
     return {
@@ -156,8 +164,8 @@ def median(results: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def line(result: dict[str, Any]) -> str:
-    """For people."""
+def format_result(result: dict[str, Any]) -> str:
+    """Return a result as text."""
     phases = ", ".join(f"{name} {s:.2f}" for name, s in result["phases"].items())
     return (
         f"{result['model']}, fit {result['fit']}: first step after {result['first_step']:.2f} s "

@@ -1,4 +1,4 @@
-"""Models that say when they begin, in each process: ``benchmarks.start`` reads it."""
+"""Models that record the time of their first events in each process, for ``benchmarks.start``."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from sparkstrom.models import DenseNetwork, Sgd
 
 
 class Stamped:
-    """Mixed in before a model's class: ``marks`` gets a JSON line at each first time."""
+    """A mixin for models that appends a JSON line to file ``marks`` at the first of each event."""
 
     marks: Path
 
     def mark(self, name: str) -> None:
-        """Now, on the host's monotonic clock; the first time of this name in this object."""
+        """Record a name with the host's monotonic time, unless this object has recorded it."""
         seen = self.__dict__.setdefault("_seen", set())
         if name not in seen:
             seen.add(name)
@@ -26,17 +26,17 @@ class Stamped:
                 file.write(line + "\n")
 
     def check(self, *rows: Any) -> None:
-        """Rows have come."""
+        """Record that the worker has rows."""
         self.mark("rows")
         super().check(*rows)  # type: ignore[misc]
 
     def bind(self, params: Any) -> None:
-        """The replica is made."""
+        """Record that the model has its parameters."""
         self.mark("bound")
         super().bind(params)  # type: ignore[misc]
 
     def step(self, batch: Any) -> float:
-        """Training has begun."""
+        """Train a step; record the first."""
         loss: float = super().step(batch)  # type: ignore[misc]
         self.mark("step")
         return loss
@@ -52,16 +52,16 @@ class Stamped:
 
 
 class StampedDense(Stamped, DenseNetwork):
-    """The built-in network."""
+    """The built-in network, with recorded times."""
 
 
-def dense() -> Any:
-    """A small network in NumPy."""
+def make_dense() -> Any:
+    """Return a small network in NumPy."""
     return StampedDense([64, 256, 256, 10], updater=Sgd(0.1), seed=1)
 
 
-def torch() -> Any:
-    """The same in PyTorch."""
+def make_torch() -> Any:
+    """Return a network of the same size in PyTorch."""
     from benchmarks.start_torch import StampedTorch
 
-    return StampedTorch.small()
+    return StampedTorch.create_small()

@@ -1,4 +1,4 @@
-"""A torch model that says when it begins, for ``benchmarks.start``; nothing else imports torch."""
+"""A torch model with recorded times for ``benchmarks.start``; its other modules need no torch."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from sparkstrom.models.torch import TorchModel
 
 
 class StampedTorch(Stamped, TorchModel):
-    """A small perceptron."""
+    """A small perceptron in torch, with recorded times."""
 
     @classmethod
-    def small(cls) -> StampedTorch:
-        """Of the same widths as the dense one."""
+    def create_small(cls) -> StampedTorch:
+        """Return a perceptron with the widths of the dense network."""
         layers = [nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 10)]
         optimizer = partial(torch.optim.SGD, lr=0.1)
         return cls(nn.Sequential(*layers), nn.CrossEntropyLoss(), optimizer)

@@ -1,14 +1,17 @@
-"""The same module, data and epochs with pyspark's TorchDistributor and with sparkstrom.
+"""Training of the same module on the same data by pyspark's TorchDistributor and by sparkstrom.
 
     python -m benchmarks.torch_peer --json
 
-Two processes train on the digits: TorchDistributor (local mode, gloo, DistributedDataParallel),
-then two workers of ours on a ``local-cluster``. ``seconds`` is from the call to its return,
-start-up of processes included, in a fresh Spark session. Each call trains for so many epochs as
-``--epochs`` names, one call after the other, until one reaches the accuracy
-``--wanted`` on held-out rows: its seconds are the ``seconds_to``. ``bytes`` are those between
-workers: of ours, what workers handed over to be sent; of the peer computed, as nobody counts them:
-a ring all-reduce of P float32 among N processes sends 2 (N - 1) 4 P bytes in all, at each step.
+Two processes train on the digits: of TorchDistributor (local mode, gloo, DistributedDataParallel),
+then of sparkstrom on a ``local-cluster``. Each call is in a new Spark session. One after the other,
+the calls train for the numbers of epochs in ``--epochs``, until one of them reaches the accuracy
+``--wanted`` on held-out rows.
+
+    seconds      of a call until it returns, with the start of the processes
+    seconds_to   the same of the call that reached the accuracy
+    bytes        between workers: of sparkstrom, the payloads that workers sent; of TorchDistributor
+                 computed: a ring all-reduce of P float32 values among N processes sends
+                 2 (N - 1) 4 P bytes in all at each step
 """
 
 from __future__ import annotations
@@ -33,7 +36,7 @@ TRAIN_ROWS, BATCH_ROWS = 1437, 32
 
 
 def make_module(seed: int) -> Any:
-    """A small convolutional network."""
+    """Return a small convolutional network."""
     import torch
     from torch import nn
 
@@ -44,8 +47,8 @@ def make_module(seed: int) -> Any:
     )
 
 
-def split() -> tuple[Any, Any, Any, Any]:
-    """Features and labels to train on, and those held out."""
+def split_digits() -> tuple[Any, Any, Any, Any]:
+    """Return features and labels to train on, then those held out."""
     from sklearn.datasets import load_digits
 
     digits = load_digits()
@@ -55,8 +58,8 @@ def split() -> tuple[Any, Any, Any, Any]:
     return features[train], labels[train], features[held_out], labels[held_out]
 
 
-def train_as_peer(features: Any, labels: Any, module: Any, epochs: int) -> Any:
-    """What a user of TorchDistributor writes, as pyspark's documentation has it."""
+def train_in_process(features: Any, labels: Any, module: Any, epochs: int) -> Any:
+    """Train as a user of TorchDistributor does, as in pyspark's documentation."""
     import torch
     import torch.distributed as dist
     from torch.nn.parallel import DistributedDataParallel
@@ -80,19 +83,19 @@ def train_as_peer(features: Any, labels: Any, module: Any, epochs: int) -> Any:
     return {name: value.numpy() for name, value in module.state_dict().items()}
 
 
-def by_peer(session: Any, rows: Any, module: Any, epochs: int) -> Any:
-    """The call of TorchDistributor."""
+def train_by_distributor(session: Any, rows: Any, module: Any, epochs: int) -> Any:
+    """Train by TorchDistributor, and return the module."""
     import torch
     from pyspark.ml.torch.distributor import TorchDistributor
 
     distributor = TorchDistributor(num_processes=2, local_mode=True, use_gpu=False)
-    state = distributor.run(train_as_peer, *rows, module, epochs)
+    state = distributor.run(train_in_process, *rows, module, epochs)
     module.load_state_dict({name: torch.from_numpy(value) for name, value in state.items()})
     return module
 
 
-def by_us(session: Any, rows: Any, module: Any, epochs: int) -> Any:
-    """The same with sparkstrom."""
+def train_by_sparkstrom(session: Any, rows: Any, module: Any, epochs: int) -> Any:
+    """Train by sparkstrom; return the module, the summary and the network."""
     import torch
 
     from sparkstrom import AdaptiveThreshold, SharedTrainingMaster, SparkNetwork
@@ -109,71 +112,77 @@ def by_us(session: Any, rows: Any, module: Any, epochs: int) -> Any:
 def main() -> int:
     """Print one object per system."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--epochs", default="4,8,12,16,24", help="of the calls, by comma")
-    parser.add_argument("--wanted", type=float, default=0.97, help="held-out accuracy")
+    parser.add_argument("--epochs", default="4,8,12,16,24", help="of each call, by comma")
+    parser.add_argument("--wanted", type=float, default=0.97, help="accuracy on held-out rows")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", action="store_true", help="one JSON object per line")
     args = parser.parse_args()
-    for name, call in (("TorchDistributor", peer), ("sparkstrom", ours)):
-        result = measured(name, call, args)
-        print(json.dumps(result) if args.json else line(result), flush=True)
+    for name, call in (("TorchDistributor", call_distributor), ("sparkstrom", call_sparkstrom)):
+        result = measure_system(name, call, args)
+        print(json.dumps(result) if args.json else format_result(result), flush=True)
     return 0
 
 
 @contextmanager
 def fresh_session() -> Iterator[Any]:
-    """Spark whose executors are there, with Python workers that have imported nothing of ours."""
+    """Yield a session whose executors and Python workers run, but have not imported sparkstrom."""
     with local_cluster(PROCESSES) as session:
         session.sparkContext.parallelize(range(PROCESSES), PROCESSES).count()
         yield session
 
 
-def peer(session: Any, rows: Any, module: Any, epochs: int) -> tuple[Any, dict[str, Any]]:
-    """One call of the peer; what it is known by."""
+def call_distributor(
+    session: Any, rows: Any, module: Any, epochs: int
+) -> tuple[Any, dict[str, Any]]:
+    """Call TorchDistributor once; return the module and the figures of the call."""
     began_s = time.monotonic()
-    trained = by_peer(session, rows, module, epochs)
+    trained = train_by_distributor(session, rows, module, epochs)
     seconds = time.monotonic() - began_s
     n_params = sum(p.numel() for p in module.parameters())
     steps = epochs * math.ceil(math.ceil(len(rows[1]) / PROCESSES) / BATCH_ROWS)
     return trained, {"seconds": seconds, "bytes": 2 * (PROCESSES - 1) * 4 * n_params * steps}
 
 
-def ours(session: Any, rows: Any, module: Any, epochs: int) -> tuple[Any, dict[str, Any]]:
-    """One call of ours; what it is known by."""
+def call_sparkstrom(
+    session: Any, rows: Any, module: Any, epochs: int
+) -> tuple[Any, dict[str, Any]]:
+    """Call ``fit`` once; return the module and the figures of the call."""
     began_s = time.monotonic()
-    trained, summary, network = by_us(session, rows, module, epochs)
+    trained, summary, network = train_by_sparkstrom(session, rows, module, epochs)
     seconds = time.monotonic() - began_s
     network.close()
     figures = {"seconds": seconds, "bytes": summary.bytes_sent, "bytes_wire": summary.bytes_wire}
     return trained, figures | {"replicas_equal": summary.replicas_equal}
 
 
-def measured(name: str, call: Callable[..., Any], args: argparse.Namespace) -> dict[str, Any]:
-    """Calls of more and more epochs, until the accuracy is reached."""
-    features, labels, held_out, answers = split()
+def measure_system(name: str, call: Callable[..., Any], args: argparse.Namespace) -> dict[str, Any]:
+    """Call a system with more and more epochs until the accuracy is reached; return the figures."""
+    features, labels, held_out, answers = split_digits()
     calls = []
     for epochs in map(int, args.epochs.split(",")):
         with fresh_session() as session:
             rows, module = (features, labels), make_module(args.seed)
             module, figures = call(session, rows, module, epochs)
-        accuracy = accuracy_of(module, held_out, answers)
+        accuracy = compute_accuracy(module, held_out, answers)
         calls.append({"epochs": epochs, "accuracy": round(accuracy, 4), **figures})
         if accuracy >= args.wanted:
             break
     reached = calls[-1]["accuracy"] >= args.wanted
+    ours, theirs = [train_by_sparkstrom], [train_in_process, train_by_distributor]
+    functions = ours if name == "sparkstrom" else theirs
     return {
         "system": name,
         "workers": PROCESSES,
         "wanted": args.wanted,
         "seconds_to": round(calls[-1]["seconds"], 2) if reached else None,
         **{key: calls[-1][key] for key in ("epochs", "accuracy", "bytes")},
-        "lines": lines_of(train_as_peer, by_peer) if name != "sparkstrom" else lines_of(by_us),
+        "lines": count_lines(*functions),
         "calls": calls,
     }
 
 
-def accuracy_of(module: Any, features: Any, labels: Any) -> float:
-    """On held-out rows, in evaluation mode."""
+def compute_accuracy(module: Any, features: Any, labels: Any) -> float:
+    """Return a module's accuracy on rows, in evaluation mode."""
     import torch
 
     module.eval()
@@ -182,8 +191,8 @@ def accuracy_of(module: Any, features: Any, labels: Any) -> float:
     return float((guesses == labels).mean())
 
 
-def lines_of(*functions: Callable[..., Any]) -> int:
-    """Lines of code in the functions' bodies, without their docstrings and empty lines."""
+def count_lines(*functions: Callable[..., Any]) -> int:
+    """Return the number of lines in the functions' bodies, without docstrings and empty lines."""
     count = 0
     for function in functions:
         body = inspect.getsource(function).splitlines()
@@ -191,8 +200,8 @@ def lines_of(*functions: Callable[..., Any]) -> int:
     return count
 
 
-def line(result: dict[str, Any]) -> str:
-    """For people."""
+def format_result(result: dict[str, Any]) -> str:
+    """Return a result as text."""
     return (
         f"{result['system']}: {result['seconds_to']} s to {result['wanted']} in "
         f"{result['epochs']} epochs, accuracy {result['accuracy']:.4f}, {result['bytes']:,} bytes "

@@ -1,6 +1,6 @@
-"""Handwritten digits on a Spark cluster: spark-submit examples/digits.py --epochs 20
+"""Classify handwritten digits on a Spark cluster: spark-submit examples/digits.py --epochs 20
 
-Over Spark Connect: SPARK_REMOTE=sc://host:15002 python examples/digits.py
+With Spark Connect: SPARK_REMOTE=sc://host:15002 python examples/digits.py
 """
 
 import argparse
@@ -21,7 +21,7 @@ from sklearn.datasets import load_digits
 from sparkstrom import SharedTrainingMaster, SparkNetwork, VoidConfiguration
 from sparkstrom.models import DenseNetwork, Sgd
 
-ACCURACY_WANTED = 0.95  # at the default settings
+ACCURACY_WANTED = 0.95  # with the default settings
 
 
 def parser() -> argparse.ArgumentParser:
@@ -36,7 +36,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def master_of(args: argparse.Namespace) -> SharedTrainingMaster:
-    """With what the command line says; --conf spark.sparkstrom.… says the rest."""
+    """Return the options on the command line; others can be set by --conf spark.sparkstrom.…"""
     void = {
         "unicast_port": args.port,
         "network_mask": args.mask,
@@ -47,6 +47,7 @@ def master_of(args: argparse.Namespace) -> SharedTrainingMaster:
 
 
 def said(options: dict[str, Any]) -> dict[str, Any]:
+    """Return the options that are given."""
     return {name: value for name, value in options.items() if value is not None}
 
 

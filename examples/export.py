@@ -1,6 +1,6 @@
-"""Rows that are expensive to make are made once: python examples/export.py
+"""Compute expensive rows once, and train on them twice: python examples/export.py
 
-Images as Spark has them, weights by class, a tenth held out, and two fits of one export.
+The rows are images. They have weights by class, and a tenth of them is held out.
 """
 
 import io
@@ -23,7 +23,7 @@ def png(pixels: np.ndarray) -> bytes:
 
 
 def decoded(image: bytes) -> list[float]:
-    """Stands for what takes long: Python, row by row."""
+    """Decode an image; an example of a slow Python function that Spark calls for each row."""
     return (np.asarray(Image.open(io.BytesIO(image))).ravel() / 240).tolist()
 
 

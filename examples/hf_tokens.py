@@ -1,6 +1,6 @@
-"""A Hugging Face model that returns its own loss: spark-submit examples/hf_tokens.py
+"""Train a Hugging Face model that computes its own loss: spark-submit examples/hf_tokens.py
 
-A small BERT, with random weights, learns which of two tokens a sequence has more of.
+A small BERT with random initial weights learns which of two tokens is more frequent in a sequence.
 """
 
 import sys
@@ -54,7 +54,7 @@ def main() -> int:
     spark = SparkSession.builder.appName("tokens with Hugging Face").getOrCreate()
     frame = spark.createDataFrame(make_rows(2000), "words array<int>, answer int")
     padding = sql.array_repeat(sql.lit(PAD), LONGEST)
-    padded = sql.slice(sql.concat("words", padding), 1, LONGEST)  # all rows need one shape
+    padded = sql.slice(sql.concat("words", padding), 1, LONGEST)  # all rows need the same shape
     frame = frame.withColumn("tokens", padded)
     frame = frame.withColumn("mask", sql.transform("tokens", lambda t: (t != PAD).cast("int")))
     train, held_out = frame.randomSplit([0.9, 0.1], seed=1)

@@ -1,4 +1,4 @@
-"""Handwritten digits with JAX and optax: spark-submit examples/jax_digits.py"""
+"""Classify handwritten digits with JAX and optax: spark-submit examples/jax_digits.py"""
 
 import sys
 
@@ -44,7 +44,7 @@ def main() -> int:
     network = SparkNetwork(spark, model)
     summary = network.fit(data, epochs=20)
     accuracy = float((network.predict(features[held_out]).argmax(1) == labels[held_out]).mean())
-    params = model.parameters(network.parameters)  # the pytree that init makes
+    params = model.parameters(network.parameters)  # a pytree like that of init
     network.close()
     spark.stop()
     norms = [float(np.linalg.norm(layer["kernel"])) for layer in params]

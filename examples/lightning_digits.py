@@ -1,4 +1,4 @@
-"""Handwritten digits with a LightningModule: spark-submit examples/lightning_digits.py"""
+"""Classify handwritten digits with a LightningModule: spark-submit examples/lightning_digits.py"""
 
 import sys
 from typing import Any
@@ -26,7 +26,7 @@ FIELDS = "pixels array<float>, digit int"
 
 
 class Digits(pl.LightningModule):
-    """As it is written for Lightning's own Trainer."""
+    """A LightningModule as for Lightning's own Trainer."""
 
     def __init__(self, lr: float) -> None:
         super().__init__()
@@ -67,7 +67,7 @@ def main() -> int:
         validation=0.1,
     )
 
-    module = network.module.eval()  # the very LightningModule, with what was learnt
+    module = network.module.eval()  # the trained LightningModule
     with torch.inference_mode():
         guesses = module(torch.from_numpy(features[held_out])).argmax(1).numpy()
     accuracy = float((guesses == labels[held_out]).mean())

@@ -1,4 +1,4 @@
-"""Handwritten digits on one machine, without Spark: python examples/local.py --workers 2"""
+"""Classify handwritten digits on one machine without Spark: python examples/local.py --workers 2"""
 
 import argparse
 import sys

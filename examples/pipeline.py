@@ -1,4 +1,4 @@
-"""Breast cancer in a Spark ML pipeline, cross-validated: spark-submit examples/pipeline.py"""
+"""Classify breast cancer by a cross-validated pipeline: spark-submit examples/pipeline.py"""
 
 import sys
 
@@ -35,7 +35,7 @@ def main(folder: str) -> int:
     frame = spark.createDataFrame(rows, ["measured", "label"]).cache()
     train, test = frame.randomSplit([0.8, 0.2], seed=1)
 
-    # One worker per executor, so that two fits find slots at the same time.
+    # One worker per executor, so that there are task slots for two fits at the same time.
     master = SharedTrainingMaster(workers_per_node=1)
     estimator = SparkstromEstimator(featuresCol="scaled", epochs=5, batchSize=16, master=master)
     scaler = StandardScaler(inputCol="measured", outputCol="scaled", withMean=True)

@@ -1,4 +1,4 @@
-"""Digits from a stream of files, a fit for each micro-batch: spark-submit examples/stream.py"""
+"""Train on a stream of files, with a fit per micro-batch: spark-submit examples/stream.py"""
 
 import sys
 from pathlib import Path
@@ -30,7 +30,7 @@ def main(folder: str) -> int:
     train, held_out = order[:1437], order[1437:]
 
     spark = SparkSession.builder.appName("stream").getOrCreate()
-    for part in np.array_split(train, FILES):  # what somebody else writes, day after day
+    for part in np.array_split(train, FILES):  # files that would arrive over time
         rows = [(features[i].tolist(), int(labels[i])) for i in part]
         frame = spark.createDataFrame(rows, "features array<float>, label int").coalesce(1)
         frame.write.mode("append").parquet(f"{folder}/arriving")

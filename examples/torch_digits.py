@@ -1,4 +1,4 @@
-"""Handwritten digits with PyTorch: spark-submit examples/torch_digits.py"""
+"""Classify handwritten digits with PyTorch: spark-submit examples/torch_digits.py"""
 
 import sys
 from functools import partial
@@ -43,7 +43,7 @@ def main() -> int:
     network = SparkNetwork(spark, model)
     summary = network.fit(data, epochs=10)
 
-    module = network.module.eval()  # the very module, with what was learnt
+    module = network.module.eval()  # the trained module
     with torch.inference_mode():
         guesses = module(torch.from_numpy(features[held_out])).argmax(1).numpy()
     accuracy = float((guesses == labels[held_out]).mean())

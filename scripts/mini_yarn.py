@@ -1,8 +1,8 @@
-"""A real YARN on loopback: one ResourceManager and some NodeManagers, each a JVM of its own.
+"""A real YARN on the loopback interface: a ResourceManager and NodeManagers, each in its own JVM.
 
-NodeManagers take 127.0.0.1 and 127.0.0.2 in turn, so two of them are two hosts to YARN and to
-Spark. Everything lives under one home directory; ``stop`` ends the daemons that ``start`` wrote
-down there, and the containers of its nodes.
+NodeManagers use 127.0.0.1 and 127.0.0.2 in turn, so that YARN and Spark take two of them for two
+hosts. All files are in one home directory. ``start`` lists its daemons there, and ``stop`` ends
+them and the containers of the nodes.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from sparkstrom.transport.aeron.driver_directories import (
 )
 
 ROOT = Path(__file__).parents[1]
-STATE = "daemons.json"  # in the home
+STATE = "daemons.json"  # the list of daemons, in the home directory
 SPARK_DEFAULTS = "spark-conf/spark-defaults.conf"
 START_TIMEOUT_S = 120.0
 STOP_TIMEOUT_S = 5.0
@@ -61,7 +61,7 @@ appender.c.layout.pattern = %d{ISO8601} %p %c{1}: %m%n
 
 @dataclass(frozen=True)
 class Submitted:
-    """What became of one application."""
+    """The outcome of one application."""
 
     exit_code: int
     output: str  # spark-submit's own, both streams
@@ -70,12 +70,12 @@ class Submitted:
 
 @dataclass(frozen=True)
 class Cluster:
-    """A running cluster, as its home tells it."""
+    """A running cluster, given by its home directory."""
 
     home: Path
 
     def variables(self) -> dict[str, str]:
-        """What spark-submit needs in its environment."""
+        """Return the environment variables that spark-submit needs."""
         return {
             "HADOOP_CONF_DIR": str(self.home / "conf"),
             "SPARK_CONF_DIR": str(self.home / "spark-conf"),
@@ -91,15 +91,15 @@ class Cluster:
         mode: str = "cluster",
         timeout_s: float = 240.0,
     ) -> Submitted:
-        """spark-submit in cluster or client mode with this Python; wait for the program's end."""
+        """Run spark-submit in cluster or client mode with this Python, and wait for its end."""
         before = set(self._applications())
         environment = {**os.environ, **self.variables()}
-        for name in ("SPARK_HOME", "PYTHONPATH"):  # Spark would pass the second one on
+        for name in ("SPARK_HOME", "PYTHONPATH"):  # Spark would pass on PYTHONPATH
             environment.pop(name, None)
         command = [str(PYSPARK / "bin/spark-submit"), "--master", "yarn", "--deploy-mode", mode]
-        if mode == "client":  # the driver is a child of ours; containers are told otherwise
+        if mode == "client":  # the driver is our child; containers use Spark's defaults
             environment["PYTHONPATH"] = str(ROOT)
-        else:  # SPARK_CONF_DIR, before Spark's jars, keeps JVMs from using archives of classes
+        else:  # SPARK_CONF_DIR precedes Spark's jars, so JVMs would not use archives of classes
             del environment["SPARK_CONF_DIR"]
             command += ["--properties-file", str(self.home / SPARK_DEFAULTS)]
         command += [f"--conf={key}={value}" for key, value in conf.items()]
@@ -121,7 +121,7 @@ class Cluster:
 
 @dataclass(frozen=True)
 class Daemon:
-    """A process that ``start`` started; known again by when it began, since pids come back."""
+    """A process of ``start``, identified also by its start time, because pids are reused."""
 
     name: str
     pid: int
@@ -132,16 +132,16 @@ class Daemon:
         return is_process_alive(ProcessIdentity(self.pid, self.start_time))
 
 
-_children: dict[int, subprocess.Popen[bytes]] = {}  # of this process, to be reaped
+_children: dict[int, subprocess.Popen[bytes]] = {}  # daemons that this process has to wait for
 
 
 @contextmanager
 def mini_yarn(
     jars: Path, home: Path, nodes: int = 2, site: Mapping[str, object] = {}
 ) -> Iterator[Cluster]:
-    """A cluster for as long as the block runs; raises RuntimeError naming the log if it dies.
+    """Run a cluster during the block; RuntimeError with the logs' names if it does not start.
 
-    ``site``: properties of yarn-site.xml, beside our own or in their place.
+    ``site`` has properties of yarn-site.xml that are added to the default ones or replace them.
     """
     try:
         yield start(home, jars, nodes, site)
@@ -150,7 +150,7 @@ def mini_yarn(
 
 
 def start(home: Path, jars: Path, nodes: int = 2, wanted: Mapping[str, object] = {}) -> Cluster:
-    """A cluster that runs until ``stop``; what an earlier one left in ``home`` is removed."""
+    """Start a cluster that runs until ``stop``; remove the files of an earlier one in ``home``."""
     if is_running(home):
         raise RuntimeError(f"a cluster runs in {home}: stop it first")
     if " " in str(home):
@@ -184,16 +184,16 @@ def start(home: Path, jars: Path, nodes: int = 2, wanted: Mapping[str, object] =
 
 
 def stop(home: Path) -> None:
-    """End what ``start`` started, and what it started in its turn. Idempotent."""
+    """End the daemons of ``start`` and all their containers. Idempotent."""
     daemons = _written_down(home)
-    _end(daemons[1:])  # while the ResourceManager answers: a node ends its containers first
+    _end(daemons[1:])  # first, since a node ends its containers while the ResourceManager runs
     _end(daemons[:1])
     if daemons:
         _end_left_over(home)
 
 
 def is_running(home: Path) -> bool:
-    """Does any daemon of it?"""
+    """Return whether any daemon of the cluster runs."""
     return any(daemon.is_alive() for daemon in _written_down(home))
 
 
@@ -218,7 +218,7 @@ CAPACITY: dict[str, object] = {
 
 
 def _site(home: Path) -> tuple[dict[str, object], str]:
-    """Properties that all daemons share, and the ResourceManager's web address."""
+    """Return the properties of all daemons, and the ResourceManager's web address."""
     services = ("", ".scheduler", ".resource-tracker", ".admin", ".webapp")
     addresses = [f"127.0.0.1:{port}" for port in _free_ports(len(services), "127.0.0.1")]
     named = zip(services, addresses, strict=True)
@@ -235,12 +235,12 @@ def _site(home: Path) -> tuple[dict[str, object], str]:
         "yarn.nodemanager.resource.memory-mb": 4096,
         "yarn.nodemanager.resource.cpu-vcores": 4,
         "yarn.nodemanager.vmem-check-enabled": "false",
-        # While this is true (the default) memory is left to cgroups, which a container lacks.
+        # If this is true (the default), cgroups limit memory, which do not exist in a container.
         "yarn.nodemanager.resource.memory.enforced": "false",
         "yarn.nodemanager.disk-health-checker.max-disk-utilization-per-disk-percentage": 99,
         "yarn.nodemanager.env-whitelist": "JAVA_HOME,PATH,LANG,TZ",
         "yarn.node-attribute.fs-store.root-dir": f"file://{home}/node-attribute",
-        "yarn.application.classpath": "",  # Spark brings all its own jars
+        "yarn.application.classpath": "",  # Spark has all the jars that it needs
     }, addresses[-1]
 
 
@@ -260,7 +260,7 @@ def _node_site(folder: Path, number: int) -> dict[str, object]:
 
 
 def _write_spark_defaults(home: Path) -> None:
-    """Two small executors with this Python; loopback has to be said to every container, too."""
+    """Write Spark's defaults: two small executors with this Python, loopback in all containers."""
     java = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
     said = {"SPARK_LOCAL_IP": "127.0.0.1", "PYSPARK_PYTHON": sys.executable, "PYTHONPATH": ROOT}
     jars = PYSPARK / "jars"
@@ -269,10 +269,10 @@ def _write_spark_defaults(home: Path) -> None:
     conf: dict[str, object] = {
         "spark.driver.extraClassPath": first,
         "spark.executor.extraClassPath": first,
-        # Or each submit zips and unpacks 400 MB.
+        # Otherwise each submission zips and unpacks 400 MB.
         "spark.yarn.jars": f"local:{quote(str(PYSPARK))}/jars/*",
         "spark.yarn.stagingDir": f"file://{home}/staging",
-        "spark.yarn.maxAppAttempts": 1,  # a failure is seen once; who wants two says so
+        "spark.yarn.maxAppAttempts": 1,  # a failed application is not repeated
         "spark.ui.enabled": "false",
         "spark.driver.memory": "512m",
         "spark.driver.memoryOverhead": "1g",
@@ -287,7 +287,7 @@ def _write_spark_defaults(home: Path) -> None:
     }
     lines = [f"{key} {value}\n" for key, value in conf.items()]
     (home / SPARK_DEFAULTS).write_text("".join(lines))
-    shutil.copy(ROOT / "conf/log4j2.properties", home / "conf")  # to all containers
+    shutil.copy(ROOT / "conf/log4j2.properties", home / "conf")  # for all containers
 
 
 def _daemon(home: Path, name: str, main: str, needed: list[str]) -> Daemon:
@@ -324,7 +324,7 @@ def _wait_for_nodes(web: str, nodes: int, daemons: list[Daemon], home: Path) -> 
 
 
 def _active_nodes(web: str) -> int:
-    """From JMX, which needs no JAXB: the REST answers of the shaded jars are malformed."""
+    """Return the number of active nodes from JMX; REST answers of the shaded jars are malformed."""
     query = "jmx?qry=Hadoop:service=ResourceManager,name=ClusterMetrics"
     direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
@@ -354,11 +354,11 @@ def _signal(daemon: Daemon, number: int) -> None:
 
 
 def _end_left_over(home: Path) -> None:
-    """End containers that outlived their NodeManager: processes that work in its directories."""
+    """End containers that outlived their NodeManager: processes that run in its directories."""
     places = [place.resolve() for place in home.glob("nm*/local")]
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal() and int(entry.name) != os.getpid():
-            with suppress(OSError):  # gone, or not ours to look at
+            with suppress(OSError):  # ended, or of another user
                 works_in = Path(os.readlink(entry / "cwd"))
                 if any(works_in.is_relative_to(place) for place in places):
                     os.kill(int(entry.name), signal.SIGKILL)

@@ -1,14 +1,14 @@
-"""Rename a module, class, function or method of the package, wherever it is named.
+"""Rename a module, class, function or method of the package in all files.
 
     python -m scripts.rename sparkstrom.protocol.leases sparkstrom.protocol.expiry   # a module
     python -m scripts.rename sparkstrom.protocol.leases.Leases LeaseTable            # in a module
     python -m scripts.rename sparkstrom.protocol.leases.Leases.renew extend          # a method
 
-Changes code in sparkstrom, tests, benchmarks, examples and scripts (by syntax tree, so layout and
-equal words of another meaning stay), and paths and dotted names in documents, the map, strings,
-comments, and the corpus of planted bugs. A method is renamed as an attribute everywhere, so its
-name must be defined once in the package. What is left, words in prose that may mean the renamed
-thing, is printed. Look at the result with ``git diff``.
+Changes code in sparkstrom, tests, benchmarks, examples and scripts (by the syntax tree, so that
+layout and equal words with other meanings stay), and paths and dotted names in documents, the map,
+strings, comments, and the corpus of planted bugs. A method is renamed in all attributes of this
+name, so it must be defined only once in the package. Prints the lines that still contain the old
+name, such as prose, which may have to be changed by hand. Check the result with ``git diff``.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Edit = tuple[int, int]  # line (from 1) and column, in bytes, of one occurrence 
 
 
 def main() -> int:
-    """Rename, and print what remains to be read."""
+    """Rename, and print the lines to check by hand."""
     parser = argparse.ArgumentParser(prog="python -m scripts.rename", description=__doc__)
     parser.add_argument("old", help="sparkstrom.package.module[.name[.method]]")
     parser.add_argument("new", help="of a module: its new dotted name; of others: the new name")
@@ -61,7 +61,7 @@ def rename(root: Path, old: str, new: str) -> list[str]:
         raise ValueError(f"{new!r} is defined there already")
     if scope and (others := _defined_elsewhere(root, path, name)):
         raise ValueError(f"{name!r} is defined in {', '.join(others)}, too: rename it by hand")
-    plan = {}  # whole before the first change: it may find a reason to refuse
+    plan = {}  # complete before the first change, as it may raise ValueError
     for file in _files(root, {".py"}):
         at = _dotted(root, file)
         tree = ast.parse(file.read_text())
@@ -98,7 +98,7 @@ def _rename_module(root: Path, old: str, new: str) -> None:
 def _edit_import(
     file: Path, node: ast.ImportFrom, old_parent: str, old: str, new_parent: str, new: str
 ) -> None:
-    """``from old_parent import old``: its users keep the name by which they know the module."""
+    """Change ``from old_parent import old``; the file's name for the module stays the same."""
     mine = [each for each in node.names if each.name == old]
     if not mine:
         return
@@ -109,7 +109,7 @@ def _edit_import(
     if rest:
         kept = ", ".join(_alias(each.name, each.asname or each.name) for each in rest)
         made.insert(0, f"{indent}from {old_parent} import {kept}")
-    # Imports do not change the count of lines, so that other nodes keep their places.
+    # The number of lines stays the same, so that the positions of other nodes are still right.
     made += [""] * ((node.end_lineno or node.lineno) - node.lineno + 1 - len(made))
     lines[node.lineno - 1 : node.end_lineno] = [line + "\n" for line in made]
     file.write_text("".join(lines))
@@ -123,7 +123,7 @@ def _alias(name: str, known_as: str) -> str:
 
 
 def _names(tree: ast.Module, here: str, module: str, name: str) -> Iterator[Edit]:
-    """Uses of a module's class or function: its own, imported, or as the module's attribute."""
+    """Yield the uses of a module's class or function, by name or as the module's attribute."""
     parent, _, last = module.rpartition(".")
     known, modules = here == module, set()
     for node in ast.walk(tree):
@@ -158,7 +158,7 @@ def _reexports(module: str, package: str) -> bool:
 
 
 def _attributes(tree: ast.Module, name: str) -> Iterator[Edit]:
-    """Uses of a method: every attribute of that name, and its definition."""
+    """Yield the uses of a method: all attributes of this name, and its definition."""
     for node in ast.walk(tree):
         match node:
             case ast.Attribute(attr=found) if found == name:
@@ -199,7 +199,7 @@ def _edit(file: Path, edits: list[Edit], old: str, new: str) -> None:
 def _forms(
     module: str, old: list[str], new: list[str], moved: str | None = None
 ) -> list[tuple[str, str]]:
-    """What is written for it: dotted, and as a path, with and without the package's name."""
+    """Return (old, new) text forms: dotted and as a path, with and without the package's name."""
     forms = []
     target = moved or module
     for cut in ("", "sparkstrom."):
@@ -227,7 +227,7 @@ def _replace_text(root: Path, forms: list[tuple[str, str]]) -> None:
 
 
 def _in_corpus(text: str, forms: list[tuple[str, str]]) -> str:
-    """Rename in ``in``, ``find`` and ``replace``, which have the short name, of all tables."""
+    """Rename in the keys ``in``, ``find`` and ``replace`` of all tables, which have short names."""
     was, will = forms[0][0].split("."), forms[0][1].split(".")
     old, new = was[-1], will[-1]
     if old == new or len(was) != len(will):
@@ -258,7 +258,7 @@ def _files(root: Path, suffixes: set[str]) -> list[Path]:
 
 
 def _split(root: Path, dotted: str) -> tuple[str, list[str]]:
-    """The module, and names in it."""
+    """Split a dotted name into a module and the names in it."""
     parts = dotted.split(".")
     for count in range(len(parts), 1, -1):
         if _path(root, ".".join(parts[:count])).is_file():
@@ -286,7 +286,7 @@ def _find(tree: ast.Module, scope: list[str], dotted: str) -> ast.Module | Defin
 
 
 def _defined_elsewhere(root: Path, path: Path, name: str) -> list[str]:
-    """Modules of the package whose classes define that name, this one's second class among them."""
+    """Return the modules with other classes that define this name, also those in ``path``."""
     found = []
     for file in sorted((root / "sparkstrom").rglob("*.py")):
         owners = [n for n in ast.walk(ast.parse(file.read_text())) if isinstance(n, ast.ClassDef)]

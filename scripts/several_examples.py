@@ -1,8 +1,8 @@
 """Run Python programs one after the other in one Spark application, for tests and scripts/matrix.
 
-Each argument is one program's command line, which may begin with variables as in a shell. For each
-it prints a JSON object: its exit status and what it printed. A session's ``stop()`` does nothing,
-so that all programs have the same session.
+Each argument is a program's command line, which may begin with variables as in a shell. The output
+has a JSON object per program, with its exit status and its output. ``stop()`` of a session does
+nothing, so that all programs use the same session.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from unittest.mock import patch
 
 
 def run(command: str) -> tuple[int, str]:
-    """The exit status of a program that is run as ``__main__``, and its standard output."""
+    """Run a program as ``__main__``; return its exit status and its standard output."""
     words, printed = shlex.split(command), io.StringIO()
     variables = dict(word.split("=", 1) for word in takewhile(lambda word: "=" in word, words))
     sys.argv = words[len(variables) :]
@@ -46,7 +46,7 @@ def main() -> None:
     from pyspark.sql import SparkSession
 
     session = SparkSession.builder.getOrCreate()
-    kind, stop = type(session), session.stop  # its class is another one with Spark Connect
+    kind, stop = type(session), session.stop  # Spark Connect has another class
     kind.stop = lambda self: None
     for command in sys.argv[1:]:
         status, printed = run(command)

@@ -1,9 +1,9 @@
-"""`scripts/matrix`: which Spark goes with which CPython, tried with the wheel as users have it.
+"""`scripts/matrix`: try which versions of Spark work with which CPython, with the wheel for users.
 
-For each pair: a virtual environment of its own, the wheel of this checkout and pyspark installed by
-`scripts/install.py`, and two examples submitted to two executors from a folder outside of the
-checkout: the built-in network, and a model of PyTorch; where PyPI has no build of that for
-processors alone, of JAX.
+For each pair it creates a virtual environment, in which `scripts/install.py` installs the wheel of
+this checkout and pyspark. From a folder outside of the checkout it submits two examples to two
+executors: the built-in network, and a model of PyTorch, or of JAX if PyPI has no CPU build of
+PyTorch.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from scripts.several_examples import read_answers
 ROOT = Path(__file__).parents[1]
 PYTHONS = ("3.11", "3.12", "3.13")
 SPARKS = {"3.5": "pyspark==3.5.*", "4.0": "pyspark==4.0.*", "4.x": "pyspark>=4,<5"}
-TORCH = "torch==2.13.0"  # as in the extra `test`: the build for processors alone, for CPython 3.11
+TORCH = "torch==2.13.0"  # as in the extra `test`: the CPU build, for CPython 3.11
 STEP_S = 900.0
-SHOWN_LINES = 15  # of what a step that failed has printed
+SHOWN_LINES = 15  # last lines of the output of a step that failed
 MASTER = "local-cluster[2,1,1024]"
 
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """One place in the table."""
+    """A pair of versions, which is one row of the table."""
 
     python: str
     spark: str
@@ -44,7 +44,7 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """An example, and what it needs beside the wheel."""
+    """An example, and the packages that it needs in addition to the wheel."""
 
     name: str
     example: str
@@ -54,7 +54,7 @@ class Model:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of a pair; ``failed`` is empty where all went well."""
+    """The outcome of a pair; ``failed`` is empty if all steps succeeded."""
 
     pair: Pair
     versions: Mapping[str, str]
@@ -64,7 +64,7 @@ class Outcome:
 
 
 class StepFailed(RuntimeError):
-    """A command of a pair ended with an error; the text says which, and what it printed last."""
+    """A command failed; the message has the command and the end of its output."""
 
 
 DENSE = Model("built-in", "digits.py", arguments=("--epochs", "5"))
@@ -73,7 +73,7 @@ JAX_MODEL = Model("JAX", "jax_digits.py", ("jax>=0.4.36", "optax>=0.2.4"))
 
 
 def main(arguments: list[str]) -> int:
-    """Try the pairs; print the table; 0 where all that were tried went well."""
+    """Try the pairs and print the table; return 0 if all pairs work."""
     parser = argparse.ArgumentParser(prog="scripts/matrix", description=__doc__)
     pairs = [Pair(python, spark) for python in PYTHONS for spark in SPARKS]
     parser.add_argument(
@@ -93,13 +93,13 @@ def main(arguments: list[str]) -> int:
 
 
 def told(outcome: Outcome) -> Outcome:
-    """While the next ones are tried."""
+    """Print an outcome before the next pair is tried; return it."""
     print(f"{outcome.pair}: {outcome.failed or 'ok'} ({outcome.seconds:.0f} s)", file=sys.stderr)
     return outcome
 
 
 def build(home: Path) -> Path:
-    """The wheel of this checkout."""
+    """Build the wheel of this checkout; return its path."""
     command = [sys.executable, "-m", "build", "--wheel", "--outdir", str(home / "dist"), str(ROOT)]
     call(command, os.environ, home)
     (wheel,) = (home / "dist").glob("*.whl")
@@ -107,7 +107,7 @@ def build(home: Path) -> Path:
 
 
 def try_pair(pair: Pair, wheel: Path, home: Path) -> Outcome:
-    """In a folder of its own, which is gone afterwards: an environment takes a gigabyte."""
+    """Try a pair in a new folder, which is removed afterwards: an environment takes a gigabyte."""
     began_s = time.monotonic()
     folder, passed, versions = home / str(pair).replace("/", "-"), list[str](), dict[str, str]()
     model = TORCH_MODEL if pair.python == "3.11" else JAX_MODEL
@@ -117,7 +117,7 @@ def try_pair(pair: Pair, wheel: Path, home: Path) -> Outcome:
         environment = prepared(pair, wheel, model, folder)
         versions = versions_in(environment, folder)
         for each in submit((DENSE, model), environment, folder):
-            passed.append(each.name)  # also those before one that fails
+            passed.append(each.name)  # kept if a later one fails
     except StepFailed as error:
         failed = str(error)
     finally:
@@ -132,7 +132,7 @@ def prepared(pair: Pair, wheel: Path, model: Model, folder: Path) -> dict[str, s
         name: value
         for name, value in os.environ.items()
         if name not in ("PYTHONPATH", "SPARK_HOME", "VIRTUAL_ENV", "PYSPARK_PYTHON")
-        and not name.startswith("JAX_")  # the cache that scripts/test sets takes one more package
+        and not name.startswith("JAX_")  # the cache of scripts/test needs another package
     }
     call([python, "-m", "venv", str(folder / "venv")], variables, folder)
     here = folder / "venv/bin"
@@ -149,7 +149,7 @@ def prepared(pair: Pair, wheel: Path, model: Model, folder: Path) -> dict[str, s
 
 
 def interpreter(version: str) -> str:
-    """The path of a CPython. Raise StepFailed where there is none."""
+    """Return the path of a CPython; raise StepFailed if there is none."""
     for path in _interpreters(version):
         check = subprocess.run([path, "--version"], capture_output=True, text=True, check=False)
         if check.returncode == 0 and f"Python {version}." in check.stdout:
@@ -167,7 +167,7 @@ def _interpreters(version: str) -> Iterator[str]:
 
 
 def versions_in(variables: Mapping[str, str], folder: Path) -> dict[str, str]:
-    """Of what matters, as it was installed."""
+    """Return the installed versions of the important packages."""
     script = (
         "import importlib.metadata as m, platform; print('CPython', platform.python_version())\n"
         "for name in ('pyspark', 'numpy', 'numba', 'pyarrow', 'torch', 'jax'):\n"
@@ -178,9 +178,9 @@ def versions_in(variables: Mapping[str, str], folder: Path) -> dict[str, str]:
 
 
 def submit(models: Iterable[Model], variables: Mapping[str, str], folder: Path) -> Iterator[Model]:
-    """Run their examples in one application, and yield those that end without an error.
+    """Run the models' examples in one application; yield the models whose examples succeed.
 
-    An example ends with one where replicas differ, or too little was learnt. Raise StepFailed then.
+    Raise StepFailed if an example fails, which it also does if replicas differ or accuracy is low.
     """
     submitting = Path(variables["PYSPARK_PYTHON"]).with_name("spark-submit")
     conf = ("--conf", "spark.ui.enabled=false")
@@ -202,7 +202,7 @@ def submit(models: Iterable[Model], variables: Mapping[str, str], folder: Path) 
 
 
 def call(command: list[str], variables: Mapping[str, str], folder: Path) -> str:
-    """Run to its end and return what it printed. Raise StepFailed where that is an error."""
+    """Run a command and return its output; raise StepFailed if it fails."""
     name = " ".join(Path(part).name if "/" in part else part for part in command[:4])
     try:
         done = subprocess.run(
@@ -217,7 +217,7 @@ def call(command: list[str], variables: Mapping[str, str], folder: Path) -> str:
 
 
 def table(outcomes: list[Outcome]) -> list[str]:
-    """As docs/compatibility.md has it."""
+    """Return the lines of the table in docs/compatibility.md."""
     lines = [
         "| CPython | Spark | NumPy | Numba | PyArrow | bit-equal replicas |",
         "|---|---|---|---|---|---|",

@@ -1,4 +1,4 @@
-"""`scripts/yarn-cluster start|stop`: a YARN of two hosts on this machine, to try things on."""
+"""`scripts/yarn-cluster start|show|stop`: a YARN with two hosts on this machine, for trials."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ HOME = Path(tempfile.gettempdir()) / f"sparkstrom-yarn-{os.getuid()}"
 
 
 def main(arguments: list[str]) -> int:
-    """Start, stop or show; 0 where that was done."""
+    """Start, stop or show the cluster; return 0 if that succeeded."""
     parser = argparse.ArgumentParser(prog="scripts/yarn-cluster", description=__doc__)
     parser.add_argument("what", choices=["start", "stop", "show"])
     parser.add_argument(
@@ -44,7 +44,7 @@ def main(arguments: list[str]) -> int:
 
 
 def how_to_use(cluster: Cluster) -> str:
-    """Lines for a shell."""
+    """Return lines for a shell with which programs can be submitted to the cluster."""
     variables = cluster.variables().items()
     exports = "\n".join(f"export {key}={shlex.quote(value)}" for key, value in variables)
     submit = f"{shlex.quote(str(PYSPARK / 'bin/spark-submit'))} --master yarn --deploy-mode"

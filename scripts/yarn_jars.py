@@ -1,7 +1,7 @@
-"""The jars of Hadoop's daemons: from a directory that is named, or fetched and checked.
+"""The jars of Hadoop's daemons, from a given directory, or downloaded and verified.
 
-Four of them are no part of pyspark, 42 MB; all others are its own. Hadoop's must be of one version,
-so these go with pyspark 4.0, which brings Hadoop 3.4.1.
+Four of them (42 MB) are not part of pyspark; all others are. Hadoop's jars must all have the same
+version, so these four need pyspark 4.0, which contains Hadoop 3.4.1.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ import pyspark
 
 PYSPARK = Path(pyspark.__file__).parent
 VARIABLE = "SPARKSTROM_YARN_JARS"
-CALLED_IN = "SPARKSTROM_CALLED_IN"  # scripts/yarn-cluster goes to the checkout before it calls us
+CALLED_IN = "SPARKSTROM_CALLED_IN"  # the user's directory; scripts/yarn-cluster changes to another
 REPOSITORY = "https://repo1.maven.org/maven2"
-TIMEOUT_S = 60.0  # without a byte
+TIMEOUT_S = 60.0  # without a received byte
 
 PINNED = {
     "org/apache/hadoop/hadoop-client-minicluster/3.4.1/hadoop-client-minicluster-3.4.1.jar": (
@@ -35,8 +35,8 @@ PINNED = {
     ),
 }
 
-# What the daemons need. The ResourceManager makes itself a certificate (Bouncy Castle), and its
-# shaded classes name javax.xml.bind, which left the JDK with Java 11.
+# The jars that the daemons need. The ResourceManager creates a certificate (Bouncy Castle), and its
+# shaded classes use javax.xml.bind, which Java 11 removed from the JDK.
 NEEDED = (
     "hadoop-client-minicluster-*.jar",
     "hadoop-client-api-*.jar",
@@ -55,12 +55,12 @@ NEEDED = (
 
 
 def whole(path: str | Path, environ: Mapping[str, str]) -> Path:
-    """As the user means it who called the script; daemons work in other directories, too."""
+    """Return an absolute path; a relative one is relative to the directory of the script's user."""
     return Path(environ.get(CALLED_IN, ""), path).absolute()
 
 
 def jar_directory(environ: Mapping[str, str]) -> Path:
-    """Where they are, fetched if need be; raise RuntimeError where they cannot be had."""
+    """Return the directory of the jars, and download them if needed; RuntimeError on failure."""
     if named := environ.get(VARIABLE):
         return whole(named, environ)
     cache = Path(environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
@@ -68,7 +68,7 @@ def jar_directory(environ: Mapping[str, str]) -> Path:
 
 
 def fetch(pinned: Mapping[str, str], target: Path, repository: str) -> Path:
-    """Fetch what is not in ``target``; each file that is, or comes, has the sha256 that is pinned.
+    """Download the files that are not in ``target``; raise RuntimeError if a sha256 differs.
 
     pinned  path in the repository -> sha256
     """
@@ -90,7 +90,7 @@ def fetch(pinned: Mapping[str, str], target: Path, repository: str) -> Path:
 
 
 def digest(content: bytes) -> str:
-    """As sha256sum writes it."""
+    """Return the sha256 as sha256sum prints it."""
     return hashlib.sha256(content).hexdigest()
 
 
@@ -106,8 +106,8 @@ def _got(url: str) -> bytes:
 
 
 def classpath(jars: Path) -> list[str]:
-    """For the daemons; raise RuntimeError where one is missing or of another version."""
-    jars = jars.absolute()  # the daemons work elsewhere
+    """Return the daemons' class path; RuntimeError if a jar is missing or has another version."""
+    jars = jars.absolute()  # the daemons have other working directories
     found = []
     for pattern in NEEDED:
         hits = [hit for folder in (jars, PYSPARK / "jars") for hit in sorted(folder.glob(pattern))]

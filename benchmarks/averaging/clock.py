@@ -1,17 +1,18 @@
-"""Clock: what rounds and shared updates take on links of one rate; reckoned, in seconds.
+"""A model of the time and bytes of rounds and of shared updates, on links of one rate.
 
-Every host has one worker and one link, the driver program is one more host. A round of averaging
-moves, of each vector of 4 x params bytes that is averaged,
+Every host has one worker and one link; the driver program has a host of its own. For each averaged
+vector of 4 x params bytes, a round of averaging sends
 
-    up      a worker sends all but its own share to those who add up        (k - 1) / k vectors
-    in      the driver program takes the means                              1 vector
-    down    the driver program sends a broadcast, blocks of which executors
-            take from one another, as they come                             1 vector to each, 2 from
-                                                                            the driver program
+    up      from each worker, all but its own part, to the workers that add
+            the parts: (k - 1) / k vectors
+    in      to the driver program, the means: 1 vector
+    down    from the driver program, a broadcast, blocks of which executors
+            also send to one another: 1 vector to each worker, 2 from the
+            driver program
 
-one after the other, each at the link's rate, and no worker trains meanwhile. Updates that are
-shared go up to the driver program and down to all others; training continues meanwhile, and takes
-as long as the driver program's link takes for what it sends, if that is longer.
+one after the other, each at the link's rate, and no worker trains in this time. Shared updates go
+up to the driver program and down to all other workers while training continues. If the driver
+program's link needs longer for them than the steps take, training takes that long.
 """
 
 from __future__ import annotations
@@ -23,32 +24,32 @@ F32 = 4
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """Of all hosts, and what is trained over it."""
+    """The link of each host, and the size and step time of the training."""
 
     bits: float  # per second
     params: float
     step_s: float
-    job_s: float  # of a Spark job, besides its work
+    job_s: float  # overhead of a Spark job
 
     @property
     def vector_s(self) -> float:
-        """One vector over one link."""
+        """Seconds in which a link transfers one vector."""
         return 8 * F32 * self.params / self.bits
 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Of one epoch, or of a part of it."""
+    """Seconds and bytes of an epoch or a part of it."""
 
     seconds: float
     bytes: float
 
 
 def rounds_cost(link: Link, workers: int, steps: int, each: int, vectors: int, own: int) -> Cost:
-    """So many steps of each worker in rounds of ``each``.
+    """Return the cost of ``steps`` steps of each worker in rounds of ``each`` steps.
 
-    ``vectors`` are averaged; ``own`` are each worker's, and go through the driver program: all of
-    them in, and with each broadcast to all.
+    ``vectors`` vectors are averaged. Another ``own`` vectors of each worker are not averaged: they
+    all go to the driver program, and with the broadcast to all workers.
     """
     rounds = -(-steps // each)
     up = vectors * (workers - 1) / workers
@@ -60,9 +61,10 @@ def rounds_cost(link: Link, workers: int, steps: int, each: int, vectors: int, o
 
 
 def sharing_cost(link: Link, workers: int, steps: int, bytes_sent: float) -> Cost:
-    """So many steps of each worker, in which all together have sent so many bytes of updates.
+    """Return the cost of ``steps`` steps of each worker that send ``bytes_sent`` in all as updates.
 
-    Each update goes up once and down to all others; the driver program's link carries most of it.
+    Each update goes up once, and down to all other workers; the driver program's link has the most
+    traffic.
     """
     down = bytes_sent * (workers - 1)
     seconds = max(steps * link.step_s, 8 * max(down, bytes_sent) / link.bits)

@@ -1,4 +1,4 @@
-"""A fit of very many parameters in rounds, on executors of this machine: seconds and memory."""
+"""Seconds and memory of an averaging fit of many parameters on executors of this machine."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.memory import MIB, Resident
+from benchmarks.memory import MIB, MemorySampler
 from benchmarks.sessions import local_cluster
 from sparkstrom import ParameterAveragingTrainingMaster, SparkNetwork
 from sparkstrom.models import DenseNetwork, Sgd
@@ -17,40 +17,40 @@ INPUTS, OUTPUTS = 64, 10
 ROUNDS, BATCH = 3, 8
 
 
-class Clock:
-    """When each round was over."""
+class RoundListener:
+    """A listener that records when each round ended."""
 
     def __init__(self) -> None:
         self.at_s = [time.monotonic()]
 
     def on_iteration(self, event: Any) -> None:
-        """Called once for each, as rounds take longer than looks."""
+        """Record the time; rounds are long enough that each has an event of its own."""
         self.at_s.append(time.monotonic())
 
 
 def widths_for(params: int) -> list[int]:
-    """Two hidden layers of equal width with about so many."""
+    """Return the widths of a network of about ``params`` parameters, with two hidden layers."""
     width = round((-(INPUTS + OUTPUTS) + ((INPUTS + OUTPUTS) ** 2 + 4 * params) ** 0.5) / 2)
     return [INPUTS, width, width, OUTPUTS]
 
 
-def large(params: int, workers: int) -> dict[str, Any]:
-    """Figures of one fit."""
+def run_large_fit(params: int, workers: int) -> dict[str, Any]:
+    """Run one fit, and return its figures."""
     chance = np.random.default_rng(0)
     features = chance.normal(size=(workers * BATCH * ROUNDS, INPUTS)).astype(np.float32)
     rows = [(x, int(i % OUTPUTS)) for i, x in enumerate(features)]
     model = DenseNetwork(widths_for(params), updater=Sgd(1e-3))
     master = ParameterAveragingTrainingMaster(averaging_frequency=1, batch_size_per_worker=BATCH)
-    clock, resident = Clock(), Resident()
+    listener, sampler = RoundListener(), MemorySampler()
     with local_cluster(workers) as session:
         data = session.sparkContext.parallelize(rows, workers)
         network = SparkNetwork(session, model, master, progress=False)
-        resident.start()
+        sampler.start()
         began_s = time.monotonic()
-        summary = network.fit(data, listeners=[clock])
-        seconds, java = time.monotonic() - began_s, java_peaks()
-        resident.stop()
-    times = np.diff(clock.at_s)
+        summary = network.fit(data, listeners=[listener])
+        seconds, java = time.monotonic() - began_s, read_java_peaks()
+        sampler.stop()
+    times = np.diff(listener.at_s)
     return {
         "params": model.n_params,
         "workers": workers,
@@ -61,15 +61,15 @@ def large(params: int, workers: int) -> dict[str, Any]:
         "minibatches": summary.minibatches,
         "loss": summary.loss,
         "peak_mib": {
-            "driver_python": resident.largest("driver") // MIB,
-            "worker_python": resident.largest("worker") // MIB,
+            "driver_python": sampler.largest("driver") // MIB,
+            "worker_python": sampler.largest("worker") // MIB,
             **java,
         },
     }
 
 
-def java_peaks() -> dict[str, int]:
-    """VmHWM of JVMs below this process, MiB."""
+def read_java_peaks() -> dict[str, int]:
+    """Return the peaks of resident memory (VmHWM) of Spark's JVMs on this machine, in MiB."""
     peaks: dict[str, int] = {}
     for entry in Path("/proc").iterdir():
         try:

@@ -1,4 +1,4 @@
-"""Rounds of averaging in this process, by the arithmetic of the product; accuracy at each epoch."""
+"""Averaging in rounds, simulated in this process with the package's own functions."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ DILOCO = Nesterov(0.7, 0.9)
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """How rounds are made."""
+    """The options of rounds."""
 
     each: int  # steps in a round
-    is_diloco: bool  # Nesterov's outer step, each worker's own optimizer; else all is averaged
+    is_diloco: bool  # outer Nesterov step, optimizers not averaged
 
     @classmethod
     def parse(cls, name: str) -> Recipe:
-        """``averaging-H`` or ``diloco-H``; raises ValueError for another name."""
+        """Return the options of ``averaging-H`` or ``diloco-H``; ValueError for another name."""
         found = KNOWN.fullmatch(name)
         if found is None:
             raise ValueError(f"{name!r}: known are averaging-STEPS, diloco-STEPS")
@@ -44,7 +44,7 @@ class Recipe:
 
 
 class Rounds:
-    """Of one trial."""
+    """The training of one trial in rounds."""
 
     def __init__(self, trial: Trial, recipe: Recipe) -> None:
         self._trial, self._recipe = trial, recipe
@@ -64,17 +64,17 @@ class Rounds:
 
     @property
     def state_vectors(self) -> int:
-        """Arrays of the parameters' size that an optimizer has."""
+        """How many arrays of the parameters' size the optimizer's state has."""
         arrays = [a for a in self._states[0].values() if isinstance(a, np.ndarray)]
         return round(sum(array.size for array in arrays) / self.common.size)
 
     @property
     def steps_per_epoch(self) -> int:
-        """Of each worker."""
+        """Steps of each worker in an epoch."""
         return max(each.batches_per_epoch for each in self._batches)
 
     def epochs(self) -> Iterator[Any]:
-        """The module after each; rounds end with their epoch."""
+        """Train; yield the module after each epoch. Each epoch's last round may be shorter."""
         for epoch in range(self._trial.epoch_count):
             for first in range(0, self.steps_per_epoch, self._recipe.each):
                 self._round(epoch, first)
@@ -105,7 +105,7 @@ class Rounds:
 
 
 def train(trial: Trial, name: str) -> Outcome:
-    """As a baseline of ``benchmarks.convergence``; bytes are parameters that workers hand over."""
+    """Train as a baseline of ``benchmarks.convergence``; bytes are the workers' parameters."""
     recipe = Recipe.parse(name)
     rounds = Rounds(trial, recipe)
     *_, module = rounds.epochs()
@@ -115,7 +115,7 @@ def train(trial: Trial, name: str) -> Outcome:
     return outcome(trial, module, bytes_sent=sent * vector, bytes_dense=steps * vector)
 
 
-def curve(trial: Trial, rounds: Rounds) -> list[dict[str, float]]:
-    """The result of ``test`` at each epoch's end."""
+def measure_epochs(trial: Trial, rounds: Rounds) -> list[dict[str, float]]:
+    """Train; return the measures on ``test`` at each epoch's end."""
     test = trial.task.split().test
     return [measured(module, trial.task, test) for module in rounds.epochs()]

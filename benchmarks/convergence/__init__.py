@@ -1,4 +1,4 @@
-"""Do hyperparameters carry over? What was tuned on one process, trained by k workers.
+"""Training by k workers with hyperparameters that were chosen for one process.
 
     python -m benchmarks.convergence --tasks digits,conv --workers 4,8,16 --json
     python -m benchmarks.convergence --tasks conv --optimizers momentum --systems ours \\
@@ -7,25 +7,27 @@
     python -m benchmarks.convergence --choose --tasks regression
 
 All systems train the same rows (``tasks``) with the same module, optimizer, learning rate,
-minibatch of 32 rows a worker and number of epochs; only ``ddp-best`` has a learning rate of its
-own, the best on ``validate`` of 1, 2, 4, ... times the one process's. ``ours`` is a fit that
-``sparkstrom.rehearsal`` simulates, ``executors`` the same by ``SparkNetwork.fit`` on
-Spark's executors, and the others as ``baselines`` describes, DiLoCo and SparseLoCo also with other
-numbers (``diloco-STEPS``, ``sparseloco-PERCENT-STEPS``). One object per run:
+minibatches (32 rows per worker) and number of epochs. Only ``ddp-best`` has a learning rate of its
+own: the best one on ``validate`` of 1, 2, 4, 8 and 16 times the others' rate. ``ours`` is a fit
+that ``sparkstrom.rehearsal`` simulates, ``executors`` the same fit by ``SparkNetwork.fit`` on
+Spark's executors. ``baselines`` describes the others, of which DiLoCo and SparseLoCo also take
+other numbers (``diloco-STEPS``, ``sparseloco-PERCENT-STEPS``). One object per run:
 
-    task, optimizer, workers, system, settings, seed, rate, options   what was asked for
+    task, optimizer, workers, system, settings, seed, rate, options   the options of this run
     value            of the task's metric on ``test``: accuracy, or loss
     minibatches      of all workers together
-    gap              to one process with the same seed: how much worse (negative: better)
-    gap_error        the gap's standard error, of the test rows alone; paired, row by row
-    behind_ddp, behind_ddp_error     the same against DDP with the same seed, if that ran, too
-    loss, loss_gap   the same of the loss, which is more precise if few rows are wrong
+    gap              how much worse ``value`` is than that of one process with the same seed
+                     (negative: better)
+    gap_error        standard error of the gap over the test rows, which are paired
+    behind_ddp, behind_ddp_error     the same relative to DDP with the same seed, if DDP ran
+    loss, loss_gap   the loss and its gap, which is more precise if few rows are wrong
     validate         the metric's value on ``validate``
-    bytes_factor     times fewer bytes than float32 gradients at each step; of executors with the
-                     updates' headers and seals, some 115 bytes each, and BatchNorm's statistics
-    figures          ours: summed_workers at the end; staleness_minibatches of other workers;
-                     staleness_rounds, the same for each worker; time, virtual, of what it takes
-                     if no worker ever waits; sent_fraction; mass_clipped, of what was sent;
+    bytes_factor     how many times fewer bytes are sent than with a float32 gradient per step; for
+                     executors, an update has headers and seals (some 115 bytes), and BatchNorm's
+                     statistics count
+    figures          of ours: summed_workers at the end; staleness_minibatches, of other workers;
+                     staleness_rounds, the same divided by k; time, virtual, relative to a fit in
+                     which no worker waits; sent_fraction; mass_clipped, relative to what was sent;
                      residual_norm; publications
-    seconds          that the run took here; 0 for DDP, which others were compared with before
+    seconds          that the run took; 0 for DDP if it had run already, for comparison
 """

@@ -1,16 +1,17 @@
-"""What others do with the same rows, module and optimizer, in one process.
+"""Other systems with the same rows, module and optimizer, simulated in one process.
 
-    ddp         DistributedDataParallel: gradients of k minibatches averaged, one step; BatchNorm's
-                running statistics are those of rank 0, as there
-    powersgd    the same, gradients of matrices by ``powersgd``; sent by each worker as torch counts
-    diloco      H steps alone, then the average drift as a gradient for SGD with Nesterov momentum,
-                0.7 and 0.9 (arXiv 2311.08105); float32
-    rounds      rounds-averaging-H, rounds-diloco-H: what ParameterAveragingTrainingMaster does, by
-                its own arithmetic (``benchmarks.averaging``)
-    sparseloco  H steps alone, then the top entries of the drift in two bits with error feedback
-                0.95, an outer step of 1 (arXiv 2508.15706; ``benchmarks.slow_link.sparse``)
+    ddp         DistributedDataParallel: a step with the mean of k gradients; BatchNorm's running
+                statistics are those of rank 0, as in torch
+    powersgd    the same with matrices compressed by ``powersgd``
+    diloco      H steps of each worker, then the mean drift as gradient of a step of SGD with
+                Nesterov momentum, 0.7 and 0.9 (arXiv 2311.08105); float32
+    rounds      rounds-averaging-H, rounds-diloco-H: ParameterAveragingTrainingMaster with the
+                package's own functions (``benchmarks.averaging``)
+    sparseloco  H steps of each worker, then the largest entries of the drift in two bits with error
+                feedback 0.95, an outer step of 1 (arXiv 2508.15706;
+                ``benchmarks.slow_link.sparse``)
 
-Bytes are what workers hand over, each message once, as ours are.
+Bytes are those that workers send; each message counts once, as for sparkstrom.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ import torch
 from benchmarks.convergence.powersgd import PowerSGD
 from benchmarks.convergence.trial import Flat, Learner, Outcome, Trial, outcome
 from benchmarks.slow_link import sparse
-from benchmarks.slow_link.data import flat_of, load_flat
+from benchmarks.slow_link.data import copy_parameters, load_parameters
 from sparkstrom.models.base import Batch
 
 DILOCO_RATE, DILOCO_MOMENTUM = 0.7, 0.9
@@ -36,7 +37,7 @@ SPARSELOCO_STEPS, SPARSELOCO_FEEDBACK, SPARSELOCO_RATE = 15, 0.95, 1.0
 Train = Callable[[Trial], Outcome]
 
 
-def gradient(module: Any, loss_of: Any, batch: Batch, share: float = 1.0) -> None:
+def add_gradient(module: Any, loss_of: Any, batch: Batch, share: float = 1.0) -> None:
     """Add ``share`` times the gradient of a minibatch's mean loss."""
     x, y = torch.from_numpy(batch.features), torch.from_numpy(batch.labels)
     (share * loss_of(module(x), y)).backward()
@@ -44,7 +45,7 @@ def gradient(module: Any, loss_of: Any, batch: Batch, share: float = 1.0) -> Non
 
 @contextmanager
 def unchanged_buffers(module: Any) -> Iterator[None]:
-    """Put BatchNorm's statistics back afterwards."""
+    """Restore BatchNorm's statistics at the end of the block."""
     before = [buffer.clone() for buffer in module.buffers()]
     yield
     for buffer, values in zip(module.buffers(), before, strict=True):
@@ -52,15 +53,15 @@ def unchanged_buffers(module: Any) -> Iterator[None]:
 
 
 def ddp(trial: Trial) -> Outcome:
-    """One step for k minibatches; with one worker it is one process."""
+    """Train with one step per k minibatches; with one worker this is training in one process."""
     module, loss_of = trial.task.module(trial.seed), trial.task.loss()
     learner = Learner(trial, module)
-    n_params, steps = flat_of(module).size, 0
+    n_params, steps = copy_parameters(module).size, 0
     for batches in trial.rounds():
         learner.forget()
         for rank, batch in enumerate(batches):
             with nullcontext() if rank == 0 else unchanged_buffers(module):
-                gradient(module, loss_of, batch, 1 / len(batches))
+                add_gradient(module, loss_of, batch, 1 / len(batches))
         learner.step()
         steps += len(batches)
     dense = 4 * n_params * steps
@@ -68,17 +69,17 @@ def ddp(trial: Trial) -> Outcome:
 
 
 def powersgd(trial: Trial, rank: int = 2) -> Outcome:
-    """``ddp`` with gradients of low rank."""
+    """Train like ``ddp``, with gradients of low rank."""
     module, loss_of = trial.task.module(trial.seed), trial.task.loss()
     parameters = list(module.parameters())
     learner = Learner(trial, module)
     compress = PowerSGD([p.shape for p in parameters], trial.workers, rank, trial.seed)
-    n_params, steps = flat_of(module).size, 0
+    n_params, steps = copy_parameters(module).size, 0
     for batches in trial.rounds():
         gradients = []
         for batch in batches:
             module.zero_grad()
-            gradient(module, loss_of, batch)
+            add_gradient(module, loss_of, batch)
             gradients.append([p.grad.clone() for p in parameters])
         for p, shared in zip(parameters, compress.averaged(gradients), strict=True):
             p.grad = shared
@@ -89,26 +90,26 @@ def powersgd(trial: Trial, rank: int = 2) -> Outcome:
 
 
 class Drifting:
-    """Workers that take steps alone and share their drift every so many."""
+    """Workers that train independently, and share their drift after every ``every`` steps."""
 
     def __init__(self, trial: Trial, every: int) -> None:
         self._trial, self._every = trial, every
         self._modules = [trial.task.module(trial.seed) for _ in range(trial.workers)]
         self._learners = [Learner(trial, module) for module in self._modules]
-        self.common = flat_of(self._modules[0])
+        self.common = copy_parameters(self._modules[0])
         self.bytes_sent = 0
 
     def outer(self, drifts: list[Flat]) -> None:
-        """Move ``common`` by what the workers send of ``before - after``."""
+        """Move ``common`` by what workers send of their drifts (parameters before - after)."""
         raise NotImplementedError
 
     def run(self) -> Outcome:
-        """Train to the end; the last round may be a short one."""
+        """Train to the end; the last round may be shorter."""
         loss_of, rounds = self._trial.task.loss(), 0
         for rounds, batches in enumerate(self._trial.rounds(), 1):
             for module, learner, batch in zip(self._modules, self._learners, batches, strict=True):
                 learner.forget()
-                gradient(module, loss_of, batch)
+                add_gradient(module, loss_of, batch)
                 learner.step()
             if rounds % self._every == 0:
                 self._share()
@@ -120,9 +121,9 @@ class Drifting:
         return outcome(self._trial, module, bytes_sent=self.bytes_sent, bytes_dense=dense)
 
     def _share(self) -> None:
-        self.outer([self.common - flat_of(module) for module in self._modules])
+        self.outer([self.common - copy_parameters(module) for module in self._modules])
         for module in self._modules:
-            load_flat(module, self.common)
+            load_parameters(module, self.common)
 
     def _average_buffers(self, module: Any) -> None:
         columns = zip(*(each.buffers() for each in self._modules), strict=True)
@@ -132,7 +133,7 @@ class Drifting:
 
 
 class DiLoCo(Drifting):
-    """See above."""
+    """DiLoCo, as described above."""
 
     def __init__(self, trial: Trial, every: int) -> None:
         super().__init__(trial, every)
@@ -148,7 +149,7 @@ class DiLoCo(Drifting):
 
 
 class SparseLoCo(Drifting):
-    """See above."""
+    """SparseLoCo, as described above."""
 
     def __init__(self, trial: Trial, every: int, keep: int) -> None:
         super().__init__(trial, every)
@@ -172,14 +173,14 @@ def _sparseloco(percent: float, every: int) -> Train:
 
 
 def rounds(name: str, trial: Trial) -> Outcome:
-    """By the product's own arithmetic."""
+    """Train in rounds with the package's own functions."""
     from benchmarks.averaging.rounds_here import train
 
     return train(trial, name.removeprefix("rounds-"))
 
 
 def baseline(name: str) -> Train:
-    """Also with other numbers than those of ``BASELINES``; raises ValueError for another name."""
+    """Return the function that trains a baseline, with any numbers; ValueError for other names."""
     if ROUNDS.fullmatch(name):
         return partial(rounds, name)
     if not KNOWN.fullmatch(name):

@@ -1,7 +1,6 @@
-"""Ours on Spark's executors, by ``SparkNetwork.fit``, as a user writes it.
+"""Fits of sparkstrom on Spark's executors by ``SparkNetwork.fit``.
 
-Steps and messages take their real time, so a variant's ``latency`` and ``jitter`` have no effect
-here.
+Steps and messages take real time, so the settings ``latency`` and ``jitter`` have no effect.
 """
 
 from __future__ import annotations
@@ -11,18 +10,18 @@ import math
 from contextlib import ExitStack
 from typing import Any
 
-from benchmarks.convergence.ours import model_of
+from benchmarks.convergence.ours import make_model
 from benchmarks.convergence.settings import Settings
 from benchmarks.convergence.trial import Outcome, Trial, outcome
 from benchmarks.sessions import local_cluster
 from sparkstrom import SparkNetwork
 
-_application = ExitStack()  # the one that is open
-_sessions: dict[int, Any] = {}  # its session, by its workers
+_application = ExitStack()  # the open Spark application
+_sessions: dict[int, Any] = {}  # its session, by number of workers
 
 
-def session_for(workers: int) -> Any:
-    """The application with a task slot for each worker; the one for another number ends."""
+def get_session(workers: int) -> Any:
+    """Return a session with a task slot for each worker; end one for another number of workers."""
     if workers not in _sessions:
         close()
         _sessions[workers] = _application.enter_context(local_cluster(workers))
@@ -31,18 +30,18 @@ def session_for(workers: int) -> Any:
 
 @atexit.register
 def close() -> None:
-    """End the application that is open, if any."""
+    """End the open application, if there is one."""
     _sessions.clear()
     _application.close()
 
 
 def train(trial: Trial, settings: Settings) -> Outcome:
-    """One fit. Only the first of an application waits for imports, before it trains."""
+    """Run one fit. Only the first fit of an application waits for imports."""
     features, labels = trial.task.split().train
-    master, model = settings.master(trial.seed), model_of(trial, settings)
-    session = session_for(trial.workers)
+    master, model = settings.master(trial.seed), make_model(trial, settings)
+    session = get_session(trial.workers)
     pairs = list(zip(features, labels, strict=True))
-    rows = session.sparkContext.parallelize(pairs, trial.workers)  # as many from each to each
+    rows = session.sparkContext.parallelize(pairs, trial.workers)  # partitions of equal size
     network = SparkNetwork(session, model, master, progress=False, keep=False)
     summary = network.fit(rows, epochs=trial.epoch_count)
     trained = network.module

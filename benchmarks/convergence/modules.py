@@ -1,4 +1,4 @@
-"""The modules of the tasks, the same for the same seed."""
+"""The torch modules of the tasks; the same seed gives the same parameters."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ HEADS = 4
 
 
 def perceptron(sizes: tuple[int, ...], seed: int) -> nn.Module:
-    """Linear layers with ReLU between them."""
+    """Return linear layers with ReLU between them."""
     torch.manual_seed(seed)
     layers: list[nn.Module] = []
     for inputs, outputs in pairwise(sizes):
@@ -24,7 +24,7 @@ def perceptron(sizes: tuple[int, ...], seed: int) -> nn.Module:
 
 
 def convolution(seed: int) -> nn.Module:
-    """Two convolutions with BatchNorm, for 8 x 8 pixels and 10 classes."""
+    """Return two convolutions with BatchNorm, for 8 x 8 pixels and 10 classes."""
     torch.manual_seed(seed)
     return nn.Sequential(
         *(nn.Unflatten(1, (1, 8, 8)), nn.Conv2d(1, 16, 3, padding=1), nn.BatchNorm2d(16)),
@@ -34,7 +34,7 @@ def convolution(seed: int) -> nn.Module:
 
 
 class Block(nn.Module):
-    """Causal attention and a perceptron, each added to what comes in."""
+    """A transformer block: causal attention and a perceptron, each with a residual connection."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -53,7 +53,7 @@ class Block(nn.Module):
 
 
 class Transformer(nn.Module):
-    """The next character; logits are [rows, symbols, characters], as cross entropy wants them."""
+    """Predicts the next character; logits are [rows, symbols, length], as for CrossEntropyLoss."""
 
     def __init__(self, width: int, depth: int) -> None:
         super().__init__()
@@ -68,7 +68,7 @@ class Transformer(nn.Module):
 
 
 def transformer(width: int, depth: int, seed: int) -> nn.Module:
-    """With embeddings as small as the other layers' parameters."""
+    """Return a transformer whose embeddings start as small as the other layers' parameters."""
     torch.manual_seed(seed)
     module = Transformer(width, depth)
     for table in (module.symbols, module.places):

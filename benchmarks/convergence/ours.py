@@ -1,8 +1,8 @@
-"""Ours in virtual time: the fit of a task, simulated by ``sparkstrom.rehearsal``.
+"""Fits of sparkstrom in virtual time, simulated by ``sparkstrom.rehearsal``.
 
-A step takes 1, give or take. A variant's ``latency`` is the time, in steps, from a publication
-until every worker has it; half of it is one link's. With a latency of 0 the others' updates are
-still one round old, k - 1 commits: that many end while a step is under way.
+The setting ``latency`` is the time from a publication until all workers have the update, in mean
+step times; half of it is spent on each of two links. Even with a latency of 0, updates of other
+workers are one round old, because k - 1 other steps end while a step runs.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from sparkstrom.rehearsal.fit import FitRecipe, FitSimulator, Measure
 LINK_BITS_S = 1e10  # wide: latency alone delays messages
 
 
-def model_of(trial: Trial, settings: Settings) -> TorchModel:
+def make_model(trial: Trial, settings: Settings) -> TorchModel:
     """Return the task's module with its optimizer."""
     return TorchModel(
         trial.task.module(trial.seed),
@@ -36,7 +36,7 @@ def model_of(trial: Trial, settings: Settings) -> TorchModel:
 
 def simulator_of(trial: Trial, settings: Settings, measure: Measure | None = None) -> FitSimulator:
     """Return the simulator of a fit; it calls ``measure`` at each epoch's end."""
-    model = model_of(trial, settings)
+    model = make_model(trial, settings)
     initial = model.initial()
     recipe = FitRecipe(
         model,
@@ -55,15 +55,15 @@ def simulator_of(trial: Trial, settings: Settings, measure: Measure | None = Non
     return FitSimulator(recipe, trial.batches(), conditions, measure, points=trial.epoch_count)
 
 
-def deliver(model: TorchModel, parameters: Flat, buffers: bytes) -> None:
-    """Give a model the parameters and buffers that a fit delivers."""
+def load_result(model: TorchModel, parameters: Flat, buffers: bytes) -> None:
+    """Load the parameters and buffers that a fit returns into a model."""
     model.bind(parameters.copy())
     if buffers:
         model.load_buffers_bytes(buffers)
 
 
 def train(trial: Trial, settings: Settings) -> Outcome:
-    """Train, and measure what is delivered; of training that diverges nothing is."""
+    """Train, and measure the result; training that diverges has no result, and infinite loss."""
     simulator = simulator_of(trial, settings)
     with np.errstate(all="ignore"):
         simulated = simulator.run()
@@ -72,8 +72,8 @@ def train(trial: Trial, settings: Settings) -> Outcome:
         return Outcome(nothing, nothing)
     assert simulated.replicas_equal, "replicas differ"
     assert simulated.parameters is not None
-    model = model_of(trial, settings)
-    deliver(model, simulated.parameters, simulated.buffers)
+    model = make_model(trial, settings)
+    load_result(model, simulated.parameters, simulated.buffers)
     replicas = [worker.replica for worker in simulator.workers]
     counters = [replica.encoder.counters for replica in replicas]
     n_params, sent = model.n_params, sum(each.mass_sent for each in counters)

@@ -1,7 +1,8 @@
-"""PowerSGD (Vogels et al. 2019) of all workers in one place: gradients of low rank, averaged.
+"""PowerSGD (Vogels et al. 2019) for all workers in one process: means of gradients of low rank.
 
-As torch's hook: error feedback per worker, the right factor kept from step to step (warm start),
-arrays of fewer than two dimensions, and matrices that the factors would not shorten, as they are.
+As in torch's hook, each worker has error feedback, and the right factor of a step is the start of
+the next (warm start). Arrays with fewer than two dimensions, and matrices whose factors would be
+larger, are not compressed.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ Gradients = list[torch.Tensor]  # one for each parameter
 
 
 class PowerSGD:
-    """State of all workers; used once a step."""
+    """The state of all workers, used once per step."""
 
     def __init__(self, shapes: Sequence[torch.Size], workers: int, rank: int, seed: int) -> None:
         random = torch.Generator().manual_seed(seed)
@@ -28,7 +29,7 @@ class PowerSGD:
         self.bytes_sent = 0
 
     def averaged(self, gradients: list[Gradients]) -> Gradients:
-        """What every worker steps by: ``gradients`` of each worker, of each parameter."""
+        """Return the mean gradients of all workers, whose ``gradients`` are by worker."""
         return [
             self._plain([each[index] for each in gradients])
             if right is None

@@ -1,6 +1,6 @@
-"""Settings of ours: what a user may set, and what was tried; each by its name on the command line.
+"""Settings of sparkstrom in this benchmark, by their names on the command line.
 
-The defaults are those of a fit, as far as they are options there.
+Most are options of a fit, with the same defaults.
 """
 
 from __future__ import annotations
@@ -17,29 +17,29 @@ from sparkstrom.options.gradient_sharing import SharedTrainingMaster
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Of one variant."""
+    """The settings of one variant."""
 
-    horizon: str | None = None  # whose minibatches momentum counts: "fit", or each "worker" its own
+    horizon: str | None = None  # momentum averages over minibatches of the "fit" or the "worker"
     scaling: str | None = None  # sequential, limited or ddp
-    limit_overshoot: bool = True  # sum fewer workers' updates from when they overshoot
-    beta2: str = "worker"  # the same for the second moments of Adam
-    publish_every: int | str = AUTO  # steps; AUTO: when the last publication has arrived
+    limit_overshoot: bool = True  # give updates less weight if their sums overshoot
+    beta2: str = "worker"  # like ``horizon``, for the second moments of Adam
+    publish_every: int | str = AUTO  # steps; AUTO: after the last publication has arrived
     max_lead: int | str | None = AUTO
-    max_staleness: int | str | None = AUTO  # steps while one of a worker's updates is in flight
+    max_staleness: int | str | None = AUTO  # a worker's steps while its update is in flight
     latency: float = 0.1  # steps from a publication until every worker has it
     jitter: float = 0.1  # of a step: standard deviation over mean
     step_s: float = 0.1  # virtual seconds of a step
-    # The most that AutoThreshold sends; if neither it nor ``levels`` is set, threshold="auto".
+    # Largest density of AutoThreshold; if neither this nor ``levels`` is set, threshold="auto".
     density: float | None = None
     density_min: float = 1e-3  # with ``density`` or ``levels``
     levels: int | None = None  # of AutoThreshold; None: its default
-    warm: int = 0  # publications of each worker that send more
-    warm_first: float = 0.25  # of all parameters
+    warm: int = 0  # first publications of each worker, which send more
+    warm_first: float = 0.25  # sent fraction of the first publication
     aggregation: str | None = None  # or sum, mean, sqrt
     train_on: str = "local"
-    clip: float | None = 5.0  # residuals are clipped at so many tau
+    clip: float | None = 5.0  # largest residual, in units of tau
     clip_every: int = 5  # publications
-    clip_norm: float | None = None  # of gradients
+    clip_norm: float | None = None  # largest norm of a gradient
 
     def threshold(self) -> AutoThreshold | str:
         """Return the threshold algorithm that aims at this density, or "auto"."""
@@ -51,11 +51,11 @@ class Settings:
         return AutoThreshold(min(self.density_min, density), density, levels)
 
     def clipping(self) -> ResidualClipping | None:
-        """Return the residual clipping, or None for none."""
+        """Return the residual clipping, or None."""
         return None if self.clip is None else ResidualClipping(self.clip, self.clip_every)
 
     def warm_up(self) -> WarmUp | None:
-        """Return the warm-up of the density, or None for none."""
+        """Return the warm-up of the density, or None."""
         if not self.warm:
             return None
         return WarmUp(self.warm, self.warm_first, self.density or AutoThreshold().sent_fraction_max)
@@ -79,12 +79,12 @@ class Settings:
         )
 
     def beta2_power(self, workers: int) -> int:
-        """What the second beta is raised to."""
+        """Return the power to which the second beta is raised."""
         return workers if self.beta2 == "fit" else 1
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """``name=value,name=value``; raises ValueError naming what is wrong."""
+        """Parse ``name=value,name=value``; raise ValueError if a name or value is wrong."""
         known = {each.name: each.type for each in fields(cls)}
         values: dict[str, Any] = {}
         for item in filter(None, text.split(",")):

@@ -1,17 +1,17 @@
-"""Tables of results with error bars, for documents.
+"""Print a Markdown table of results with error bars.
 
     python -m benchmarks.convergence --systems ours,ddp --json ... > results
     python -m benchmarks.convergence.table results [more results]
 
-One row per task, optimizer and length in minibatches, one column per number of workers. A cell has
-the gaps of sparkstrom and DDP to one process, means of the seeds, in points of accuracy or in loss:
+The table has a row per task, optimizer and length in minibatches, and a column per number of
+workers. A cell has the gaps of sparkstrom and DDP to one process in points of accuracy or in loss,
+means over the seeds:
 
     ours / DDP +- E     E: the standard error of the difference between the two
     (DDP's best)        with the best learning rate for so many workers, if ``ddp-best`` ran
 
-The better of the first two is bold where they differ by more than twice E. E combines two
-independent parts: how the difference varies between seeds, and the error of the test rows, which is
-paired row by row.
+The better of ours and DDP is bold if they differ by more than twice E. E combines two independent
+parts: how the difference varies between seeds, and the error over the test rows, which are paired.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ Row = tuple[str, str, int]  # task, optimizer, minibatches
 
 
 class Difference(NamedTuple):
-    """How much worse ours is than DDP, and the standard error of that."""
+    """How much worse ours is than DDP, and the standard error of this difference."""
 
     mean: float
     error: float
 
     @property
     def is_certain(self) -> bool:
-        """Whether it is larger than twice its error."""
+        """Whether the difference is larger than twice its error."""
         return abs(self.mean) > 2 * self.error
 
 
 def difference(results: list[Result]) -> Difference:
-    """Of ours with one or more seeds, none of which diverged."""
+    """Return the difference to DDP for ours' results of all seeds; none may have diverged."""
     gaps = np.array([result["behind_ddp"] for result in results])
     of_rows = float(np.mean([result["behind_ddp_error"] for result in results]))
     of_seeds = gaps.std(ddof=1) / math.sqrt(gaps.size) if gaps.size > 1 else math.inf
@@ -51,7 +51,7 @@ def difference(results: list[Result]) -> Difference:
 
 
 def cell(ours: list[Result], ddp: list[Result], best: list[Result]) -> str:
-    """The gaps of all seeds of one number of workers; ``best``: of DDP with a rate of its own."""
+    """Return a cell's text for the results of all seeds; ``best`` are those of ``ddp-best``."""
     if not ours or not ddp:
         return ""
     points = 100 if ours[0]["metric"] == "accuracy" else 1
@@ -75,7 +75,7 @@ def cell(ours: list[Result], ddp: list[Result], best: list[Result]) -> str:
 
 
 def table(results: Iterable[Result]) -> Iterator[str]:
-    """The lines of a table in Markdown."""
+    """Yield the lines of a table in Markdown."""
     cells: dict[tuple[Row, int, str], list[Result]] = defaultdict(list)
     for result in results:
         row = (result["task"], result["optimizer"], result["minibatches"])
@@ -99,7 +99,7 @@ def table(results: Iterable[Result]) -> Iterator[str]:
 
 
 def main() -> int:
-    """Print the table of the files that are named, or of standard input."""
+    """Print the table of the results in the named files, or in standard input."""
     texts = [Path(name).read_text() for name in sys.argv[1:]] or [sys.stdin.read()]
     lines = [line for text in texts for line in text.splitlines() if line.strip()]
     print("\n".join(table(map(json.loads, lines))))

@@ -1,4 +1,4 @@
-"""The tasks: small enough for minutes, different enough that no setting suits them by luck.
+"""The tasks: small ones that train in minutes, of different kinds. With metric and parameters:
 
     digits          64-128-10 ReLU perceptron on sklearn's digits            accuracy    9,610
     conv            two convolutions with BatchNorm on the same digits       accuracy    9,994
@@ -9,16 +9,17 @@
     shifted-conv    the convolutions of conv on these                        accuracy    9,994
     teacher         32-128-10 perceptron; classes are a random network's     accuracy    5,514
 
-Every split is the same for all runs; a seed chooses the initial parameters, who has which rows, and
-their order. Numbers of rows are powers of two times the minibatch, or nearly: with any k of the
-benchmark every worker has whole minibatches, and as many as the others. Learning rates are those
-with which one process is best on ``validate``, the mean of two seeds, out of GRIDS, as
+All runs have the same split; a seed chooses the initial parameters, each worker's rows, and their
+order. Numbers of training rows are powers of two times the minibatch, or nearly, so that all
+workers have the same number of whole minibatches. Learning rates are those of GRIDS with which one
+process is best on ``validate``, mean of two seeds:
 
     python -m benchmarks.convergence --choose --seeds 2
 
-prints them; no result is measured on these rows. Those of the last three tasks were chosen with
-``--minibatches 4096``, of shifted-conv with one seed and momentum only. Of the transformers only
-AdamW's 4e-3 was chosen so, with one seed and without its warm-up. Other rates are what is usual.
+No result is measured on these rows. The rates of the last three tasks were chosen with
+``--minibatches 4096``, those of shifted-conv with one seed and momentum only. Of the transformers'
+rates only AdamW's 4e-3 was chosen like this, with one seed and without warm-up. Other rates are
+common values.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ OPTIMIZERS = tuple(GRIDS)
 
 
 class Rows(NamedTuple):
-    """Rows first in both."""
+    """Features and labels, both with one row per example."""
 
     features: NDArray[Any]
     labels: NDArray[Any]
@@ -64,7 +65,7 @@ class Split(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What is learnt. ``rates``: the learning rate of each optimizer, for every system alike."""
+    """A task; ``rates`` has each optimizer's learning rate, the same for all systems."""
 
     name: str
     metric: str  # "accuracy" or "loss"
@@ -73,11 +74,11 @@ class Task:
     module: Callable[[int], Any]  # by seed
     loss: Callable[[], Any]
     rates: dict[str, float]
-    copies: int = 1  # successive test rows that are one image in several ways
-    warm_up: int = 0  # minibatches over which the learning rate rises in a line from a fiftieth
+    copies: int = 1  # number of successive test rows that are variants of one image
+    warm_up: int = 0  # minibatches in which the learning rate rises linearly from 1 / 50
 
     def scheduler(self) -> Any:
-        """A factory of torch's scheduler; None: the learning rate stays as it is."""
+        """Return a factory of torch's scheduler; None if the learning rate is constant."""
         from torch.optim.lr_scheduler import LinearLR
 
         if not self.warm_up:
@@ -93,7 +94,7 @@ def _cut(features: NDArray[Any], labels: NDArray[Any], train: int, validate: int
 
 @cache
 def digits() -> Split:
-    """1,024 of 8 x 8 pixels to train on, 193 and 580 beside."""
+    """Return 1,024 images of 8 x 8 pixels to train on, 193 to validate and 580 to test."""
     from sklearn.datasets import load_digits
 
     data = load_digits()
@@ -105,7 +106,7 @@ SHIFTS = tuple(product((-1, -0.5, 0, 0.5, 1), repeat=2))  # pixels down and to t
 
 @cache
 def shifted() -> Split:
-    """The images of ``digits``, shifted: each four times to train on, in all ways to measure."""
+    """Return shifted images of ``digits``: four of each to train on, all shifts of each to test."""
     train, validate, test = digits()
     random = np.random.default_rng(SPLIT_SEED)
     some = [random.integers(0, len(SHIFTS), (len(rows.labels), 4)) for rows in (train, validate)]
@@ -114,7 +115,7 @@ def shifted() -> Split:
 
 
 def _shift(rows: Rows, ways: NDArray[np.int64]) -> Rows:
-    """Each row in its ways, one after another; half a pixel is the mean of two.
+    """Return each row with its shifts, one after another; half a pixel is a mean of two shifts.
 
     ways  [rows, times]  indices of SHIFTS
     """
@@ -131,7 +132,7 @@ def _shift(rows: Rows, ways: NDArray[np.int64]) -> Rows:
 
 @cache
 def taught() -> Split:
-    """16,384 random rows to train on, 20,480 to measure; a random network's answers."""
+    """Return 16,384 random rows to train on, 20,480 to test; a random network gives the labels."""
     random = np.random.default_rng(SPLIT_SEED)
     features = random.standard_normal((16384 + 4096 + 20480, 32), np.float32)
     hidden = np.maximum(features @ random.standard_normal((32, 32), np.float32), 0)
@@ -141,7 +142,7 @@ def taught() -> Split:
 
 @cache
 def friedman() -> Split:
-    """4,096 rows to train on, 12,288 to measure; noise makes 4 % of the labels' variance."""
+    """Return 4,096 rows to train on, 12,288 to test; noise is 4 % of the labels' variance."""
     from sklearn.datasets import make_friedman1
 
     features, labels = make_friedman1(8192, noise=1.0, random_state=SPLIT_SEED)
@@ -157,19 +158,19 @@ def friedman() -> Split:
 
 @cache
 def characters() -> Split:
-    """3,072 rows of 64 characters to train on, 512 of other pages each beside."""
+    """Return 3,072 rows of 64 characters to train on, 512 to validate, 512 to test."""
     return Split(*(Rows(*rows) for rows in texts.rows((3072, 512, 512), SPLIT_SEED)))
 
 
 def cross_entropy() -> Any:
-    """Of classes."""
+    """Return the loss of tasks with classes."""
     from torch import nn
 
     return nn.CrossEntropyLoss()
 
 
 def squares() -> Any:
-    """Mean squared error."""
+    """Return the mean squared error, the loss of regression."""
     from torch import nn
 
     return nn.MSELoss()

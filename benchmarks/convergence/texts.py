@@ -1,8 +1,8 @@
-"""Text that is offline: the language reference that ``help()`` reads, some 460,000 characters.
+"""Rows of text from the language reference that ``help()`` shows, some 460,000 characters.
 
-It comes with every Python (``pydoc_data.topics``) and differs a little from version to version, so
-losses are compared within one run. Pages are parted before rows are cut out of them: nothing that
-is measured was trained on.
+It comes with Python (``pydoc_data.topics``), so nothing is downloaded. It differs a little between
+versions, so compare losses only within one run. Pages are split before rows are cut out of them, so
+that no row to test contains text to train on.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from collections import Counter
 import numpy as np
 from numpy.typing import NDArray
 
-CONTEXT = 64  # characters that a row sees
-SYMBOLS = 64  # the most frequent ones; all others are one more
+CONTEXT = 64  # characters of a row
+SYMBOLS = 64  # the 63 most frequent characters, and one symbol for all others
 SHARES = (0.8, 0.1, 0.1)  # of the pages' characters
 
 Row = tuple[NDArray[np.int64], NDArray[np.int64]]  # [rows, CONTEXT]: characters, and the next ones
 
 
 def rows(counts: tuple[int, int, int], seed: int) -> list[Row]:
-    """Rows for training, choosing and measuring, each from pages of its own."""
+    """Return rows to train on, to validate and to test, from different pages."""
     parts = pages(seed)
     most = Counter(parts[0]).most_common(SYMBOLS - 1)
     number = {character: index + 1 for index, (character, _) in enumerate(most)}
@@ -35,7 +35,7 @@ def rows(counts: tuple[int, int, int], seed: int) -> list[Row]:
 
 
 def pages(seed: int) -> list[str]:
-    """The three texts."""
+    """Return three texts, to train on, to validate and to test, of different pages."""
     from pydoc_data.topics import topics
 
     names = sorted(topics)

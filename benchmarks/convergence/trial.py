@@ -1,4 +1,4 @@
-"""A trial: what is trained and by how many; and its outcome."""
+"""A trial, which is one training of a task by k workers, and its outcome."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MOMENTUM, BETAS = 0.9, (0.9, 0.999)
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """One training, by any system."""
+    """One training of a task, by any system."""
 
     task_name: str
     optimizer: str
@@ -39,21 +39,21 @@ class Trial:
 
     @property
     def epoch_count(self) -> int:
-        """Epochs of the fit: those asked for, or those of the task."""
+        """Epochs of the fit: ``epochs`` if given, or else those of the task."""
         return self.task.epochs if self.epochs is None else self.epochs
 
     @property
     def minibatches(self) -> int:
-        """Of all workers together."""
+        """Minibatches of all workers together."""
         return self.epoch_count * (len(self.task.split().train.labels) // BATCH_ROWS)
 
     @property
     def alone(self) -> Self:
-        """The same with one worker."""
+        """The same trial with one worker."""
         return replace(self, workers=1)
 
     def batches(self) -> list[Batches]:
-        """Each worker's rows: dealt in turn after a shuffle by seed, as fits deal them."""
+        """Return each worker's rows: shuffled by seed and dealt out in turn, as in a fit."""
         features, labels = self.task.split().train
         order = np.random.default_rng((self.seed, 1)).permutation(len(labels))
         return [
@@ -68,14 +68,14 @@ class Trial:
         ]
 
     def rounds(self) -> Iterator[list[Batch]]:
-        """What all workers train on at each step of a synchronous system."""
+        """Yield the minibatches of all workers at each step of a synchronous system."""
         batches = self.batches()
         for epoch in range(self.epoch_count):
             for index in range(min(each.batches_per_epoch for each in batches)):
                 yield [each.get(epoch, index) for each in batches]
 
     def optimizer_of(self, beta2_power: int = 1) -> Any:
-        """A factory; the second beta is raised to this power."""
+        """Return an optimizer's factory; its second beta is raised to ``beta2_power``."""
         import torch
 
         betas = (BETAS[0], BETAS[1] ** beta2_power)
@@ -89,7 +89,7 @@ class Trial:
 
 
 class Learner:
-    """A module's optimizer and schedule, as a loop of torch's has them."""
+    """A module's optimizer and schedule, as in a training loop of torch."""
 
     def __init__(self, trial: Trial, module: Any) -> None:
         self._optimizer = trial.optimizer_of()(module.parameters())
@@ -97,11 +97,11 @@ class Learner:
         self._scheduler = None if factory is None else factory(self._optimizer)
 
     def forget(self) -> None:
-        """Gradients of the last step."""
+        """Reset the gradients."""
         self._optimizer.zero_grad()
 
     def step(self) -> None:
-        """Of the optimizer, and of the schedule."""
+        """Make a step of the optimizer, then of the schedule."""
         self._optimizer.step()
         if self._scheduler is not None:
             self._scheduler.step()
@@ -114,14 +114,15 @@ class Outcome:
     test: dict[str, float]  # loss, and accuracy where there are classes
     validate: dict[str, float]
     bytes_sent: int = 0  # by all workers, each message once
-    bytes_dense: int = 0  # had each sent a float32 gradient at each step
+    bytes_dense: int = 0  # if each worker sent a float32 gradient at each step
     figures: dict[str, float] = field(default_factory=dict)  # of this system alone
     units: Flat | None = None  # the metric of each independent part of ``test``; None: diverged
 
     def worse_than(self, other: Outcome, metric: str) -> tuple[float, float]:
-        """How much worse than another outcome on the same rows, and the standard error of that.
+        """Return the gap to another outcome on the same rows, and the gap's standard error.
 
-        The error is that of the test rows alone, paired: what another seed changes is not in it.
+        The gap is positive if this outcome is worse. The error is that over the test rows, which
+        are paired; it does not include differences between seeds.
         """
         sign = -1 if metric == "accuracy" else 1
         gap = sign * (self.test[metric] - other.test[metric])
@@ -132,23 +133,23 @@ class Outcome:
 
     @property
     def factor(self) -> float | None:
-        """How many times fewer bytes than dense; None: not counted."""
+        """How many times fewer bytes than dense ones were sent; None: not counted."""
         return self.bytes_dense / self.bytes_sent if self.bytes_sent else None
 
 
 def measured(module: Any, task: Task, rows: Rows) -> dict[str, float]:
-    """Loss and accuracy of a module in evaluation mode; a module that diverged has loss inf."""
-    return means(by_row(module, task, rows))
+    """Return loss and accuracy in evaluation mode; the loss is inf if the module diverged."""
+    return means(measure_rows(module, task, rows))
 
 
 def means(rows: dict[str, NDArray[np.float64]]) -> dict[str, float]:
-    """Of what ``by_row`` returns; a loss that is no number is inf."""
+    """Return the means of what ``measure_rows`` returns; a loss that is not finite is inf."""
     found = {name: float(values.mean()) for name, values in rows.items()}
     return found | {"loss": found["loss"] if math.isfinite(found["loss"]) else math.inf}
 
 
-def by_row(module: Any, task: Task, rows: Rows) -> dict[str, NDArray[np.float64]]:
-    """The loss of each row, and whether its class is right where there are classes."""
+def measure_rows(module: Any, task: Task, rows: Rows) -> dict[str, NDArray[np.float64]]:
+    """Return the loss of each row and, if there are classes, whether its class is right."""
     import torch
 
     module.eval()
@@ -170,7 +171,7 @@ def by_row(module: Any, task: Task, rows: Rows) -> dict[str, NDArray[np.float64]
 def outcome(trial: Trial, module: Any, **values: Any) -> Outcome:
     """Measure the module at the end of a training."""
     task, split = trial.task, trial.task.split()
-    rows = by_row(module, task, split.test)
+    rows = measure_rows(module, task, split.test)
     test, validate = means(rows), measured(module, task, split.validate)
     if math.isfinite(test["loss"]):
         values["units"] = rows[task.metric].reshape(-1, task.copies).mean(1)
@@ -180,9 +181,9 @@ def outcome(trial: Trial, module: Any, **values: Any) -> Outcome:
 def scores(
     trials: Sequence[Trial], train: Callable[[Trial], Outcome], rates: Sequence[float]
 ) -> dict[float, float]:
-    """The mean loss on ``validate`` of each learning rate, the best rate first.
+    """Return the mean loss on ``validate`` of each learning rate, the best rate first.
 
-    Also where the metric is accuracy: few rows are wrong, and of those chance has many.
+    The loss counts even if the metric is accuracy, which depends on chance if few rows are wrong.
     """
     means = {}
     for rate in rates:

@@ -27,38 +27,38 @@ def main() -> int:
         print(f"benchmarks.slow_link: {reason}", file=sys.stderr)
         return 2
     for result in results(args):
-        print(json.dumps(result) if args.json else line(result), flush=True)
+        print(json.dumps(result) if args.json else format_result(result), flush=True)
     return 0
 
 
 def parsed(arguments: list[str]) -> argparse.Namespace:
-    """The options; exits with what is wrong with them."""
+    """Return the options; exit with a message if they are wrong."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.slow_link",
         description=benchmarks.slow_link.__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--rate", default=["100mbit"], type=by_comma, help="of links, as tc has it")
+    parser.add_argument("--rate", default=["100mbit"], type=by_comma, help="of links, as in tc")
     parser.add_argument("--systems", default=[OURS, *PEERS], type=by_comma, help="default: all")
     parser.add_argument("--hosts", type=int, default=4, help="one worker on each")
     parser.add_argument("--widths", default=["2048", "2048"], type=by_comma, help="hidden layers")
     parser.add_argument("--optimizer", default="adam", choices=sorted(data.LEARNING_RATES))
     parser.add_argument("--seeds", type=int, default=1, help="runs per link and system")
     parser.add_argument("--epochs", type=int, default=3)
-    parser.add_argument("--limit-s", type=float, default=120.0, help="of training, per run")
-    parser.add_argument("--wanted", type=float, default=0.97, help="accuracy, held three times")
+    parser.add_argument("--limit-s", type=float, default=120.0, help="of training, in seconds")
+    parser.add_argument("--wanted", type=float, default=0.97, help="accuracy to reach")
     parser.add_argument("--narrow", type=Narrowing.parse, help="RATE@SECONDS or RATE@SECONDS:HOST")
     parser.add_argument(
         "--learning-rates",
         default=[],
         type=by_comma,
-        help="system=rate,...: these are not chosen; a rate alone is everybody's",
+        help="RATE for all systems, or SYSTEM=RATE,...; default: chosen from a grid",
     )
     parser.add_argument(
-        "--conf", action="append", default=[], help="key=value of Spark's, for ours; repeatable"
+        "--conf", action="append", default=[], help="Spark's key=value, for sparkstrom; repeatable"
     )
     parser.add_argument(
-        "--project", default=["dense"], type=by_comma, help="systems to project when they are late"
+        "--project", default=["dense"], type=by_comma, help="systems whose time is projected"
     )
     parser.add_argument("--json", action="store_true", help="one JSON object per line")
     args = parser.parse_args(arguments)
@@ -77,12 +77,12 @@ def parsed(arguments: list[str]) -> argparse.Namespace:
 
 
 def by_comma(text: str) -> list[str]:
-    """The words of a list on the command line."""
+    """Return the words of a list on the command line."""
     return text.split(",")
 
 
 def results(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """All links of a system before the next system."""
+    """Run each system on all links, and yield the results."""
     for system in args.systems:
         trial = Trial(
             system=system,
@@ -95,30 +95,30 @@ def results(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
             limit_s=args.limit_s,
             wanted=args.wanted,
         )
-        given = rate_given(args.learning_rates, system)
+        given = get_given_rate(args.learning_rates, system)
         scores = choose(trial, args.conf) if given is None else {}
         trial = replace(trial, rate=next(iter(scores)) if given is None else given)
         for seed in range(args.seeds):
             for rate in args.rate:
-                yield result(replace(trial, seed=seed), rate, scores, args)
+                yield run_trial(replace(trial, seed=seed), rate, scores, args)
 
 
-def rate_given(texts: list[str], system: str) -> float | None:
-    """The learning rate that the command line has for a system."""
+def get_given_rate(texts: list[str], system: str) -> float | None:
+    """Return the learning rate that the command line has for a system, or None."""
     given = dict(text.rpartition("=")[::2] for text in texts)
     value = given.get(system, given.get(""))
     return None if value is None else float(value)
 
 
-def result(
+def run_trial(
     trial: Trial, rate: str, scores: dict[float, float], args: argparse.Namespace
 ) -> dict[str, Any]:
-    """One run, and what it takes to say when it would have been there."""
+    """Train once, and project the time if the accuracy was not reached; return the result."""
     found = figures(trial, observe(Link(rate, args.narrow), [trial], args.conf))
     late = found["seconds_to"] is None and found.get("ms_per_step") is not None
     if late and trial.system in args.project and trial.system in PEERS:
-        found |= projected(trial, found["ms_per_step"])
-    n_params = data.flat_of(data.make_module(trial.widths, trial.seed)).size
+        found |= project(trial, found["ms_per_step"])
+    n_params = data.copy_parameters(data.make_module(trial.widths, trial.seed)).size
     return {
         "system": trial.system,
         "rate": rate,
@@ -134,10 +134,10 @@ def result(
     }
 
 
-def projected(trial: Trial, ms_per_step: float) -> dict[str, Any]:
-    """The steps that it needs, from a run without limits of the link, at this link's pace.
+def project(trial: Trial, ms_per_step: float) -> dict[str, Any]:
+    """Train without limited links; project the seconds that these steps take on this link.
 
-    These systems are synchronous: their steps are the same on every link.
+    Only for synchronous systems, whose steps are the same on every link.
     """
     free = figures(trial, observe(Link(None), [trial], {}))
     steps = free["seconds_to"] and free["steps_to"]
@@ -145,8 +145,8 @@ def projected(trial: Trial, ms_per_step: float) -> dict[str, Any]:
     return {"projected_s": seconds, "projected_steps": steps}
 
 
-def line(result: dict[str, Any]) -> str:
-    """For people."""
+def format_result(result: dict[str, Any]) -> str:
+    """Return a result as text."""
     name = f"{result['rate']:>8} {result['system']:<11}"
     if "ms_per_step" not in result:
         return f"{name} never: {result['ended']}"

@@ -1,8 +1,8 @@
-"""Choosing each system's learning rate, on rows that no result is trained on or measured with.
+"""Choose each system's learning rate, on rows that are not used to train or measure results.
 
-Each rate of the grid is tried for one epoch of ``choose`` (80 steps of four workers), on links as
-fast as the machine, by the very programs that are measured; the one with the highest mean accuracy
-on ``validate`` over these steps is taken. So a rate is chosen once for all links.
+Each rate of the grid trains one epoch of ``choose`` (80 steps of four workers) by the same programs
+that are measured, without limits on links. The rate with the highest mean accuracy on ``validate``
+over these steps is chosen, once for all links.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from benchmarks.slow_link.running import Link, observe
 from benchmarks.slow_link.trial import Trial
 
 EPOCHS = 1
-LIMIT_S = 240.0  # only a bound: the trial ends by its steps
-UNREACHABLE = 2.0  # accuracy: every copy is evaluated
+LIMIT_S = 240.0  # rarely reached: the trial ends after its steps
+UNREACHABLE = 2.0  # an accuracy, with which all copies are evaluated
 
 
 def choose(trial: Trial, conf: Mapping[str, str]) -> dict[float, float]:
-    """The score of every rate of the optimizer's grid, the best one first."""
+    """Return the score of each rate in the optimizer's grid, the best rate first."""
     trials = [
         replace(
             trial,

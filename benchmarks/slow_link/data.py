@@ -1,7 +1,7 @@
 """The task: digits of 8 x 8 pixels, shifted sideways by up to a pixel, and a wide ReLU network.
 
-Every row is determined by its part and number, so each process makes its own and none is sent. The
-parts have no digit in common: a result is trained on ``train`` and measured on ``test``; learning
+A row depends only on its part and number, so each process makes its own rows, and none is sent. The
+parts have no digit in common. Results are trained on ``train`` and measured on ``test``; learning
 rates are chosen by training on ``choose`` and measuring on ``validate``.
 """
 
@@ -33,9 +33,9 @@ LEARNING_RATES = {  # the same small grid for every system, by optimizer
 
 
 def digits() -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    """scikit-learn's: images f64[1797, 8, 8] of 0 to 16, and classes.
+    """Return scikit-learn's digits: images f64[1797, 8, 8] with values of 0 to 16, and classes.
 
-    Read from its file: importing all of it takes a second and a half of each host's start-up.
+    They are read from its file, because importing scikit-learn takes a second and a half.
     """
     package = find_spec("sklearn")
     if package is None or package.origin is None:
@@ -44,8 +44,8 @@ def digits() -> tuple[NDArray[np.float64], NDArray[np.int64]]:
     return table[:, :-1].reshape(-1, PIXELS, PIXELS), table[:, -1].astype(np.int64)
 
 
-def rows_of(part: str) -> Rows:
-    """All rows of a part, in an order that tells nothing of their class."""
+def make_rows(part: str) -> Rows:
+    """Return all rows of a part in random order."""
     images, classes = digits()
     order = np.random.default_rng(ORDER_SEED).permutation(len(classes))
     first = 0
@@ -64,20 +64,20 @@ def rows_of(part: str) -> Rows:
     return features, classes[chosen]
 
 
-def share_of(part: str, worker: int, workers: int) -> Rows:
-    """Every ``workers``-th row."""
-    features, labels = rows_of(part)
+def make_worker_rows(part: str, worker: int, workers: int) -> Rows:
+    """Return a worker's rows, which are every ``workers``-th row of a part."""
+    features, labels = make_rows(part)
     return features[worker::workers], labels[worker::workers]
 
 
-def rows_for_spark(part: str, workers: int, numbers: Iterator[int]) -> Iterator[Any]:
-    """The same as (features, label), made where they are trained."""
+def make_spark_rows(part: str, workers: int, numbers: Iterator[int]) -> Iterator[Any]:
+    """Yield the rows of the given workers as (features, label); called in Spark's executors."""
     for worker in numbers:
-        yield from zip(*share_of(part, worker, workers), strict=True)
+        yield from zip(*make_worker_rows(part, worker, workers), strict=True)
 
 
 def make_module(widths: tuple[int, ...], seed: int) -> Any:
-    """A perceptron with ReLU between its layers: 64, the widths, 10."""
+    """Return a perceptron with ReLU between its layers: 64, the widths, 10."""
     import torch
     from torch import nn
 
@@ -89,8 +89,8 @@ def make_module(widths: tuple[int, ...], seed: int) -> Any:
     return nn.Sequential(*layers[:-1])
 
 
-def optimizer_of(name: str, rate: float) -> Any:
-    """A factory that takes the parameters; ``fused``, which is fastest on processors, if it can."""
+def make_optimizer_factory(name: str, rate: float) -> Any:
+    """Return an optimizer's factory; it is ``fused``, which is fastest on CPUs, if supported."""
     import torch
 
     makers = {
@@ -103,16 +103,16 @@ def optimizer_of(name: str, rate: float) -> Any:
     return partial(makers[name], lr=rate)
 
 
-def flat_of(module: Any) -> NDArray[np.float32]:
-    """A copy of all parameters, f32[n_params], in the module's order."""
+def copy_parameters(module: Any) -> NDArray[np.float32]:
+    """Return a copy of all parameters, f32[n_params], in the module's order."""
     import torch
 
     with torch.no_grad():
         return np.concatenate([p.detach().numpy().ravel() for p in module.parameters()])
 
 
-def load_flat(module: Any, values: NDArray[np.float32]) -> None:
-    """Give a module these parameters."""
+def load_parameters(module: Any, values: NDArray[np.float32]) -> None:
+    """Load parameters, f32[n_params], into a module."""
     import torch
 
     at = 0
@@ -122,8 +122,8 @@ def load_flat(module: Any, values: NDArray[np.float32]) -> None:
             at += p.numel()
 
 
-def accuracy_of(module: Any, rows: Rows) -> float:
-    """Share of rows whose class has the largest output."""
+def compute_accuracy(module: Any, rows: Rows) -> float:
+    """Return the share of rows whose class has the largest output."""
     import torch
 
     module.eval()

@@ -18,18 +18,18 @@ CURVE_POINTS = 60
 
 
 def figures(trial: Trial, observed: Observed) -> dict[str, Any]:
-    """Return the figures of one observed trial. What was not reached or not seen is None."""
+    """Return the figures of one observed trial; those that are not known are None."""
     events = [event for event in observed.events if event["trial"] == trial.rate]
-    began = named(events, "began")
+    began = find_event(events, "began")
     if began is None:
-        return missed(events, observed.log)
-    called_s = (named(events, "called") or {"at_s": observed.launched_s})["at_s"]
+        return make_failed_figures(events, observed.log)
+    called_s = (find_event(events, "called") or {"at_s": observed.launched_s})["at_s"]
     began_s = began["at_s"]
-    last = named(events, "ended") or named(events, "stopped") or events[-1]
+    last = find_event(events, "ended") or find_event(events, "stopped") or events[-1]
     error = last.get("error")
     seconds = last["at_s"] - began_s
     minibatches = max((event.get("minibatches", 0) for event in events), default=0)
-    curve = curve_of(trial, events, began_s)
+    curve = make_curve(trial, events, began_s)
     accuracies = [accuracy for _, accuracy, _ in curve]
     held = first_held(accuracies, trial.wanted)
     seconds_to, _, steps_to = curve[held] if held is not None else (None, None, None)
@@ -38,18 +38,18 @@ def figures(trial: Trial, observed: Observed) -> dict[str, Any]:
     training = used(samples, began_s, last["at_s"])
     until = used(samples, began_s, began_s + seconds_to) if seconds_to is not None else None
     return {
-        "seconds_to": rounded(seconds_to),
-        "startup_s": rounded(began_s - called_s),
-        "startup_next_s": rounded((named(events, "again") or {}).get("startup_s")),
+        "seconds_to": round_figure(seconds_to),
+        "startup_s": round_figure(began_s - called_s),
+        "startup_next_s": round_figure((find_event(events, "again") or {}).get("startup_s")),
         "accuracy": accuracies[-1] if curve else None,
         "accuracy_best": max(accuracies, default=None),
-        "seconds": rounded(seconds),
+        "seconds": round_figure(seconds),
         "ended": error or ("limit" if seconds >= trial.limit_s else "epochs"),
         "steps": minibatches / trial.workers,
         "steps_wanted": trial.steps,
         "steps_to": steps_to,
-        "ms_per_step": per(1000 * seconds * trial.workers, minibatches),
-        "cpu_ms_per_step": per(1000 * training.cpu_s, minibatches),
+        "ms_per_step": divide(1000 * seconds * trial.workers, minibatches),
+        "cpu_ms_per_step": divide(1000 * training.cpu_s, minibatches),
         "bytes": sum(whole.tx),
         "bytes_training": sum(training.tx),
         "bytes_to": sum(until.tx) if until is not None else None,
@@ -61,19 +61,19 @@ def figures(trial: Trial, observed: Observed) -> dict[str, Any]:
     }
 
 
-def missed(events: Sequence[Event], log: str) -> dict[str, Any]:
-    """Of a trial in which no step began."""
-    ended = named(events, "ended")
+def make_failed_figures(events: Sequence[Event], log: str) -> dict[str, Any]:
+    """Return the figures of a trial in which training did not begin."""
+    ended = find_event(events, "ended")
     return {"seconds_to": None, "ended": (ended or {}).get("error", "it did not begin"), "log": log}
 
 
-def named(events: Sequence[Event], name: str) -> Event | None:
-    """The first event of that name."""
+def find_event(events: Sequence[Event], name: str) -> Event | None:
+    """Return the first event of a name, or None."""
     return next((event for event in events if event["event"] == name), None)
 
 
-def curve_of(trial: Trial, events: Sequence[Event], began_s: float) -> Curve:
-    """Accuracy over training, in order of time."""
+def make_curve(trial: Trial, events: Sequence[Event], began_s: float) -> Curve:
+    """Return the evaluations as (seconds of training, accuracy, steps of a worker)."""
     return [
         (event["at_s"] - began_s, event["accuracy"], event["minibatches"] / trial.workers)
         for event in events
@@ -82,22 +82,22 @@ def curve_of(trial: Trial, events: Sequence[Event], began_s: float) -> Curve:
 
 
 def thinned(curve: Curve) -> list[list[float]]:
-    """At most so many of its points, the last among them."""
+    """Return at most ``CURVE_POINTS`` points of a curve, with the last one."""
     every = -(-len(curve) // CURVE_POINTS) or 1
     kept = curve[::-1][::every][::-1]
     return [[round(seconds, 2), accuracy, round(steps, 1)] for seconds, accuracy, steps in kept]
 
 
 def used(samples: Sequence[Sample], from_s: float, to_s: float) -> Sample:
-    """Bytes and processor between two moments, by straight lines between samples."""
-    first, last = at(samples, from_s), at(samples, to_s)
+    """Return bytes and processor time between two times, interpolated between samples."""
+    first, last = interpolate(samples, from_s), interpolate(samples, to_s)
     tx = tuple(b - a for a, b in zip(first.tx, last.tx, strict=True))
     rx = tuple(b - a for a, b in zip(first.rx, last.rx, strict=True))
     return Sample(to_s, tx, rx, last.cpu_s - first.cpu_s)
 
 
-def at(samples: Sequence[Sample], at_s: float) -> Sample:
-    """The counters at a moment; before the first sample and after the last, theirs."""
+def interpolate(samples: Sequence[Sample], at_s: float) -> Sample:
+    """Interpolate the counters at a time; outside the samples, return the first or the last one."""
     if at_s <= samples[0].at_s:
         return samples[0]
     for a, b in pairwise(samples):
@@ -112,27 +112,27 @@ def at(samples: Sequence[Sample], at_s: float) -> Sample:
     return samples[-1]
 
 
-def rounded(value: float | None) -> float | None:
-    """To three places; None of nothing."""
+def round_figure(value: float | None) -> float | None:
+    """Round to three decimals; None stays None."""
     return None if value is None else round(value, 3)
 
 
-def per(total: float, count: float) -> float | None:
-    """Of each, to three places; None where there are none."""
+def divide(total: float, count: float) -> float | None:
+    """Return total / count, rounded to three decimals; None if count is 0."""
     return round(total / count, 3) if count else None
 
 
 def score(trial: Trial, events: Sequence[Event]) -> float:
-    """What a learning rate is chosen by: the mean accuracy over the trial's steps.
+    """Return the mean accuracy over the trial's steps, by which a learning rate is chosen.
 
-    Between evaluations by straight lines. A rate that learns sooner has more of it, and so has one
-    that comes further; a trial that broke off counts as if it had learnt nothing from there on.
+    Accuracy is interpolated between evaluations. The mean is higher for a rate that learns faster,
+    and for one that learns more. After the end of a trial that failed, accuracy counts as 0.
     """
     mine = [event for event in events if event["trial"] == trial.rate]
-    began = named(mine, "began")
+    began = find_event(mine, "began")
     if began is None:
         return 0.0
     points = [(0.0, 0.0)]
-    points += [(steps, accuracy) for _, accuracy, steps in curve_of(trial, mine, began["at_s"])]
+    points += [(steps, accuracy) for _, accuracy, steps in make_curve(trial, mine, began["at_s"])]
     area = sum((b - a) * (f + g) / 2 for (a, f), (b, g) in pairwise(points))
     return area / trial.steps

@@ -1,10 +1,10 @@
-"""The program of sparkstrom's systems: a Spark driver on host 0, one worker on each host.
+"""The driver program of sparkstrom's systems, on host 0; each host has one worker.
 
     python -m benchmarks.slow_link.ours RECORD CONF TRIAL...
 
-CONF is Spark's configuration as JSON, trials are JSON, too; one session for all of them. The fit is
-as a user writes it. What is looked at besides is private: the fit's master thread, for the moment
-at which all workers stand ready, the committed minibatches, and copies of the driver's replica.
+CONF is Spark's configuration as JSON, and trials are JSON. All trials run in one session. Fits are
+called as by a user, but the benchmark also reads private state of the master's thread: when all
+workers were ready, the number of committed minibatches, and copies of the driver's replica.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from sparkstrom.models.torch import TorchModel
 from sparkstrom.rounds.control import RoundsControl
 
 LOOK_S = 0.02
-END_S = 30.0  # for a fit that was told to stop: it drains, and compares its replicas
-START_S = 420.0  # the initial parameters on a slow link
+END_S = 30.0  # limit for a fit to stop, in which it drains and compares its replicas
+START_S = 420.0  # limit for the start, with the initial parameters on a slow link
 
 
 class Watched(SparkNetwork):
-    """Keeps hold of the master thread of its newest fit."""
+    """A network that keeps a reference to the master thread of its newest fit."""
 
     master: Any = None
 
@@ -54,7 +54,7 @@ class Watched(SparkNetwork):
 
 
 class Fit:
-    """A fit in a thread of its own, so that one that hangs can be left behind."""
+    """A fit in a daemon thread, so that the program can end even if the fit hangs."""
 
     def __init__(self, network: Watched, rows: Any, trial: Trial) -> None:
         self.network, self.trial = network, trial
@@ -75,7 +75,7 @@ class Fit:
         return self.thread.is_alive()
 
     def ready_s(self) -> float | None:
-        """When all workers stood ready; None: not yet."""
+        """Return when all workers were ready; None if they are not yet."""
         master = self.network.master
         if master is None:
             return None
@@ -86,8 +86,8 @@ class Fit:
 
 
 def watch(fit: Fit, record: Record, called_s: float) -> None:
-    """Put copies aside until the fit ends; tell it to at the limit, and give it up after that."""
-    told_s: float | None = None
+    """Copy parameters until the fit ends; stop it at the limit, and return if it does not stop."""
+    stop_s: float | None = None
     while fit.running:
         time.sleep(LOOK_S)
         if record.began_s is None:
@@ -95,21 +95,21 @@ def watch(fit: Fit, record: Record, called_s: float) -> None:
                 record.began(fit.network._model.n_params, ready_s)
             elif time.monotonic() > called_s + START_S:
                 return
-        elif record.over and told_s is None:
-            told_s = time.monotonic()
+        elif record.over and stop_s is None:
+            stop_s = time.monotonic()
             fit.network.master.request_stop("the trial's time is over")
-        elif told_s is not None and time.monotonic() > told_s + END_S:
+        elif stop_s is not None and time.monotonic() > stop_s + END_S:
             return
         elif record.due:
             try:
                 copy = fit.network.master.snapshot()
-            except SparkstromError:  # the fit has just failed, and says why itself
+            except SparkstromError:  # the fit has just failed, with its own error
                 continue
             record.put_aside(copy.parameters, fit.network.master.progress.minibatches)
 
 
-def master_of(trial: Trial) -> SharedTrainingMaster | ParameterAveragingTrainingMaster:
-    """Defaults, or rounds as ``benchmarks.averaging`` has them."""
+def make_master(trial: Trial) -> SharedTrainingMaster | ParameterAveragingTrainingMaster:
+    """Return the options of a fit: the defaults, or rounds as in ``benchmarks.averaging``."""
     if trial.system == OURS:
         return SharedTrainingMaster(batch_size_per_worker=BATCH_ROWS, rng_seed=trial.seed)
     recipe = Recipe.parse(trial.system)
@@ -122,31 +122,31 @@ def master_of(trial: Trial) -> SharedTrainingMaster | ParameterAveragingTraining
     )
 
 
-def one(session: Any, trial: Trial, path: Path) -> bool:
-    """Train and evaluate; was the fit left running?"""
+def run_trial(session: Any, trial: Trial, path: Path) -> bool:
+    """Run one trial: train and evaluate; return whether the fit still runs because it hangs."""
     record = Record(path, trial)
     module = data.make_module(trial.widths, trial.seed)
-    optimizer = data.optimizer_of(trial.optimizer, trial.rate)
+    optimizer = data.make_optimizer_factory(trial.optimizer, trial.rate)
     import torch
 
     model = TorchModel(module, torch.nn.CrossEntropyLoss(), optimizer)
-    network = Watched(session, model, master_of(trial), progress=False, keep=False)
+    network = Watched(session, model, make_master(trial), progress=False, keep=False)
     numbers = session.sparkContext.parallelize(range(trial.workers), trial.workers)
-    rows = numbers.mapPartitions(partial(data.rows_for_spark, trial.train_part, trial.workers))
+    rows = numbers.mapPartitions(partial(data.make_spark_rows, trial.train_part, trial.workers))
     called_s = time.monotonic()
     record.event("called", called_s)
     fit = Fit(network, rows, trial)
     watch(fit, record, called_s)
-    close(fit, record)
+    record_end(fit, record)
     record.evaluate()
     if not trial.choosing and fit.summary is not None:
-        again(fit, rows, record)
+        record_next_start(fit, rows, record)
     record.event("done")
     return fit.running
 
 
-def again(fit: Fit, rows: Any, record: Record) -> None:
-    """How soon the application's next fit begins: executors have all that is imported by now."""
+def record_next_start(fit: Fit, rows: Any, record: Record) -> None:
+    """Record how long the application's next fit takes to begin, with all imports done."""
     fit.network.master = None
     called_s = time.monotonic()
     following = Fit(fit.network, rows, fit.trial)
@@ -155,26 +155,27 @@ def again(fit: Fit, rows: Any, record: Record) -> None:
     if not following.running:
         raise RuntimeError("the next fit did not begin") from following.error
     record.event("again", ready_s, startup_s=ready_s - called_s)
-    following.network.master.request_stop("only its start was looked at")
+    following.network.master.request_stop("only its start is measured")
     following.thread.join(END_S)
 
 
-def close(fit: Fit, record: Record) -> None:
-    """What the fit came to; its end is that of training, before replicas were compared."""
+def record_end(fit: Fit, record: Record) -> None:
+    """Record the result of the fit; its end is that of training, before replicas are compared."""
     master = fit.network.master
     if fit.summary is not None and record.began_s is not None:
         outcome = master.outcome()
         ended_s = outcome.phase_began_s[Phase.AUDIT]
         record.put_aside(fit.network.parameters, outcome.minibatches, ended_s)
-        record.event("ended", ended_s, minibatches=outcome.minibatches, **figures(fit.summary))
+        selected = select_figures(fit.summary)
+        record.event("ended", ended_s, minibatches=outcome.minibatches, **selected)
         return
     error = "it did not end" if fit.running else f"{type(fit.error).__name__}: {fit.error}"
     minibatches = 0 if master is None else master.progress.minibatches
     record.event("ended", minibatches=minibatches, error=error.splitlines()[0])
 
 
-def figures(summary: TrainingSummary) -> dict[str, Any]:
-    """Of the summary, what belongs beside the benchmark's own figures."""
+def select_figures(summary: TrainingSummary) -> dict[str, Any]:
+    """Return the part of the summary that the benchmark reports."""
     return {
         "summary": {
             "replicas_equal": summary.replicas_equal,
@@ -192,7 +193,7 @@ def figures(summary: TrainingSummary) -> dict[str, Any]:
 
 
 def main() -> int:
-    """All trials, one after the other."""
+    """Run all trials, one after the other."""
     from pyspark.sql import SparkSession
 
     path, conf, *trials = sys.argv[1:]
@@ -200,10 +201,10 @@ def main() -> int:
     for key, value in json.loads(conf).items():
         builder = builder.config(key, value)
     session = builder.getOrCreate()
-    session.sparkContext.parallelize([0], 1).count()  # begins when all executors are there
+    session.sparkContext.parallelize([0], 1).count()  # waits for all executors
     for text in trials:
-        if one(session, Trial.parse(text), Path(path)):
-            os._exit(0)  # a fit that hangs would keep the session from stopping
+        if run_trial(session, Trial.parse(text), Path(path)):
+            os._exit(0)  # the session could not stop while a fit hangs
     session.stop()
     return 0
 

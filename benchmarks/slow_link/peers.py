@@ -1,15 +1,16 @@
-"""The systems to compare with, on torch.distributed over gloo; one process on each host.
+"""The program of the other systems, on torch.distributed over gloo: one process on each host.
 
     python -m benchmarks.slow_link.peers RANK ADDRESS INTERFACE RECORD TRIAL...
 
-Each is as its authors or torch describe it: ``dense`` is DistributedDataParallel; ``fp16`` and
-``powersgd`` are its hooks (fp16_compress_hook; PowerSGD of rank 2 with error feedback and warm
-start, dense for the first two steps, which is the least that torch allows); ``diloco`` averages the
-drift of 10 steps and applies it with Nesterov momentum (0.7, 0.9); ``sparseloco`` sends 1.6 % of
-the drift of 15 steps in two bits (see ``sparse``), with error feedback 0.95 and an outer step of 1.
+Each system is as its authors or torch describe it: ``dense`` is DistributedDataParallel; ``fp16``
+and ``powersgd`` are its hooks (fp16_compress_hook; PowerSGD of rank 2 with error feedback and warm
+start, dense for the first two steps, the smallest number that torch allows); ``diloco`` averages
+the drift of 10 steps and applies it with Nesterov momentum (0.7, 0.9); ``sparseloco`` sends 1.6 %
+of the drift of 15 steps in two bits (see ``sparse``), with error feedback 0.95 and an outer step
+of 1.
 
-Rank 0 writes the record. The loop is in a thread of its own: at the limit rank 0 evaluates what it
-has put aside, and leaves in the middle of whatever step there is.
+Rank 0 writes the record. Its training loop runs in a thread of its own: at the limit, rank 0
+evaluates the copies of its parameters, and ends even in the middle of a step.
 """
 
 from __future__ import annotations
@@ -33,9 +34,9 @@ from benchmarks.slow_link import data, sparse
 from benchmarks.slow_link.trial import BATCH_ROWS, Record, Trial
 
 PORT = 29400
-LOOK_S, LEAVE_S = 0.1, 1.0  # a step that ends just after the limit may
+LOOK_S, LEAVE_S = 0.1, 1.0  # poll interval; time after the limit in which a step may still end
 POWERSGD_RANK, POWERSGD_FIRST = 2, 2
-# PowerSGD's hook waits inside gloo's threads, of which there are two: two buckets wait for ever.
+# PowerSGD's hook waits in gloo's two threads, so that two buckets would wait forever.
 ONE_BUCKET_MB = 1 << 20
 DILOCO_STEPS, DILOCO_RATE, DILOCO_MOMENTUM = 10, 0.7, 0.9
 SPARSELOCO_STEPS, SPARSELOCO_FEEDBACK, SPARSELOCO_RATE = 15, 0.95, 1.0
@@ -44,17 +45,17 @@ Flat = NDArray[np.float32]
 
 
 class System(Protocol):
-    """One rank's side."""
+    """A system's training on one rank."""
 
     def step(self, x: torch.Tensor, y: torch.Tensor) -> None:
-        """Train on a minibatch, and share what is due."""
+        """Train on a minibatch, and exchange what is due."""
 
     def shared(self) -> Flat:
-        """A copy of the parameters that all ranks have in common."""
+        """Return a copy of the parameters that all ranks have in common."""
 
 
 class Parallel:
-    """DistributedDataParallel, with a hook or without."""
+    """DistributedDataParallel, with or without a hook."""
 
     def __init__(self, module: Any, trial: Trial, hook: str) -> None:
         cap_mb = ONE_BUCKET_MB if hook == "powersgd" else None
@@ -66,32 +67,34 @@ class Parallel:
                 None, matrix_approximation_rank=POWERSGD_RANK, start_powerSGD_iter=POWERSGD_FIRST
             )
             self._module.register_comm_hook(state, powersgd.powerSGD_hook)
-        self._optimizer = data.optimizer_of(trial.optimizer, trial.rate)(module.parameters())
+        make_optimizer = data.make_optimizer_factory(trial.optimizer, trial.rate)
+        self._optimizer = make_optimizer(module.parameters())
 
     def step(self, x: torch.Tensor, y: torch.Tensor) -> None:
         """Train one minibatch."""
-        learn(self._module, self._optimizer, x, y)
+        make_step(self._module, self._optimizer, x, y)
 
     def shared(self) -> Flat:
         """Return the parameters that all workers share."""
-        return data.flat_of(self._module.module)
+        return data.copy_parameters(self._module.module)
 
 
 class Drifting:
-    """Steps alone, and every ``every`` steps the drift is shared."""
+    """A system whose ranks train independently, and share their drift every ``every`` steps."""
 
     def __init__(self, module: Any, trial: Trial, every: int) -> None:
         self._module, self._every, self._taken = module, every, 0
-        self._optimizer = data.optimizer_of(trial.optimizer, trial.rate)(module.parameters())
-        self._common = data.flat_of(module)
+        make_optimizer = data.make_optimizer_factory(trial.optimizer, trial.rate)
+        self._optimizer = make_optimizer(module.parameters())
+        self._common = data.copy_parameters(module)
 
     def step(self, x: torch.Tensor, y: torch.Tensor) -> None:
         """Train one minibatch; share the drift if it is due."""
-        learn(self._module, self._optimizer, x, y)
+        make_step(self._module, self._optimizer, x, y)
         self._taken += 1
         if self._taken % self._every == 0:
-            self._outer(self._common - data.flat_of(self._module))
-            data.load_flat(self._module, self._common)
+            self._outer(self._common - data.copy_parameters(self._module))
+            data.load_parameters(self._module, self._common)
 
     def shared(self) -> Flat:
         """Return the parameters that all workers share, without the present drift."""
@@ -102,7 +105,7 @@ class Drifting:
 
 
 class DiLoCo(Drifting):
-    """arXiv 2311.08105."""
+    """DiLoCo (arXiv 2311.08105)."""
 
     def __init__(self, module: Any, trial: Trial) -> None:
         super().__init__(module, trial, DILOCO_STEPS)
@@ -118,7 +121,7 @@ class DiLoCo(Drifting):
 
 
 class SparseLoCo(Drifting):
-    """arXiv 2508.15706."""
+    """SparseLoCo (arXiv 2508.15706)."""
 
     def __init__(self, module: Any, trial: Trial) -> None:
         super().__init__(module, trial, SPARSELOCO_STEPS)
@@ -129,11 +132,11 @@ class SparseLoCo(Drifting):
         self._unsent += drift
         message = torch.from_numpy(sparse.encode(self._unsent))
         sparse.add_decoded(message.numpy(), self._unsent, -1.0)
-        everybodys = [torch.empty_like(message) for _ in range(dist.get_world_size())]
-        dist.all_gather(everybodys, message)
-        for theirs in everybodys:
-            factor = -SPARSELOCO_RATE / len(everybodys)
-            sparse.add_decoded(theirs.numpy(), self._common, factor)
+        messages = [torch.empty_like(message) for _ in range(dist.get_world_size())]
+        dist.all_gather(messages, message)
+        for each in messages:
+            factor = -SPARSELOCO_RATE / len(messages)
+            sparse.add_decoded(each.numpy(), self._common, factor)
 
 
 SYSTEMS: dict[str, Callable[[Any, Trial], System]] = {
@@ -145,16 +148,16 @@ SYSTEMS: dict[str, Callable[[Any, Trial], System]] = {
 }
 
 
-def learn(module: Any, optimizer: Any, x: torch.Tensor, y: torch.Tensor) -> None:
-    """One step of the inner optimizer."""
+def make_step(module: Any, optimizer: Any, x: torch.Tensor, y: torch.Tensor) -> None:
+    """Make one step of the inner optimizer."""
     optimizer.zero_grad()
     torch.nn.functional.cross_entropy(module(x), y).backward()
     optimizer.step()
 
 
 def minibatches(trial: Trial, rank: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """This rank's, shuffled anew in each epoch; an incomplete one at the end is left out."""
-    features, labels = data.share_of(trial.train_part, rank, trial.workers)
+    """Yield a rank's minibatches, shuffled in each epoch, without an incomplete one at the end."""
+    features, labels = data.make_worker_rows(trial.train_part, rank, trial.workers)
     random = np.random.default_rng((trial.seed, rank))
     for _ in range(trial.epochs):
         order = random.permutation(len(labels))
@@ -164,7 +167,7 @@ def minibatches(trial: Trial, rank: int) -> Iterator[tuple[torch.Tensor, torch.T
 
 
 def train(trial: Trial, rank: int, record: Record | None) -> None:
-    """All steps of a trial."""
+    """Make all steps of a trial; record them if a record is given."""
     system = SYSTEMS[trial.system](data.make_module(trial.widths, trial.seed), trial)
     batches = minibatches(trial, rank)
     dist.barrier()
@@ -185,8 +188,8 @@ def train(trial: Trial, rank: int, record: Record | None) -> None:
         record.event("ended", minibatches=taken * trial.workers)
 
 
-def watched(trial: Trial, record: Record) -> bool:
-    """Train on rank 0, in a thread; was it left in mid-step?"""
+def train_watched(trial: Trial, record: Record) -> bool:
+    """Train on rank 0 in a thread, then evaluate; return whether the thread still runs a step."""
     failure: list[BaseException] = []
 
     def run() -> None:
@@ -210,7 +213,7 @@ def watched(trial: Trial, record: Record) -> bool:
 
 
 def main() -> int:
-    """All trials, one after the other."""
+    """Run all trials, one after the other."""
     rank_text, address, interface, path, *texts = sys.argv[1:]
     rank, trials = int(rank_text), [Trial.parse(text) for text in texts]
     os.environ["GLOO_SOCKET_IFNAME"] = interface
@@ -220,8 +223,8 @@ def main() -> int:
         "gloo", init_method=f"tcp://{address}:{PORT}", rank=rank, world_size=workers
     )
     for trial in trials:
-        if rank == 0 and watched(trial, Record(Path(path), trial)):
-            os._exit(0)  # the others wait for this rank, and are ended with their hosts
+        if rank == 0 and train_watched(trial, Record(Path(path), trial)):
+            os._exit(0)  # the other ranks wait for this one, and end with their hosts
         if rank != 0:
             train(trial, rank, None)
     dist.destroy_process_group()

@@ -1,4 +1,4 @@
-"""Running: hosts, the system's processes on them, and what is read from outside meanwhile."""
+"""Run a system's processes on hosts, and sample traffic and processor time from outside."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from benchmarks.slow_link.systems import is_ours
 from benchmarks.slow_link.trial import Trial
 from sparkstrom.base.units import parse_rate
 
-EVENTS = "events"  # in the hosts' directory
+EVENTS = "events"  # name of the record in the hosts' directory
 SAMPLE_S = 0.25
-GRACE_S = 420.0  # besides the trials' own seconds: start-up on a slow link, and evaluating
+GRACE_S = 420.0  # limit for what is not training: start-up on a slow link, and evaluations
 LOG_CHARS = 3000
 
 
 @dataclass(frozen=True, slots=True)
 class Narrowing:
-    """A link that changes in the middle of a trial: one host's, or all."""
+    """A change of the rate of links, of one host or of all, in the middle of a trial."""
 
     rate: str
     after_s: float  # of training
@@ -34,7 +34,7 @@ class Narrowing:
 
     @classmethod
     def parse(cls, text: str) -> Narrowing:
-        """RATE@SECONDS or RATE@SECONDS:HOST. Raises ValueError for anything else."""
+        """Parse RATE@SECONDS or RATE@SECONDS:HOST; raise ValueError for anything else."""
         rate, _, when = text.partition("@")
         seconds, _, host = when.partition(":")
         parse_rate(rate)
@@ -48,7 +48,7 @@ class Narrowing:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """What had been used at a moment, since the hosts were made."""
+    """Counters at one time, from the creation of the hosts on."""
 
     at_s: float
     tx: tuple[int, ...]  # bytes that left each host
@@ -58,50 +58,50 @@ class Sample:
 
 @dataclass(slots=True)
 class Observed:
-    """Of one launch of a system: its events, and the samples around them."""
+    """The events and samples of one launch of a system."""
 
     events: list[dict[str, Any]] = field(default_factory=list)
     samples: list[Sample] = field(default_factory=list)
     launched_s: float = 0.0
-    log: str = ""  # end of what the program on host 0 said
+    log: str = ""  # end of the output of the program on host 0
 
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """Of all hosts."""
+    """The links of all hosts."""
 
-    rate: str | None  # None: as fast as the machine
+    rate: str | None  # None: no limit
     narrowing: Narrowing | None = None
 
 
 def observe(link: Link, trials: Sequence[Trial], conf: Mapping[str, str]) -> Observed:
-    """Run trials in one application, one after the other, on fresh hosts."""
+    """Run trials in one application, one after the other, on new hosts."""
     first, observed = trials[0], Observed()
     patience_s = GRACE_S + sum(trial.limit_s for trial in trials)
-    with Hosts(first.workers, link.rate) as hosts, started(hosts, trials, conf) as program:
+    with Hosts(first.workers, link.rate) as hosts, start_system(hosts, trials, conf) as program:
         path = hosts.directory / EVENTS
         observed.launched_s = time.monotonic()
         until_s = observed.launched_s + patience_s
         narrowing = link.narrowing
         while program.poll() is None and time.monotonic() < until_s:
-            observed.samples.append(sampled(hosts))
-            observed.events = read(path)
-            if narrowing is not None and due(narrowing, observed.events):
+            observed.samples.append(read_counters(hosts))
+            observed.events = read_events(path)
+            if narrowing is not None and is_due(narrowing, observed.events):
                 narrow(hosts, narrowing)
                 narrowing = None
             time.sleep(SAMPLE_S)
-        observed.samples.append(sampled(hosts))
-        observed.events = read(path)
+        observed.samples.append(read_counters(hosts))
+        observed.events = read_events(path)
         said = (hosts.directory / "program0.log").read_text(errors="replace")
         observed.log = said[-LOG_CHARS:]
     return observed
 
 
 @contextmanager
-def started(
+def start_system(
     hosts: Hosts, trials: Sequence[Trial], conf: Mapping[str, str]
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """The system's processes; yields the one whose end is the end of all."""
+    """Start a system's processes; yield the one on host 0, with which all trials end."""
     path = hosts.directory / EVENTS
     path.write_text("")
     texts = [trial.text() for trial in trials]
@@ -119,7 +119,7 @@ def started(
 
 
 def launch(hosts: Hosts, host: int, module: str, *arguments: str) -> subprocess.Popen[bytes]:
-    """A program of this package on a host."""
+    """Start a program of this package on a host."""
     with (hosts.directory / f"program{host}.log").open("wb") as log:
         return hosts.run(
             host,
@@ -129,26 +129,26 @@ def launch(hosts: Hosts, host: int, module: str, *arguments: str) -> subprocess.
         )
 
 
-def sampled(hosts: Hosts) -> Sample:
-    """Now."""
+def read_counters(hosts: Hosts) -> Sample:
+    """Return the counters of the hosts."""
     counters = hosts.counters()
     tx, rx = tuple(c.tx for c in counters), tuple(c.rx for c in counters)
     return Sample(time.monotonic(), tx, rx, sum(hosts.cpu_s()))
 
 
-def read(path: Path) -> list[dict[str, Any]]:
-    """All events whose line is complete."""
+def read_events(path: Path) -> list[dict[str, Any]]:
+    """Return all events whose line is complete."""
     return [json.loads(line) for line in path.read_text().splitlines(True) if line.endswith("\n")]
 
 
-def due(narrowing: Narrowing, events: Sequence[dict[str, Any]]) -> bool:
-    """Has training lasted so long?"""
+def is_due(narrowing: Narrowing, events: Sequence[dict[str, Any]]) -> bool:
+    """Return whether training has lasted as long as ``after_s``."""
     began = next((event["at_s"] for event in events if event["event"] == "began"), None)
     return began is not None and time.monotonic() >= began + narrowing.after_s
 
 
 def narrow(hosts: Hosts, narrowing: Narrowing) -> None:
-    """Now."""
+    """Change the rates of the links."""
     wanted = range(hosts.count) if narrowing.host is None else [narrowing.host]
     for host in wanted:
         hosts.set_rate(host, narrowing.rate)

@@ -1,11 +1,11 @@
-"""SparseLoCo's message: the largest entries of each chunk, their values in two bits.
+"""SparseLoCo's message: the largest entries of each chunk, with their values in two bits.
 
-A flat vector is cut into chunks of 4,096. Of each, the ``keep`` entries of largest magnitude go: 12
-bits of position inside the chunk, a sign and one bit of magnitude. That bit chooses between two
-levels per chunk, float32: the mean magnitudes of the chosen entries below and above their middle.
-So a message has the same size on every worker, and an all-gather carries it:
-2 x 4 + keep x 14 / 8 bytes for each chunk of 16 KiB. (The paper, arXiv 2508.15706, codes positions
-in 12 bits or entropy-codes them; chunks here run over layers' borders.)
+A flat vector is cut into chunks of 4,096 entries. Of each chunk, the ``keep`` entries of largest
+magnitude are sent: 12 bits for the position in the chunk, a sign, and one bit of magnitude. This
+bit chooses between two float32 levels of the chunk: the mean magnitudes of the sent entries above
+their median, and of the others. So messages of all workers have the same size, and can be sent by
+an all-gather: 2 x 4 + keep x 14 / 8 bytes for each chunk of 16 KiB. (The paper, arXiv 2508.15706,
+codes positions in 12 bits or entropy-codes them; chunks here may span layers.)
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ KEEP = 64  # 1.6 % of a chunk; the paper's range is 32 to 128
 
 
 def message_bytes(n_params: int, keep: int = KEEP) -> int:
-    """Of one worker's message."""
-    return chunks_of(n_params) * (8 + keep * POSITION_BITS // 8 + keep // 8 + keep // 8)
+    """Return the size of one worker's message in bytes."""
+    return count_chunks(n_params) * (8 + keep * POSITION_BITS // 8 + keep // 8 + keep // 8)
 
 
-def chunks_of(n_params: int) -> int:
-    """The last one may be filled up with zeros."""
+def count_chunks(n_params: int) -> int:
+    """Return the number of chunks; the last one is padded with zeros."""
     return -(-n_params // CHUNK)
 
 
 def encode(values: NDArray[np.float32], keep: int = KEEP) -> NDArray[np.uint8]:
-    """The message for f32[n_params]; ``keep`` must be a multiple of 8."""
-    chunks = chunks_of(values.size)
+    """Return the message for f32[n_params]; ``keep`` must be a multiple of 8."""
+    chunks = count_chunks(values.size)
     padded = np.zeros(chunks * CHUNK, np.float32)
     padded[: values.size] = values
     table = padded.reshape(chunks, CHUNK)
@@ -39,7 +39,7 @@ def encode(values: NDArray[np.float32], keep: int = KEEP) -> NDArray[np.uint8]:
     chosen = np.take_along_axis(table, positions, axis=1)
     magnitudes = np.abs(chosen)
     high = magnitudes > np.median(magnitudes, axis=1, keepdims=True)
-    levels = np.stack([mean_where(magnitudes, ~high), mean_where(magnitudes, high)], axis=1)
+    levels = np.stack([compute_means(magnitudes, ~high), compute_means(magnitudes, high)], axis=1)
     low_bytes = (positions & 0xFF).astype(np.uint8)
     nibbles = (positions >> 8).astype(np.uint8)
     parts = (
@@ -52,8 +52,8 @@ def encode(values: NDArray[np.float32], keep: int = KEEP) -> NDArray[np.uint8]:
     return np.concatenate([part.reshape(-1) for part in parts])
 
 
-def mean_where(values: NDArray[np.float32], chosen: NDArray[np.bool_]) -> NDArray[np.float32]:
-    """Means of each row's chosen values; 0 where there are none."""
+def compute_means(values: NDArray[np.float32], chosen: NDArray[np.bool_]) -> NDArray[np.float32]:
+    """Return the means of each row's chosen values; 0 if there are none."""
     count = np.maximum(1, chosen.sum(axis=1))
     means: NDArray[np.float64] = np.where(chosen, values, 0).sum(axis=1) / count
     return means.astype(np.float32)
@@ -62,8 +62,8 @@ def mean_where(values: NDArray[np.float32], chosen: NDArray[np.bool_]) -> NDArra
 def add_decoded(
     message: NDArray[np.uint8], to: NDArray[np.float32], factor: float, keep: int = KEEP
 ) -> None:
-    """``to`` moves by ``factor`` times what the message says; f32[n_params]."""
-    chunks = chunks_of(to.size)
+    """Add ``factor`` times a message's values to ``to``, f32[n_params]."""
+    chunks = count_chunks(to.size)
     sizes = (chunks * 8, chunks * keep, chunks * keep // 2, chunks * keep // 8)
     levels, low_bytes, nibbles, signs, high = np.split(message, np.cumsum(sizes))
     positions = low_bytes.reshape(chunks, keep).astype(np.int64)
@@ -76,5 +76,5 @@ def add_decoded(
     negative = np.unpackbits(signs.reshape(chunks, -1), axis=1).astype(bool)
     signed = np.where(negative, -values, values)
     where = (positions + CHUNK * np.arange(chunks)[:, None]).reshape(-1)
-    inside = where < to.size  # the last chunk's padding
+    inside = where < to.size  # without the last chunk's padding
     to[where[inside]] += np.float32(factor) * signed.reshape(-1)[inside]

@@ -1,4 +1,4 @@
-"""The systems by name."""
+"""The names of the systems."""
 
 from __future__ import annotations
 
@@ -9,5 +9,5 @@ PEERS = ("dense", "fp16", "powersgd", "diloco", "sparseloco")
 
 
 def is_ours(system: str) -> bool:
-    """A fit on Spark's executors: with defaults, or rounds of averaging."""
+    """Return whether a system is sparkstrom's: gradient sharing, or rounds of averaging."""
     return system == OURS or KNOWN.fullmatch(system) is not None

@@ -1,8 +1,8 @@
-"""A trial: one system trained once; and its record, a file of events that the benchmark reads.
+"""A trial, which is one training by one system, and its record, a file of events.
 
-The program on host 0 writes the record. Evaluations cost the training nothing but a copy of the
-parameters: every ``copy_s`` seconds of training the parameters are put aside with the time, and
-only after the end are copies evaluated, in order, until the wanted accuracy is held, and the last.
+The program on host 0 writes the record, and the benchmark reads it. Every ``copy_s`` seconds the
+program copies the parameters, so that an evaluation costs the training only a copy. After training
+it evaluates the copies in order until the wanted accuracy is held, and the last one.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from benchmarks.slow_link import data
 BATCH_ROWS = 32  # of each worker
 HELD = 3  # evaluations in a row
 COPY_S_MIN = 1.0
-COPIES_BYTES_MAX = 2 << 30  # put aside in memory; a wide model is evaluated less often
+COPIES_BYTES_MAX = 2 << 30  # of all copies in memory; large models are copied less often
 
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """What is trained, how, and until when. Plain values: it travels as JSON."""
+    """The options of a training: plain values, which are passed as JSON."""
 
     system: str
     rate: float  # of learning
@@ -37,7 +37,7 @@ class Trial:
     optimizer: str
     epochs: int
     limit_s: float  # of training
-    wanted: float = 2.0  # accuracy at which evaluating may stop; above 1: all copies are evaluated
+    wanted: float = 2.0  # accuracy that ends evaluations; above 1: all copies are evaluated
     choosing: bool = False
 
     @property
@@ -52,11 +52,11 @@ class Trial:
 
     @property
     def steps(self) -> int:
-        """Of one worker."""
+        """Steps of one worker."""
         return self.epochs * (data.ROWS[self.train_part] // self.workers // BATCH_ROWS)
 
     def copy_s(self, n_params: int) -> float:
-        """From one copy to the next."""
+        """Return the seconds from one copy to the next."""
         return max(COPY_S_MIN, self.limit_s * 4 * n_params / COPIES_BYTES_MAX)
 
     def text(self) -> str:
@@ -65,22 +65,22 @@ class Trial:
 
     @classmethod
     def parse(cls, text: str) -> Trial:
-        """What ``text`` wrote."""
+        """Parse what ``text`` returns."""
         values = json.loads(text)
         return cls(**{**values, "widths": tuple(values["widths"])})
 
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """Parameters put aside."""
+    """A copy of the parameters."""
 
-    at_s: float  # time.monotonic(), which all processes of the machine share
+    at_s: float  # time.monotonic(), the same for all processes on the machine
     minibatches: int  # of all workers together
     parameters: NDArray[np.float32]
 
 
 class Record:
-    """Writes a trial's events; each line is an object with ``event`` and ``at_s``."""
+    """The writer of a trial's events; each line is an object with ``event`` and ``at_s``."""
 
     def __init__(self, path: Path, trial: Trial) -> None:
         self._path, self.trial = path, trial
@@ -90,14 +90,14 @@ class Record:
         self._copy_s = COPY_S_MIN
 
     def event(self, name: str, at_s: float | None = None, **values: Any) -> None:
-        """Append a line at once."""
+        """Append an event to the file."""
         at_s = time.monotonic() if at_s is None else at_s
         line = json.dumps({"event": name, "trial": self.trial.rate, "at_s": at_s, **values})
         with self._path.open("a") as file:
             file.write(line + "\n")
 
     def began(self, n_params: int, at_s: float | None = None) -> None:
-        """All workers hold the initial parameters and the first step begins."""
+        """Record that all workers have the initial parameters and the first step begins."""
         self.began_s = time.monotonic() if at_s is None else at_s
         self._copy_s = self.trial.copy_s(n_params)
         self._due_s = self.began_s + self._copy_s
@@ -105,12 +105,12 @@ class Record:
 
     @property
     def due(self) -> bool:
-        """Is it time for a copy?"""
+        """Whether it is time for a copy."""
         return time.monotonic() >= self._due_s
 
     @property
     def over(self) -> bool:
-        """Has the trial had all its seconds?"""
+        """Whether the trial's time is over."""
         return self.began_s is not None and self._seconds() >= self.trial.limit_s
 
     def _seconds(self) -> float:
@@ -120,15 +120,15 @@ class Record:
     def put_aside(
         self, parameters: NDArray[np.float32], minibatches: int, at_s: float | None = None
     ) -> None:
-        """Keep a copy, which must be the caller's to give."""
+        """Keep parameters, which must be a copy that the caller does not change."""
         at_s = time.monotonic() if at_s is None else at_s
         self._copies.append(Copy(at_s, minibatches, parameters))
         self._due_s = max(self._due_s + self._copy_s, time.monotonic())
         self.event("copied", at_s, minibatches=minibatches)
 
     def evaluate(self) -> None:
-        """All copies in order, until the wanted accuracy was held; and the last one."""
-        rows = data.rows_of(self.trial.test_part)
+        """Evaluate the copies in order until the wanted accuracy is held, and the last copy."""
+        rows = data.make_rows(self.trial.test_part)
         module = data.make_module(self.trial.widths, self.trial.seed)
         accuracies: list[float] = []
         copies, self._copies = self._copies, []
@@ -136,14 +136,14 @@ class Record:
             held = first_held(accuracies, self.trial.wanted) is not None
             if held and copy is not copies[-1]:
                 continue
-            data.load_flat(module, copy.parameters)
-            accuracies.append(data.accuracy_of(module, rows))
+            data.load_parameters(module, copy.parameters)
+            accuracies.append(data.compute_accuracy(module, rows))
             values = {"minibatches": copy.minibatches, "accuracy": round(accuracies[-1], 4)}
             self.event("evaluated", copy.at_s, **values)
 
 
 def first_held(accuracies: Sequence[float], wanted: float, times: int = HELD) -> int | None:
-    """Index of the first of so many in a row that are at least ``wanted``; None: there are none."""
+    """Return the index of the first of ``times`` accuracies >= ``wanted`` in a row, or None."""
     run = 0
     for index, accuracy in enumerate(accuracies):
         run = run + 1 if accuracy >= wanted else 0
