@@ -11,7 +11,7 @@ import contextlib
 import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import numpy as np
 
@@ -29,9 +29,6 @@ from sparkstrom.runtime.optimizer_states import OptimizerStates, pretrained_opti
 from sparkstrom.runtime.theta import Theta
 from sparkstrom.worker.training_job import make_initial_theta
 
-if TYPE_CHECKING:
-    from sparkstrom.fit.session import FitParameters
-
 log = logging.getLogger(__name__)
 
 NO_STATES = OptimizerStates()
@@ -39,6 +36,23 @@ FILES_LOST = (
     "the fit failed, and its workers may have used up the residuals and optimizer states that the"
     " fit before it left on the executors: the next fit starts without them"
 )
+
+
+class FitParameters(Protocol):
+    """The parameters and buffers that a fit has trained, as the driver program has them."""
+
+    @property
+    def k(self) -> int:
+        """Exponent of the parameters' grid: in gradient sharing they are multiples of 2^-k."""
+
+    @property
+    def buffers(self) -> bytes:
+        """The model's buffers; b"" if it has none."""
+        ...
+
+    def to_host(self) -> Flat:
+        """Return a copy of the parameters, f32[n_params]."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)

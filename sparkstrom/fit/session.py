@@ -27,7 +27,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from sparkstrom.base.errors import CheckpointDamaged, ControllerLost, SetupError, SparkstromError
 from sparkstrom.base.version import __version__
@@ -45,11 +45,10 @@ from sparkstrom.fit.early_stopping_listener import EarlyStoppingListener
 from sparkstrom.fit.events import FitEvents, FitListener
 from sparkstrom.fit.fit_context import FitReporting, FitRequest
 from sparkstrom.fit.listeners import ListenerThread, make_listener_thread
-from sparkstrom.fit.network_state import NetworkStateHolder
+from sparkstrom.fit.network_state import FitParameters, NetworkStateHolder
 from sparkstrom.fit.strategy import Strategy
 from sparkstrom.fit.summary import FitFacts, TrainingSummary, summarize, summary_to_json
 from sparkstrom.fit.supervisor import FitCancelled, FitJob, FitSupervisor
-from sparkstrom.models.base import Flat
 from sparkstrom.observe.early_stopping import LOSS
 from sparkstrom.observe.epoch_history import EpochHistory
 from sparkstrom.options.common import CommonOptions
@@ -433,23 +432,6 @@ class FitRunner(ABC):
         """Run controller and job to completion. Raise the error that ended them early."""
         self._events = FitEvents(self.spec, listeners, self.book)
         FitSupervisor(self.master, job, self._events).run()
-
-
-class FitParameters(Protocol):
-    """The parameters and buffers that a fit has trained, as the driver program has them."""
-
-    @property
-    def k(self) -> int:
-        """Exponent of the parameters' grid: in gradient sharing they are multiples of 2^-k."""
-
-    @property
-    def buffers(self) -> bytes:
-        """The model's buffers; b"" if it has none."""
-        ...
-
-    def to_host(self) -> Flat:
-        """Return a copy of the parameters, f32[n_params]."""
-        ...
 
 
 # (spec, theta, states) -> the next runner of a fit whose controller was lost

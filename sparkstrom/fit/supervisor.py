@@ -2,9 +2,8 @@
 
 The controller is the process or thread that numbers updates or trains rounds; the workers run in
 the tasks. ``FitSupervisor`` starts both, dispatches events to listeners, and cancels one if the
-other fails. ``FitJob`` is the interface of the tasks. ``StartMonitor`` shows what a fit is waiting
-for at its start, and ends a fit that cannot start. ``find_cause`` extracts the cause from Spark's
-long error texts.
+other fails. ``FitJob`` is the interface of the tasks. ``find_cause`` extracts the cause
+from Spark's long error texts.
 """
 
 from __future__ import annotations
@@ -12,8 +11,7 @@ from __future__ import annotations
 import logging
 import re
 import time
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from sparkstrom.base.errors import (
     NetworkError,
@@ -22,33 +20,20 @@ from sparkstrom.base.errors import (
     TrainingError,
     first_line,
 )
-from sparkstrom.base.identity import Endpoint
-from sparkstrom.codec.messages import Phase
-from sparkstrom.fit.events import FitEvents, FitListener
-from sparkstrom.options.network import VoidConfiguration, master_name
-from sparkstrom.runtime.master_control import MasterControl, Progress
-from sparkstrom.worker.network_setup import format_executor_ports
-
-if TYPE_CHECKING:
-    from sparkstrom.spark.jobs import SparkJob
-
+from sparkstrom.fit.events import FitEvents
+from sparkstrom.runtime.master_control import MasterControl
 
 log = logging.getLogger(__name__)
 
-WAIT_MESSAGE_S = 10.0  # between two messages about what the fit waits for at its start
-SETUP_POLL_S = 0.5  # between two checks for hosts that cannot take part
 
-MISSING_MODULE = "ModuleNotFoundError"
 SETUP_ERRORS = {  # error class by its name in a traceback
     f"{refusal.__module__}.{refusal.__name__}: ": refusal for refusal in (SetupError, NetworkError)
 }
+
+MISSING_MODULE = "ModuleNotFoundError"
 MISSING_CODE_HINT = (
     "Executors lack code that the model or the rows are made of: send it (spark-submit --py-files, "
     "sc.addPyFile), install it there, or define it in the script or notebook itself"
-)
-BLOCKED_NETWORK_HINT = (
-    "If they heard nothing from the master: open UDP between executors and driver in both "
-    "directions, and name the network that both share (network_mask, controller_address)"
 )
 
 POLL_S = 0.1
@@ -220,115 +205,6 @@ def as_cancellation(error: Exception) -> FitCancelled | None:
     if CANCELLED_PATTERN.search(str(error)):
         return FitCancelled(CANCELLED_MESSAGE.format(find_cause(str(error))))
     return None
-
-
-class StartMonitor(FitListener):
-    """Shows what a fit is waiting for at its start; ends the fit if it cannot start.
-
-    Args:
-        job: The Spark job.
-        say: Shows a line to the user.
-        controller: The host and port at which the workers reach the controller.
-        void: The network's options.
-    """
-
-    def __init__(
-        self,
-        job: SparkJob,
-        say: Callable[[str], None],
-        controller: Endpoint,
-        void: VoidConfiguration,
-    ) -> None:
-        self._job, self._say, self._controller, self._void = job, say, controller, void
-        self._master_name = master_name(void.controller)
-        self._due_s = time.monotonic() + WAIT_MESSAGE_S
-        self._setup_due_s = time.monotonic() + SETUP_POLL_S
-        self._failed = 0  # number of failed tasks at the last check
-        self._last_message = ""
-
-    def on_progress(self, progress: Progress) -> None:
-        """Show at intervals what the fit waits for, until it trains.
-
-        Raise NetworkError if a host is unreachable, SetupError if no worker can start.
-        """
-        if progress.phase is not Phase.GATHERING:
-            return
-        if time.monotonic() > self._setup_due_s:
-            self._setup_due_s = time.monotonic() + SETUP_POLL_S
-            self._check_setup_errors(progress)
-        if time.monotonic() > self._due_s:
-            self._due_s = time.monotonic() + WAIT_MESSAGE_S
-            self._check_failed_tasks(progress)
-
-    def _check_setup_errors(self, progress: Progress) -> None:
-        """Raise NetworkError if a host is unreachable, because another attempt would also fail."""
-        if progress.unresponsive_peers:
-            here, there, who = self._controller, progress.unresponsive_peers[0], self._master_name
-            raise NetworkError(
-                f"the {who} at {here} hears the executor at {there}, which does not hear the "
-                f"{who}: UDP from {here.host} to {there.host} is dropped; in the firewalls (or "
-                "security groups) of both hosts, allow UDP from "
-                f"{here.host} to {there.host} {format_executor_ports(self._void, there.port)}"
-            )
-        _, failed = self._job.tasks()
-        if failed == self._failed:
-            return
-        self._failed = failed
-        errors = [setup_error_in(error) for error in self._job.task_errors()]
-        blocked = [str(each) for each in errors if isinstance(each, NetworkError)]
-        if blocked:
-            hosts = _describe_blocked_hosts(len(blocked), progress, self._master_name)
-            raise NetworkError(blocked[0] + hosts)
-
-    def _check_failed_tasks(self, progress: Progress) -> None:
-        """Show how many workers have joined, if that has changed.
-
-        Raise SetupError if tasks failed before any worker joined; see ``_raise_failures``.
-        """
-        running, failed = self._job.tasks()
-        if failed and not progress.joined:
-            self._raise_failures(failed)
-        text = (
-            f"sparkstrom waits: {progress.workers} of {progress.partitions} workers joined"
-            + ("" if running is None else f", {running} tasks have a slot")
-            + ("; the job is queued behind others, or executors are missing" * (running == 0))
-        )
-        if text != self._last_message:  # the progress display shows the elapsed time anyway
-            self._last_message = text
-            self._say(text)
-
-    def _raise_failures(self, failed: int) -> None:
-        """Raise a failed task's SetupError, or one that explains why a task failed twice.
-
-        Return if no task has failed twice, because Spark starts a task again after its first
-        failure. ``failed``: number of failures.
-        """
-        for setup_error in map(setup_error_in, self._job.task_errors()):
-            if setup_error is not None:
-                raise setup_error
-        error = next(iter(self._job.task_errors(first_attempt=1)), None)
-        if error is None:
-            return
-        remedy = MISSING_CODE_HINT if MISSING_MODULE in error else BLOCKED_NETWORK_HINT
-        if killed := self._job.killed_for_memory():
-            remedy = capitalize_sentence(killed[-1])
-        raise SetupError(
-            f"{failed} tasks failed before any worker joined: {error}"
-            f" (more in the executors' logs: stderr in Spark's UI, `yarn logs`). {remedy}"
-        )
-
-
-def _describe_blocked_hosts(hosts: int, progress: Progress, who: str) -> str:
-    """Return text that narrows down which host is the likely cause of blocked UDP.
-
-    ``hosts``: number of hosts that report an unreachable controller; ``who``: what messages call
-    the controller.
-    """
-    others = f"; {hosts - 1} more report this" if hosts > 1 else ""
-    if not progress.joined:
-        return f"{others}; no worker has joined so far"
-    there = f"{progress.joined} of {progress.partitions} workers have joined"
-    return f"{others}; {there}, so it is not the {who}'s host"
 
 
 def capitalize_sentence(text: str) -> str:

@@ -17,7 +17,7 @@ import time
 from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from sparkstrom.base.child_processes import (
     CGROUP,
@@ -27,21 +27,29 @@ from sparkstrom.base.child_processes import (
 )
 
 if TYPE_CHECKING:
-    from sparkstrom.rehearsal.fit import SimulatedFit
-    from sparkstrom.rehearsal.runs import Run, RunSimulator
+    from sparkstrom.rehearsal.fit import OnProgress, SimulatedFit
 
+RunT = TypeVar("RunT")  # ``runs.Run``
 MODULE = "sparkstrom.rehearsal.run_process"
 # Set even if the calling process has more threads: the bits of sums may depend on their number.
 ONE_THREAD = dict.fromkeys(THREAD_LIMIT_VARIABLES, "1")
 PROGRESS_INTERVAL_S = 0.2  # between two messages about a run's progress
 
 
-class RunProcess:
+class Simulator(Protocol):
+    """The interface of ``runs.RunSimulator`` that the process uses."""
+
+    def simulate(self, run: Any, on_progress: OnProgress) -> SimulatedFit:
+        """Simulate a run; return its result. Call ``on_progress`` with the completed fraction."""
+        ...
+
+
+class RunProcess(Generic[RunT]):
     """A process that simulates one run after the other until the calling process ends."""
 
     def __init__(self, simulator: bytes) -> None:
-        """Start the process with a pickled RunSimulator. Raise OSError if that fails."""
-        self.run: Run  # the run that the process simulates, once ``begin`` was called
+        """Start the process with a pickled Simulator. Raise OSError if that fails."""
+        self.run: RunT  # the run that the process simulates, once ``begin`` was called
         self.fraction = 0.0  # completed fraction of this run
         ours, theirs = socket.socketpair()
         with ours, theirs, tempfile.TemporaryFile() as file:
@@ -56,7 +64,7 @@ class RunProcess:
             )
             self.connection = Connection(ours.detach())
 
-    def begin(self, run: Run) -> None:
+    def begin(self, run: RunT) -> None:
         """Send an idle process a run to simulate. If the process is dead, ``poll`` will raise."""
         self.run, self.fraction = run, 0.0
         with suppress(OSError):
@@ -104,7 +112,7 @@ def main(descriptor: int) -> int:
     from sparkstrom.fit.trained_network import preserve_process_state
     from sparkstrom.rehearsal.fit import use_threads
 
-    simulator: RunSimulator = pickle.load(sys.stdin.buffer)
+    simulator: Simulator = pickle.load(sys.stdin.buffer)
     next_s = 0.0
     with Connection(descriptor) as connection, preserve_process_state(), use_threads(1):
 

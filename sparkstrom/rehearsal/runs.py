@@ -187,7 +187,7 @@ class RunScheduler:
         self._queue = deque(runs)  # runs that have not begun
         self._fractions = dict.fromkeys(runs, 0.0)  # completed fraction of each run
         self._simulated: dict[Run, SimulatedFit] = {}
-        self._processes: list[RunProcess] = []  # each simulates a run
+        self._processes: list[RunProcess[Run]] = []  # each simulates a run
         # With JAX, no other processes start: XLA uses all processors in this process, but would use
         # one in others. They would gain little, and a sum's bits may depend on the threads' number.
         self._may_start = "jax" not in sys.modules
@@ -299,7 +299,7 @@ class RunScheduler:
                 else:
                     self._drop(process)
 
-    def _drop(self, process: RunProcess) -> None:
+    def _drop(self, process: RunProcess[Run]) -> None:
         """End a process that is dead or no longer needed."""
         self._processes.remove(process)
         process.kill()

@@ -210,7 +210,7 @@ class OptimizerSnapshot:
 
 
 class AveragedParameters:
-    """The parameters of a round-based fit, with the interface ``fit.session.FitParameters``.
+    """The parameters of a round-based fit, with the interface ``fit.network_state.FitParameters``.
 
     ``k``: exponent of the grid (``encoding.grid``) that a gradient-sharing fit would use.
     """

@@ -7,7 +7,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from functools import partial
@@ -31,6 +30,7 @@ from sparkstrom.options.gradient_sharing import SharedTrainingMaster
 from sparkstrom.options.parameter_averaging import ParameterAveragingTrainingMaster, TrainingMaster
 from sparkstrom.protocol.common.fit_spec import FitSpec
 from sparkstrom.runtime.theta import Theta
+from sparkstrom.spark.controller.remote_master import ControllerApplication
 from sparkstrom.spark.data import partitioning
 from sparkstrom.spark.data.partitioning import PartitionedData
 from sparkstrom.spark.executor.inference import (
@@ -49,11 +49,8 @@ from sparkstrom.spark.jobs import SparkJob
 from sparkstrom.worker.training_job import ParametersBroadcast, StateBroadcast
 
 if TYPE_CHECKING:  # importing some of these compiles kernels
-    from sparkstrom.protocol.master.members import CheckpointFiles
     from sparkstrom.rounds.backend import RoundsBackend
     from sparkstrom.rounds.run import MakeJob
-    from sparkstrom.spark.controller.controller_placement import ControllerPlacer
-    from sparkstrom.spark.controller.driver_messages import ControlEndpoint
     from sparkstrom.worker.training_job import TrainingJob
 
 
@@ -73,7 +70,7 @@ def require_active_session(application: Application) -> None:
         raise UsageError(SESSION_STOPPED)
 
 
-class Application(Protocol):
+class Application(ControllerApplication, Protocol):
     """One Spark application, as a driver program or a Spark Connect client sees it."""
 
     @property
@@ -146,10 +143,6 @@ class Application(Protocol):
         """Return the value of this thread's Spark property ``key``, or None if it is not set."""
         ...
 
-    def create_thread(self, run: Callable[[], None], name: str) -> threading.Thread:
-        """Return an unstarted thread that executes ``run``, which may call Spark."""
-        ...
-
     def cancel_jobs_on_interrupt(self) -> AbstractContextManager[None]:
         """Return a context manager; in its block, Ctrl-C cancels jobs and raises KeyboardInterrupt.
 
@@ -220,32 +213,6 @@ class Application(Protocol):
 
     def executor_monitors(self, job: SparkJob, notify: Notify) -> list[FitListener]:
         """Return listeners that watch the job's executors and report problems with ``notify``."""
-        ...
-
-    def create_controller_placer(
-        self,
-        training: TrainingJob,
-        checkpoints: CheckpointFiles,
-        control: ControlEndpoint,
-        notify: Notify,
-    ) -> ControllerPlacer:
-        """Return an object whose ``run`` starts the controller in a Spark task.
-
-        Args:
-            training: What the workers' tasks receive.
-            checkpoints: Files with residuals (changes not sent yet) that workers of the last fit
-                left on executors.
-            control: The address at which the controller connects to this program, and a key.
-            notify: Shows the user a line of text.
-        """
-        ...
-
-    def get_control_addresses(self) -> tuple[str, str]:
-        """Return the address to listen on, and the address to which the controller connects.
-
-        Both belong to this program's machine and serve the TCP connection with a controller that
-        runs in a Spark task.
-        """
         ...
 
     def broadcast_value(self, value: Any) -> Any:

@@ -31,7 +31,6 @@ from sparkstrom.fit.master_setup import (
 )
 from sparkstrom.fit.session import FitRunner, FitSession, RestartRunner
 from sparkstrom.fit.strategy import GradientSharing, Strategy
-from sparkstrom.fit.supervisor import StartMonitor
 from sparkstrom.models.base import FlatModel
 from sparkstrom.observe.epoch_history import EpochHistory
 from sparkstrom.options.gradient_sharing import SharedTrainingMaster
@@ -54,7 +53,7 @@ from sparkstrom.spark.executor_slots import (
     check_key_encryption,
     check_rounds_conf,
 )
-from sparkstrom.spark.jobs import SparkJob
+from sparkstrom.spark.jobs import SparkJob, StartMonitor
 from sparkstrom.worker.network_setup import (
     check_driver_machine,
     choose_driver_address,

@@ -83,7 +83,7 @@ PASSED_ON = {
     ("fit/listeners.py", "log.warning('%s', text)"),
     ("fit/listeners.py", "self._warn(str(self._raised"),
     ("fit/listeners.py", "self.warnings.append(text)"),
-    ("fit/supervisor.py", "NetworkError(blocked[0] + hosts"),
+    ("spark/jobs.py", "NetworkError(blocked[0] + hosts"),
 }
 
 TEXTS_MAX = 12  # texts that one pattern may match

@@ -19,7 +19,7 @@ from typing import Any
 
 from sparkstrom.base.errors import SetupError, TrainingError
 from sparkstrom.fit.master_setup import MediaDriverConfig, controller_media_driver
-from sparkstrom.fit.supervisor import TASKS_END_S, WAIT_MESSAGE_S, find_cause, setup_error_in
+from sparkstrom.fit.supervisor import TASKS_END_S, find_cause, setup_error_in
 from sparkstrom.options.network import ControllerChoice, parse_controller
 from sparkstrom.protocol.master.members import CheckpointFiles
 from sparkstrom.spark.controller.driver_messages import (
@@ -32,7 +32,7 @@ from sparkstrom.spark.controller.driver_messages import (
 )
 from sparkstrom.spark.controller.task import propose_place, run_controller_task
 from sparkstrom.spark.executor.entry_points import LazyPickle
-from sparkstrom.spark.jobs import SparkJob
+from sparkstrom.spark.jobs import WAIT_MESSAGE_S, SparkJob
 from sparkstrom.worker.training_job import TrainingJob
 
 PLACEMENT_TRIES = 20  # other tasks of the application may take the proposed slot

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from sparkstrom.base.errors import ControllerLost, SetupError, SparkstromError, TrainingError
 from sparkstrom.base.identity import Endpoint
@@ -27,6 +27,7 @@ from sparkstrom.protocol.master.members import CheckpointFiles
 from sparkstrom.runtime.master_control import FitOutcome, Progress, Snapshot
 from sparkstrom.runtime.master_thread import random_join_stream
 from sparkstrom.runtime.theta import Theta
+from sparkstrom.spark.controller.controller_placement import ControllerPlacer
 from sparkstrom.spark.controller.driver_messages import (
     ControlEndpoint,
     ControllerResult,
@@ -44,9 +45,6 @@ from sparkstrom.spark.controller.driver_messages import (
 from sparkstrom.spark.controller.driver_server import ControlServer
 from sparkstrom.spark.jobs import SparkJob
 from sparkstrom.worker.training_job import TrainingJob
-
-if TYPE_CHECKING:
-    from sparkstrom.spark.application import Application
 
 log = logging.getLogger(__name__)
 
@@ -76,6 +74,40 @@ PYTHON_ERROR = re.compile(r"(?!org\.|java)[A-Za-z_][\w.]*(Error|Exception)(:|$)"
 CONNECTED_NOTICE = "progress arrives from the controller over TCP"
 
 
+class ControllerApplication(Protocol):
+    """The part of a Spark application (``spark.application``) that runs a controller in a task."""
+
+    def create_controller_placer(
+        self,
+        training: TrainingJob,
+        checkpoints: CheckpointFiles,
+        control: ControlEndpoint,
+        notify: Callable[[str], None],
+    ) -> ControllerPlacer:
+        """Return an object whose ``run`` starts the controller in a Spark task.
+
+        Args:
+            training: What the workers' tasks receive.
+            checkpoints: Files with residuals (changes not sent yet) that workers of the last fit
+                left on executors.
+            control: The address at which the controller connects to this program, and a key.
+            notify: Shows the user a line of text.
+        """
+        ...
+
+    def get_control_addresses(self) -> tuple[str, str]:
+        """Return the address to listen on, and the address to which the controller connects.
+
+        Both belong to this program's machine and serve the TCP connection with a controller that
+        runs in a Spark task.
+        """
+        ...
+
+    def create_thread(self, run: Callable[[], None], name: str) -> threading.Thread:
+        """Return an unstarted thread that executes ``run``, which may call Spark."""
+        ...
+
+
 class RemoteController:
     """A ``MasterControl`` for a master that runs in a Spark task.
 
@@ -83,7 +115,11 @@ class RemoteController:
     """
 
     def __init__(
-        self, application: Application, theta: Theta, checkpoints: CheckpointFiles, partitions: int
+        self,
+        application: ControllerApplication,
+        theta: Theta,
+        checkpoints: CheckpointFiles,
+        partitions: int,
     ) -> None:
         """Store what the task will need; ``run_in_task`` starts the task.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import sys
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -232,6 +233,8 @@ def test_steps_use_one_thread_but_measured_ones_those_of_a_worker(
     for module in (worker_pool, rehearse_module):
         monkeypatch.setattr(module, "count_cores", lambda: 4)
     monkeypatch.setattr(CountsThreads, "used", set())
+    if "torch" in sys.modules:  # loaded by another test: its first call sets OpenMP's threads
+        sys.modules["torch"].get_num_threads()
     with threadpool_limits(3):
         before = threadpool_info()
         rehearsed(CountsThreads([COLUMNS, 8, 2]), workers=2, step=step)  # with 2 workers

@@ -12,10 +12,10 @@ from sparkstrom.base.errors import NetworkError, SetupError
 from sparkstrom.base.identity import Endpoint
 from sparkstrom.codec.messages import Phase
 from sparkstrom.fit import supervisor as start_watch
-from sparkstrom.fit.supervisor import SETUP_POLL_S, WAIT_MESSAGE_S, StartMonitor, setup_error_in
+from sparkstrom.fit.supervisor import setup_error_in
 from sparkstrom.options.network import VoidConfiguration
 from sparkstrom.runtime.master_control import Progress
-from sparkstrom.spark.jobs import SparkJob
+from sparkstrom.spark.jobs import SETUP_POLL_S, WAIT_MESSAGE_S, SparkJob, StartMonitor
 
 NETWORK = "sparkstrom.base.errors.NetworkError: "
 SETUP = "sparkstrom.base.errors.SetupError: "
