@@ -35,7 +35,7 @@ from sparkstrom.data.column_selection import ColumnSpec
 from sparkstrom.data.row_blocks import BlockReader
 from sparkstrom.data.row_store import MEMORY_MIN_BYTES, Batches, RowStore
 from sparkstrom.models import DenseNetwork, Sgd
-from sparkstrom.spark.data.export import delete_export, export_rows, partition_export
+from sparkstrom.spark.data.export import export_rows, partition_export
 from sparkstrom.spark.data.partitioning import PartitionedData, create_source, partition_source
 
 BATCH_ROWS = 64
@@ -102,7 +102,6 @@ def measure_all(args: argparse.Namespace, directory: Path) -> Iterator[dict[str,
         }
         files = partition_export(session.sparkContext, made)
         yield time_feed("ours, from the export", args.rows, lambda: read_epoch(files, MEMORY_BYTES))
-        delete_export(made.directory)
         yield measure_waiting(session, frame, args.features)
     finally:
         session.stop()
