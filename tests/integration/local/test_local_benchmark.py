@@ -1,4 +1,4 @@
-"""Test of benchmarks.local: it prints the figures of each system as JSON."""
+"""Tests that benchmarks of one machine run, and print the figures of each system as JSON."""
 
 from __future__ import annotations
 
@@ -6,17 +6,38 @@ import json
 import subprocess
 import sys
 
+from typing import Any
+
 import pytest
+
+
+def run_benchmark(module: str, **options: object) -> dict[str, Any]:
+    """Run a benchmark with these options; return the figures by system."""
+    arguments = [f"--{name.replace('_', '-')}={value}" for name, value in options.items()]
+    command = [sys.executable, "-m", f"benchmarks.{module}", *arguments, "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return {figures["system"]: figures for figures in map(json.loads, done.stdout.splitlines())}
+
+
+def test_a_round_has_figures_of_each_phase() -> None:
+    """``benchmarks.rounds`` measures each phase of an update's way, and Aeron by itself."""
+    found = run_benchmark("rounds", systems="wrapper,aeron", sizes=1000, workers=2, steps=120)
+    assert list(found) == ["wrapper", "aeron"]
+    fit = found["wrapper"]
+    assert fit["replicas_equal"]
+    assert fit["updates"] > 0
+    for phase in (fit["commit_ms"], fit["applied_ms"], fit["round_ms"], found["aeron"]["bell_ms"]):
+        assert 0 < phase[0] <= phase[1]  # the median, and the 99th percentile
+    assert fit["cpu_ms"]["origin"] > 0
+    assert fit["cpu_ms"]["receiver"] > 0
+    assert fit["cpu_ms"]["master"]["thread"] > fit["cpu_ms"]["master"]["protocol"] > 0
 
 
 @pytest.mark.slow
 def test_each_system_says_its_figures() -> None:
-    given = {"systems": "ddp,tax", "epochs": 1, "steps": 4, "step-ms": 2, "repeats": 1}
-    options = [f"--{name}={value}" for name, value in given.items()]
-    command = ["-m", "benchmarks.local", *options, "--params=5000", "--json"]
-    done = subprocess.run([sys.executable, *command], capture_output=True, text=True, check=True)
-    found = {told["system"]: told for told in map(json.loads, done.stdout.splitlines())}
-    print(found)
+    given = {"systems": "ddp,tax", "epochs": 1, "steps": 4, "step_ms": 2, "repeats": 1}
+    found = run_benchmark("local", **given, params=5000)
     assert list(found) == ["ddp", "tax"]
     assert found["ddp"]["examples_per_s"] > 0
     assert found["ddp"]["seconds_to"] is None  # after one epoch
