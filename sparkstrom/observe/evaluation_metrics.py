@@ -116,7 +116,7 @@ class Classification:
 
     @staticmethod
     def merge(parts: Sequence[Classification]) -> Classification:
-        """Return the summed counts of all partitions."""
+        """Return a Classification with the counts of all partitions added up."""
         first = parts[0]
         cells, where = np.unique(
             np.concatenate([part.cells for part in parts]), return_inverse=True
@@ -217,9 +217,10 @@ class Regression:
 
     @classmethod
     def from_predictions(cls, labels: NDArray[Any], predicted: NDArray[Any]) -> Regression:
-        """Return the exact sums of errors and labels for each output.
+        """Return a Regression with the exact sums over these rows, computed from float64 values.
 
-        Both arrays are [rows] or [rows, outputs]. Raise UsageError if their sizes differ.
+        Both arrays are [rows] or [rows, outputs]. Raise UsageError if their sizes differ, or if a
+        value is not finite.
         """
         wide = predicted.reshape(len(predicted), math.prod(predicted.shape[1:])).astype(np.float64)
         if labels.size != wide.size:
@@ -240,7 +241,7 @@ class Regression:
 
     @staticmethod
     def merge(parts: Sequence[Regression]) -> Regression:
-        """Return the added sums of all partitions."""
+        """Return a Regression with the sums of all partitions added up."""
         return Regression(
             sum(part.rows for part in parts),
             *(

@@ -59,7 +59,7 @@ class MemoryPart(NamedTuple):
     """One part of a process's memory, with its size."""
 
     name: str  # what the memory is used for
-    bytes: int  # its size
+    bytes: int  # its size in bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,7 +245,7 @@ OUTER_VECTORS = 2  # vectors of an outer optimizer: difference from the mean, an
 def estimate_round_worker_parts(
     footprint: ModelFootprint, master: ParameterAveragingTrainingMaster, workers: int
 ) -> list[MemoryPart]:
-    """Return the maximum memory of one Python worker in parameter averaging, by part.
+    """Return the maximum memory of one Python worker in parameter averaging, by part, in bytes.
 
     The result covers both training a round and summing results. Each of several simultaneous fits
     needs this memory. ``workers`` is the total number of workers.
@@ -270,9 +270,13 @@ def estimate_round_worker_parts(
 def estimate_round_driver_parts(
     footprint: ModelFootprint, master: ParameterAveragingTrainingMaster, workers: int
 ) -> list[MemoryPart]:
-    """Return the maximum memory of the driver program's Python in parameter averaging, by part."""
+    """Return the maximum memory of the driver program's Python in parameter averaging.
+
+    The result lists the parts of that memory, with their sizes in bytes. ``workers`` is the total
+    number of workers.
+    """
     vector, state = F32_BYTES * footprint.n_params, OPTIMIZERS[footprint.optimizer]
-    # Two of each state: the present one and the next one.
+    # Two of each state: the current one and the next one.
     copies = {PER_WORKER: 2 * workers, True: 2, False: 0}[master.save_updater]
     results = round_result_bytes(footprint, master, workers)
     outer_vectors = OUTER_VECTORS if master.outer is not None else 0

@@ -349,11 +349,14 @@ class ControllerLossWorld(World):
         self.has_died = self.time.over = True
 
     def run(self) -> list[str]:
-        """Run the world; return all violations, those in the final parameters included."""
+        """Run the world; return all violations, including those in the final parameters."""
         return [*super().run(), *self._check_delivered()]
 
     def _check_delivered(self) -> list[str]:
-        """Return wrong counts of minibatches in the final parameters of a completed fit."""
+        """Return violations of I2: minibatches that the final parameters do not contain once.
+
+        Return [] if the fit has not completed.
+        """
         if self.phase is not Phase.DONE:
             return []
         whole = self.master.phases.stop_reason is None

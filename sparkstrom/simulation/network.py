@@ -112,7 +112,7 @@ class Network:
         self._slots_of(owner)[effect.node] = EdgeEnd(effect.edge, target, self._time.now_s)
 
     def close_edge(self, owner: SimProcess | None, node: NodeId) -> None:
-        """Close the owner's edge to a neighbour."""
+        """Close the owner's end of the edge to the neighbour ``node``."""
         self._slots_of(owner).pop(node, None)
 
     def lose_media_driver(self, owner: SimProcess | None) -> None:
@@ -187,14 +187,15 @@ class Network:
         self.quiet = True
 
     def begin_outage(self, process: SimProcess, outage: Outage) -> None:
-        """Begin an outage of a process; messages on its edges wait for the end of it."""
+        """Begin an outage of a process; messages on its edges wait until the outage ends."""
         process.cut = outage
         self._time.after(self._liveness_s, self._break_after_outage, process)
 
     def _break_after_outage(self, process: SimProcess) -> None:
-        """Break a process's streams if its outage outlasts their liveness timeout.
+        """Break a process's streams if its outage has not ended.
 
-        Streams that were opened during the outage connect after it.
+        The time is the liveness timeout after the outage began. Streams that were opened during the
+        outage are not broken; they connect after it.
         """
         cut = process.cut
         if cut is None or cut.until_s <= self._time.now_s:
@@ -212,7 +213,7 @@ class Network:
             self._time.after(self._liveness_s, self._break_after_partition, split)
 
     def _break_after_partition(self, split: NetworkPartition) -> None:
-        """Break the streams across a partition that outlasts their liveness timeout."""
+        """Break the streams across a partition that has lasted as long as their liveness timeout."""
         for process in split.apart:
             for slot in self._long_open_edges(process):
                 if slot.target not in split.apart:
@@ -255,9 +256,9 @@ class Network:
         *,
         direct: bool = False,
     ) -> None:
-        """Schedule a message's arrival; one that may get lost arrives never, once or twice.
+        """Schedule a message's arrival; a message that may get lost arrives never, once or twice.
 
-        A stream keeps the order, except that messages that may get lost may also be late.
+        A stream keeps the order of its messages, but those that may get lost may also be late.
         ``arrive`` is called on arrival. ``direct``: the message uses no edge.
         """
         if self._encodes_messages:

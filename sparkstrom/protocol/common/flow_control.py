@@ -114,12 +114,12 @@ class SendWindow:
         self._way.append((self.sent, now_s))
 
     def on_ack(self, arrived: int, acked: int, now_s: float) -> bool:
-        """Update the window from the neighbour's cumulative counts; return whether one has grown.
+        """Update the window from the neighbour's two counts; return whether either count has grown.
 
         Args:
-            arrived: bytes received, including parts of incomplete messages.
-            acked: bytes that are no longer under way, because the neighbour has finished with them.
-            now_s: the present time.
+            arrived: all bytes received so far, including parts of incomplete messages.
+            acked: all bytes with which the neighbour has finished; they are no longer under way.
+            now_s: the current time.
         """
         arrived, acked = min(arrived, self.sent), min(acked, self.sent)
         if arrived > self._arrived:  # the wait for the rest begins now

@@ -25,10 +25,10 @@ class ClosedNotice:
     """The notice that one id is closed, which is repeated for a while."""
 
     join: Join  # the newest join under the closed id; it states where its process listens
-    parent: NodeId | None  # the parent that may still have it as a child; None: unknown
-    edge: EdgeNo  # between that parent and the node
-    until_s: float  # the notice is repeated until then
-    next_s: float  # when it is sent next
+    parent: NodeId | None  # the parent that may still have the id as a child; None: unknown
+    edge: EdgeNo  # the edge between that parent and the node
+    until_s: float  # time until which the notice is repeated
+    next_s: float  # time at which the notice is next sent
 
 
 class ClosedNotices:

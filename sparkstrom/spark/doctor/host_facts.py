@@ -325,10 +325,10 @@ class WorkerVersions(NamedTuple):
 
 
 def collect_versions(items: Iterable[int] = ()) -> Iterator[tuple[str, str, str, str, str]]:
-    """Yield the fields of this process's WorkerVersions.
+    """Yield one tuple with the fields of this process's WorkerVersions, in their order.
 
-    This function is pickled by value and uses nothing else from this module, because executors may
-    have no sparkstrom, or another version.
+    ``items``, the content of the partition, is ignored. This function is pickled by value and uses
+    nothing else from this module, because executors may have no sparkstrom, or another version.
     """
     import platform
     import socket

@@ -253,25 +253,26 @@ class OutputParams(HasFeaturesCol, HasPredictionCol, HasProbabilityCol, HasRawPr
         return self
 
     def setFeaturesCol(self, value: ColumnNames) -> Self:
-        """Set the features: an array, vector or image column, or a list of numeric columns.
+        """Set the names of the feature columns: one array, vector or image, or a list of numbers.
 
         For a model with several inputs, give a tuple or dictionary of these.
         """
         return self._set(featuresCol=value)
 
     def setPredictionCol(self, value: str | tuple[str, ...] | dict[str, str]) -> Self:
-        """Set the prediction column: a class as a double, a value, or an array of several values.
+        """Set the name of the column for predictions; for several outputs, a tuple or dictionary.
 
-        For a model with several outputs, a tuple or dictionary names an array column for each.
+        The column contains a class as a double, a value, or an array of several values; for several
+        outputs, each column contains arrays.
         """
         return self._set(predictionCol=value)
 
     def setProbabilityCol(self, value: str) -> Self:
-        """Set the column for a vector of class probabilities. For models that predict classes."""
+        """Set the name of the column for vectors of class probabilities (if classes are predicted)."""
         return self._set(probabilityCol=value)
 
     def setRawPredictionCol(self, value: str) -> Self:
-        """Set the column for a vector of class scores. For models that predict classes."""
+        """Set the name of the column for vectors of class scores (if classes are predicted)."""
         return self._set(rawPredictionCol=value)
 
 

@@ -339,7 +339,7 @@ class AeronSender:
         return False
 
     def is_released(self) -> bool:
-        """Return whether the sender is closed and has nothing left to revoke."""
+        """Return whether the sender is closed and has no open publication."""
         return self._is_closed and self._publication is None
 
     def offer(self, frames: Sequence[bytes]) -> tuple[int, OfferResult]:
