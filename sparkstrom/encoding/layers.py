@@ -183,7 +183,7 @@ class LayeredKernels:
     ) -> int:
         """Run ``kernel``, which chooses hits, layer by layer; write codes with model-wide indices.
 
-        ``arrays`` are the kernel's first arguments, f32[n_params]. Return how many hits were chosen.
+        ``arrays`` are the kernel's first arguments, f32[n_params]. Return the number of codes.
         """
         hits, part = 0, self._memory.part
         for start, stop, multiplier in self._layers.ranges():

@@ -5,7 +5,7 @@ of which all parameters are multiples. A sum of a hundred updates of a large mod
 few percent of the parameters, so it takes less memory as a list. This module also encodes such sums
 for the network. An encoded list has, for each entry, the Rice-coded gap between its index and the
 previous one, and the Exp-Golomb-coded size of its amount. If an integer of 1, 2 or 4 bytes for each
-parameter is shorter, the sum is encoded so. The comment above ``encode`` describes the format.
+parameter takes less, the sum is encoded in that form. The comment above ``encode`` has the formats.
 """
 
 from __future__ import annotations

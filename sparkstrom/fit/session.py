@@ -9,7 +9,7 @@ depends on whether the fit shares gradients or is round-based.
 The controller numbers the workers' updates. If it runs in a Spark task, it is lost when that task
 dies. Another runner then continues the fit from the newest checkpoint. For a fit that writes no
 checkpoints, the driver program keeps copies with the same content in a temporary directory, and the
-next runner continues from the newest copy. If neither exists, it starts where the lost run started.
+next runner continues from the newest copy. If neither exists, it begins where the lost one began.
 Checkpoints and copies contain each minibatch at most once, so no minibatch is applied twice. The
 new runner's network has another key, so its members reject messages of the old network.
 """
@@ -444,7 +444,7 @@ class ControllerRecovery:
 
     strategy: Strategy[CommonOptions]  # says how many controllers the fit may lose
     checkpoints: FitCheckpoints  # checkpoints of the network
-    _reporting: FitReporting  # gets warnings, and the record of losses
+    _reporting: FitReporting  # shows warnings and records losses of the controller
     folder: str  # directory for copies of a fit without checkpoints
 
     @property

@@ -98,10 +98,10 @@ class Classification:
     def from_predictions(
         cls, labels: NDArray[Any], predicted: NDArray[Any], classes: int, *, by_label: bool = False
     ) -> Classification:
-        """Return how often each pair of label and predicted class occurs; both arrays are [rows].
+        """Return a Classification that counts the pairs of label and predicted class.
 
-        Raise UsageError for a label that is not an integer from 0 to ``classes - 1``, and for a
-        prediction of NaN, which comes from scores that are not finite.
+        Both arrays are [rows]. Raise UsageError for a label that is not an integer from 0 to
+        ``classes - 1``, and for a prediction of NaN, which comes from scores that are not finite.
         """
         if np.isnan(predicted).any():
             raise UsageError(NON_FINITE_SCORE)
@@ -307,7 +307,7 @@ class Roc:
         positive: int = 1,
         classes: int = 2,
     ) -> Roc:
-        """Return the number of positive and negative rows for each distinct score.
+        """Return a Roc with the numbers of positive and negative rows for each distinct score.
 
         Args:
             is_positive: bool[rows], whether a row belongs to the positive class.
@@ -327,7 +327,7 @@ class Roc:
 
     @staticmethod
     def merge(parts: Sequence[Roc]) -> Roc:
-        """Return the added counts of all partitions."""
+        """Return a Roc with the counts of all partitions added up."""
         everything = np.concatenate([part.scores for part in parts])
         falling, where = np.unique(-everything, return_inverse=True)
         counts = np.zeros((2, len(falling)), np.int64)

@@ -130,7 +130,7 @@ def _part_unless_empty(name: str, size: int) -> list[MemoryPart]:
 def estimate_worker_parts(
     footprint: ModelFootprint, master: SharedTrainingMaster
 ) -> list[MemoryPart]:
-    """Return the maximum memory of one Python worker in gradient sharing, by part.
+    """Return the maximum memory of one Python worker in gradient sharing, by part, in bytes.
 
     This includes the log of recent commits that every worker keeps for nodes that missed some.
     """
@@ -158,7 +158,10 @@ def estimate_worker_parts(
 def estimate_driver_parts(
     footprint: ModelFootprint, master: SharedTrainingMaster, workers: int
 ) -> list[MemoryPart]:
-    """Return the maximum memory of the driver program's Python in gradient sharing, by part."""
+    """Return the maximum memory of the driver program's Python in gradient sharing.
+
+    The result lists the parts of that memory, with their sizes in bytes.
+    """
     vector = F32_BYTES * footprint.n_params
     return [
         MemoryPart("Python, pyspark, pandas, numpy, llvmlite", DRIVER_PYTHON_BYTES),
@@ -385,7 +388,7 @@ class MemoryRequirement:
 
     workers: int  # number of workers of one executor
     n_params: int  # number of parameters
-    bytes: int  # required memory
+    bytes: int  # required memory in bytes
     batch_memory_bytes: int  # value of this option
     log_bytes: int | None = None  # value of this option; None in parameter averaging: no log
 

@@ -2,7 +2,7 @@
 
 Workers publish updates, that is, send them towards the driver, the root of the tree of workers. An
 update is committed once the driver has numbered it. Staleness is the number of other workers'
-minibatches that the parameters lack with which a gradient is computed.
+minibatches that are missing from the parameters with which a worker computes a gradient.
 
 ``predict_scaling`` predicts gradient sharing and, for comparison, a dense ring all-reduce. It
 assumes ``max_lead=1`` (workers start each step together), ``publish_every="auto"`` (workers publish
@@ -162,7 +162,7 @@ def wire_bytes(payload: float) -> float:
 class NetworkLoad:
     """Network and processor load while every worker publishes one update; sizes in bytes."""
 
-    root_in: float  # bytes that the driver receives, which is the root of the tree
+    root_in: float  # bytes that the driver, the root of the tree, receives
     root_out: float  # bytes that the driver sends
     worker_in: float  # bytes that the busiest worker receives
     worker_out: float  # bytes that the busiest worker sends

@@ -44,8 +44,8 @@ SUCCESSIVE_DEATHS_MAX = 10
 class DriverRecovery:
     """Replaces the transport when its media driver (Aeron's process) dies.
 
-    If one driver after another dies, the machine is broken. That is reported as an error, which
-    endless restarts would hide.
+    If one driver after another dies, the machine is broken. That is reported as an error, because
+    endless restarts would hide it.
 
     Args:
         owner: whose media driver it is, for messages, such as "this executor".

@@ -2,8 +2,9 @@
 
 An edge connects a node with its parent in the tree, by a control and a data stream each way. Like
 Aeron's, a stream is ordered and reliable. It survives an outage shorter than its liveness timeout;
-a longer one breaks it, and later messages are lost. Repeated control messages and direct messages
-may in addition get lost, arrive twice or be overtaken, one by one, which is harsher than Aeron.
+a longer outage breaks the stream, and later messages are lost. Direct messages, and control
+messages that are repeated until they are answered, may also get lost, arrive twice or be overtaken
+one by one. Aeron's streams do not do this.
 """
 
 from __future__ import annotations
@@ -194,8 +195,8 @@ class Network:
     def _break_after_outage(self, process: SimProcess) -> None:
         """Break a process's streams if its outage has not ended.
 
-        The time is the liveness timeout after the outage began. Streams that were opened during the
-        outage are not broken; they connect after it.
+        This method is called when the liveness timeout has passed since the outage began. Streams
+        that were opened during the outage are not broken; they connect after it.
         """
         cut = process.cut
         if cut is None or cut.until_s <= self._time.now_s:
@@ -213,7 +214,7 @@ class Network:
             self._time.after(self._liveness_s, self._break_after_partition, split)
 
     def _break_after_partition(self, split: NetworkPartition) -> None:
-        """Break the streams across a partition that has lasted as long as their liveness timeout."""
+        """Break streams across a partition that has lasted as long as their liveness timeout."""
         for process in split.apart:
             for slot in self._long_open_edges(process):
                 if slot.target not in split.apart:

@@ -145,7 +145,7 @@ class RealComponentFactory(ComponentFactory):
 
 
 class DriverReplica:
-    """The simulated controller's copy of the parameters; ``runtime.master_thread`` has the real one."""
+    """The simulated controller's parameters, updated like those in ``runtime.master_thread``."""
 
     def __init__(self, theta: Theta) -> None:
         self.theta, self.chunk, self.digest = theta, theta.chunk, theta.digest

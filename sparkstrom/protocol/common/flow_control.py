@@ -185,7 +185,7 @@ class Backlog:
         """Return the bytes per second that training needs, when the link proves too slow for them.
 
         This is the case once data have waited for NARROW_S. Return None before and afterwards, and
-        if the link's rate suffices: then a process has stalled. ``waits``: whether data wait now;
+        if the link's rate suffices, because then a process stalls. ``waits``: whether data wait;
         ``made_bytes``: all bytes that training has made so far; ``carries``: the link's rate in
         bytes per second.
         """

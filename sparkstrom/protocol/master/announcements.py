@@ -122,11 +122,11 @@ class StateBroadcast:
         self._beat_s, self._members, self._sequencer = lease_s / BEATS_PER_LEASE, members, sequencer
         self._phases, self._notices, self._children = phases, notices, children
         self.slowest = 0  # steps of the slowest live, unfinished worker, as announced last
-        self.training = 0  # live, unfinished workers with a replica
-        self.minibatches = 0  # committed in the whole fit
-        self.minibatches_expected = 0  # in the whole fit; an estimate until all rows are read
+        self.training = 0  # number of live, unfinished workers with a replica
+        self.minibatches = 0  # number of those committed in the whole fit
+        self.minibatches_expected = 0  # those of the whole fit; an estimate until all rows are read
         self._is_all_read = False
-        self.epochs = 0  # finished by every partition that has rows
+        self.epochs = 0  # number of epochs that every partition with rows has finished
         self.summed = 0  # all updates count as those of at most so many workers; 0: no limit
         self._beat = 0  # number of the newest beat
 

@@ -210,7 +210,10 @@ class Replication:
         assert fetching == (self.fetch is not None), "who fetches has a snapshot under way"
 
     def on_commit(self, committed: Commit, now_s: float) -> list[Effect]:
-        """Apply or hold the next commit; after a gap, request the missing commits."""
+        """Apply or hold the next commit; after a gap, request the missing commits.
+
+        Ignore a commit that was received before.
+        """
         received = self.history.log.head
         if committed.commit <= received:
             self._ignored.count(committed, IgnoreReason.LATE)

@@ -359,7 +359,7 @@ def _import_path() -> list[str]:
 
 
 def _read_status(descriptor: int, end_s: float) -> bytes:
-    """Return all that the process writes to the pipe by ``end_s``; TIMEOUT_MESSAGE if it is late."""
+    """Return all that the process writes to the pipe, or TIMEOUT_MESSAGE if ``end_s`` passes."""
     parts: list[bytes] = []
     while True:
         left_s = end_s - time.monotonic()

@@ -183,7 +183,7 @@ class Bidirectional(nn.Module):  # type: ignore[misc]
         self.backwards = DIRECTIONAL_LAYERS[kind](inner)
 
     def forward(self, x: Tensor, rows: int) -> Tensor:
-        """Run a layer over x [rows, nIn, steps], another over the reversed steps; merge the outputs.
+        """Run a layer over x [rows, nIn, steps], another over the reversed steps; merge outputs.
 
         Return [rows, nOut, steps], or [rows, 2 nOut, steps] in the mode concat.
         """
