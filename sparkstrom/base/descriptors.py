@@ -1,4 +1,4 @@
-"""Wait for data on a file descriptor, in programs with any number of open files."""
+"""Wait for data on a file descriptor, even in programs with more than 1024 open files."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import socket
 def wait_until_readable(source: int | socket.socket, seconds: float) -> bool:
     """Wait until the source has data, has ended or has failed; return False after a timeout.
 
-    ``select.select`` does the same, but fails for descriptors above 1023.
+    This function uses ``poll``, because ``select.select`` fails for descriptors above 1023, which
+    programs with many open files have.
 
     Args:
         source: A descriptor or a socket.

@@ -277,14 +277,14 @@ class Adopt(msgspec.Struct, frozen=True, tag="adopt", kw_only=True):
     node: NodeField  # the child
     edge: EdgeField  # number of the edge between parent and child
     local: Address  # where the parent has to listen for the child
-    peer: Address  # where the child listens
+    peer: Address  # where the child listens for the parent
 
 
 class Disown(msgspec.Struct, frozen=True, tag="disown"):
     """Instruction to a parent to drop a child that it has over this edge or an older one."""
 
     node: NodeField  # the child
-    edge: EdgeField
+    edge: EdgeField  # a newer edge to the child is kept
 
 
 class Probe(msgspec.Struct, frozen=True, tag="probe"):

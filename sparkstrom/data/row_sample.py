@@ -1,4 +1,9 @@
-"""Draw a random sample of rows from a stream of blocks, keeping only the sample in memory."""
+"""Draw a uniform random sample from blocks of rows, without keeping all rows in memory.
+
+Each row gets a random key. The sample consists of a given number of rows, those with the smallest
+keys, or of all rows if there are fewer. Partitions can thus be sampled separately, and
+``merge_samples`` merges their samples into a sample of all rows.
+"""
 
 from __future__ import annotations
 
@@ -78,7 +83,7 @@ class RowSampler:
         return RowSample(blocks, sum(len(block.records) for block in blocks), self.total)
 
     def _count_kept(self) -> int:
-        """Return the number of rows that are kept at present."""
+        """Return the number of rows that are currently kept."""
         return sum(len(each.keys) for each in self._kept)
 
     def _shrink(self) -> None:
@@ -95,7 +100,7 @@ class RowSampler:
 
 
 def sample_blocks(blocks: Iterable[Block], rows: int, seed: int) -> RowSample:
-    """Return a random sample of ``rows`` of the rows in ``blocks``, or of all if there are fewer.
+    """Return a uniform sample of ``rows`` rows from ``blocks``, or all rows if there are fewer.
 
     Raise UsageError if there are no rows.
     """

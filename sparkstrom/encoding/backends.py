@@ -48,11 +48,14 @@ class Kernels(Protocol):
     def scan_local(self, local: F32, theta: F32, tau: float, codes: I32, /) -> tuple[int, int]:
         """Write the code (``index`` or ``~index``) of each hit in local - theta to ``codes``.
 
-        Returns (number of hits, largest bits of |local|, which reveal NaN and infinity).
+        Returns (number of hits, bits of the largest |local|, which reveal NaN and infinity).
         """
 
     def scan_replica(self, residual: F32, delta: F32, tau: float, codes: I32, /) -> tuple[int, int]:
-        """Add delta to the residual, write the codes of its hits; return (hits, largest bits)."""
+        """Add delta to the residual and write its hits' codes, like ``scan_local``.
+
+        Returns (number of hits, bits of the largest |residual|).
+        """
 
     def move(
         self, theta: F32, other: F32, codes: I32, step: float, other_step: float, q: float, /
@@ -155,12 +158,15 @@ class Kernels(Protocol):
     def bitmap_add(
         self, theta: F32, packed: U8, side: int, step: float, q: float, scratch: U8, /
     ) -> tuple[int, int]:
-        """Add a bitmap's steps to theta; return (overflows, index of the first or -1)."""
+        """Add a bitmap's steps to theta; return (overflows, first). ``scratch``: working memory."""
 
     def bitmap_add_both(
         self, theta: F32, local: F32, packed: U8, side: int, step: float, q: float, scratch: U8, /
     ) -> tuple[int, int]:
-        """Add a bitmap to theta as ``bitmap_add`` does, and to local, to keep local - theta."""
+        """Add a bitmap to theta as ``bitmap_add`` does, and to local, to keep local - theta.
+
+        Returns the result of ``bitmap_add``; overflows of local are not counted.
+        """
 
     def apply_hits(self, theta: F32, indices: I32, quanta: I32, q: float, /) -> tuple[int, int]:
         """Add quanta * q to theta at ``indices``; return (overflows, index of the first or -1)."""
@@ -279,7 +285,7 @@ def need_device(index: int) -> None:
 
 
 def kernels(name: str = "cpu") -> Kernels:
-    """Return the kernels of the backend of this name.
+    """Return the module with the kernels of the backend "cpu", "reference" or "cuda".
 
     The first call may compile the kernels or load them from a cache. Raises SetupError with the
     reason if CUDA is unavailable, UsageError for an unknown name.
@@ -317,7 +323,10 @@ def _cuda_device() -> Any:
 
 
 def memory(name: str = "cpu") -> Memory:
-    """Return the functions that allocate and copy arrays for the backend of this name."""
+    """Return the module that allocates and copies arrays for a backend.
+
+    ``name`` is not checked: "cuda" means arrays on a GPU, any other name arrays of the host.
+    """
     module = "cuda.memory" if name == CUDA else "cpu.host_memory"
     return cast(Memory, importlib.import_module(f"sparkstrom.encoding.{module}"))
 

@@ -1,8 +1,8 @@
-"""Define the forms of an encoded update, and what an encoder returns, counts and stores.
+"""Define the forms in which updates are encoded, and the types of an encoder's results and state.
 
 An update can be written in several forms: as gaps between the indices of hits (the parameters that
-it changes), as gaps with a level for each hit, or as a bitmap with two bits for each parameter.
-Sums of updates, snapshots and model buffers have forms of their own.
+it changes by tau), as gaps with levels (a hit of level l changes by tau * 2^l), or as a bitmap with
+two bits for each parameter. Sums of updates, snapshots and model buffers have forms of their own.
 """
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ def prefers_bitmap(hits: int, n_params: int) -> bool:
     return 2 * hits >= n_params
 
 
+# What an encoder saves for the next fit: name -> value.
 EncoderState = dict[str, "NDArray[Any] | float | int"]
 
 

@@ -115,8 +115,9 @@ class LayeredKernels:
     A hit is a parameter whose residual reaches its layer's threshold. Its code is its index, or
     ``~index`` if the residual is negative; ``codes`` must have room for all hits. Results
     (overflows, first) are the number of parameters that left the range of exact float32 sums, and
-    the index of the first of them or -1. ``encoding.reference_kernels`` documents the arguments.
-    Which hits belong to which layer is computed on the host.
+    the index of the first of them or -1. "Bits" of a float32 are an integer with the same bits.
+    ``encoding.reference_kernels`` documents the arguments. Which hits belong to which layer is
+    computed on the host.
     """
 
     def __init__(self, backend: Backend, layers: Layers) -> None:
@@ -124,11 +125,17 @@ class LayeredKernels:
         self._kernels, self._memory, self._layers = backend.kernels, backend.memory, layers
 
     def scan_local(self, local: F32, theta: F32, tau: float, codes: I32) -> tuple[int, int]:
-        """Write codes of hits in local - theta, layer by layer; return (hits, largest bits)."""
+        """Write codes of hits in local - theta, layer by layer.
+
+        Return (number of hits, bits of the largest |local|, which reveal NaN and infinity).
+        """
         return self._scan_layers(self._kernels.scan_local, local, theta, tau, codes)
 
     def scan_replica(self, residual: F32, delta: F32, tau: float, codes: I32) -> tuple[int, int]:
-        """Add delta to the residual, write codes of hits by layer; return (hits, largest bits)."""
+        """Add delta to the residual, and write codes of hits, layer by layer.
+
+        Return (number of hits, bits of the largest |residual|, which reveal NaN and infinity).
+        """
         return self._scan_layers(self._kernels.scan_replica, residual, delta, tau, codes)
 
     def _scan_layers(
@@ -142,8 +149,7 @@ class LayeredKernels:
         """Run a scanning kernel layer by layer; write codes with model-wide indices.
 
         ``first`` and ``second`` are the kernel's two arrays, f32[n_params]. Return (number of hits,
-        largest bits): as in the kernels, the bits of the largest absolute value, which show NaN and
-        infinity.
+        bits of the largest absolute value that any call of the kernel found).
         """
         hits, worst, part = 0, 0, self._memory.part
         for start, stop, multiplier in self._layers.ranges():
@@ -175,9 +181,9 @@ class LayeredKernels:
         seed: int,
         codes: I32,
     ) -> int:
-        """Run ``kernel``, which selects hits, layer by layer; write codes with model-wide indices.
+        """Run ``kernel``, which chooses hits, layer by layer; write codes with model-wide indices.
 
-        ``arrays`` are the kernel's first arguments, f32[n_params]. Return the number of hits.
+        ``arrays`` are the kernel's first arguments, f32[n_params]. Return the number of codes.
         """
         hits, part = 0, self._memory.part
         for start, stop, multiplier in self._layers.ranges():

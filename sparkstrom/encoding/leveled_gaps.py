@@ -128,9 +128,10 @@ def write_level(levels: U8, level: int, out: U8, at: int) -> int:
 
 @helper
 def _read_rice_code(payload: U8, position: int, rice: int, most: int) -> tuple[int, int]:
-    """Read the Rice code at a position in bits; return (gap, position after the code).
+    """Read a Rice code with the parameter ``rice``; return (gap, position after the code).
 
-    The gap is -1 if the code is invalid or its value is above ``most``.
+    Positions count bits of the payload. The gap is -1 if the code is incomplete or its value is
+    above ``most``; the returned position then has no meaning.
     """
     end, zeros = 8 * payload.shape[0], 0
     while position < end and not (payload[position >> 3] >> (position & 7)) & 1:

@@ -262,7 +262,8 @@ def bitmap_add_both(
 ) -> tuple[int, int]:
     """Add a bitmap to theta, and (rounded once) to local, to keep the residual local - theta.
 
-    The other arguments are those of ``bitmap_add``.
+    Return the overflows of theta; those of local are not counted. The other arguments are those of
+    ``bitmap_add``.
     """
     local[:] = local + _step_multiples(_unpack_bitmap(packed)[: local.size], side) * step
     return bitmap_add(theta, packed, side, step, q, scratch)

@@ -64,7 +64,7 @@ class Residual(Protocol):
     def scan(self, arrays: PublicationArrays, tau: float, codes: I32, /) -> tuple[int, int]:
         """Add new changes, and write the codes (index and sign) of all hits to ``codes``.
 
-        Returns (number of hits, largest bits of absolute values, which reveal NaN and infinity).
+        Returns (number of hits, bits of the largest absolute value, which reveal NaN and infinity).
         """
 
     def choose(
@@ -156,11 +156,11 @@ class LocalResidual:
         return arrays.learnt, arrays.theta, -1
 
     def values(self, learnt: Flat) -> Flat:
-        """Return ``local``, in which NaN and infinity appear."""
+        """Return ``local``: if a training step produces NaN or infinity, ``local`` contains it."""
         return learnt
 
     def scan(self, arrays: PublicationArrays, tau: float, codes: I32) -> tuple[int, int]:
-        """Write the codes of all hits in local - theta; return (hits, largest bits of |local|)."""
+        """Write codes of hits in local - theta; return (hits, bits of the largest |local|)."""
         return self._layered.scan_local(arrays.learnt, arrays.theta, tau, codes)
 
     def choose(
@@ -234,18 +234,21 @@ class ReplicaResidual:
         self._array: Flat = backend.memory.zeros(n_params, np.float32)
 
     def terms(self, arrays: PublicationArrays) -> tuple[Flat, Flat, int]:
-        """Return (residual, delta, 1), because ``scan`` will add delta to the residual."""
+        """Return (residual, change of the last step, 1), because ``scan`` will add the two."""
         return self._array, arrays.learnt, 1
 
     def values(self, learnt: Flat) -> Flat:
-        """Return the residual array itself, in which NaN and infinity appear.
+        """Return the residual array itself, and ignore ``learnt``, the change of the last step.
 
-        ``learnt`` is not needed: ``scan`` has added it to the residual.
+        ``scan`` has added that change to the residual, and with it any NaN or infinity.
         """
         return self._array
 
     def scan(self, arrays: PublicationArrays, tau: float, codes: I32) -> tuple[int, int]:
-        """Add the last step's change and write the codes of hits; return (hits, largest bits)."""
+        """Add the last step's change, and write codes of hits in the residual.
+
+        Return (hits, bits of the largest |residual|).
+        """
         return self._layered.scan_replica(self._array, arrays.learnt, tau, codes)
 
     def choose(

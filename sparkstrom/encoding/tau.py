@@ -1,10 +1,11 @@
-"""Choose the threshold of each publication: an algorithm's tau, with warm-up, shake-ups and limits.
+"""Choose the threshold tau of each publication, by an algorithm, a warm-up, shake-ups and limits.
 
 A publication is one call of ``Encoder.publish``, which sends hits: the entries of the residual
 (changes that are learned but not sent) that reach tau. Publications are counted from 1 and across
-fits. During a warm-up, the first publications send much. A shake-up is every n-th publication,
-which sends all entries that reach a third of tau. Both only replace tau: what is sent is still
-subtracted from the residual, so nothing is lost.
+fits. Usually, a threshold algorithm computes tau. A warm-up and shake-ups replace this tau by
+another one. During a warm-up, the first publications use a tau with which they send many entries. A
+shake-up is every n-th publication, which uses a third of tau. As always, what is sent is subtracted
+from the residual, so nothing is lost.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ _FRACTION = number(
 
 @dataclass(frozen=True, slots=True)
 class WarmUp:
-    """Sends much at first, and exponentially less from publication to publication.
+    """Sends many entries at first, and exponentially fewer from publication to publication.
 
     Early gradients are large and change quickly. If they were held back until they reach a
     threshold that suits later training, they would arrive stale. Source: Deep Gradient Compression
@@ -286,7 +287,7 @@ def sample_tau(
 
 @dataclass(frozen=True, slots=True)
 class ClampedTau:
-    """Keeps tau within the limits of the grid, so that tau cannot grow or shrink forever."""
+    """Keeps tau between ``least`` and ``most``, so that it cannot grow or shrink forever."""
 
     inner: TauStage  # the stage whose tau is clamped
     least: float  # smallest tau, parameter units

@@ -1,10 +1,11 @@
 """Add up updates as a sorted sparse list, or as a dense array if there are many entries.
 
-An entry is the index of a parameter, and the number of quanta (units of all changes) to add to it.
-A sum of a hundred updates of a large model contains only a few percent of the parameters, so that
-it takes less memory as a list. This module also encodes such sums for the network, as Rice-coded
-gaps between indices and Exp-Golomb-coded sizes, or, if that is shorter, as an integer of 1, 2 or 4
-bytes per parameter. The comment above ``encode`` describes the format.
+An entry is the index of a parameter, and the amount to add to it in quanta. A quantum is the number
+of which all parameters are multiples. A sum of a hundred updates of a large model changes only a
+few percent of the parameters, so it takes less memory as a list. This module also encodes such sums
+for the network. An encoded list has, for each entry, the Rice-coded gap between its index and the
+previous one, and the Exp-Golomb-coded size of its amount. If an integer of 1, 2 or 4 bytes for each
+parameter takes less, the sum is encoded in that form. The comment above ``encode`` has the formats.
 """
 
 from __future__ import annotations
@@ -203,7 +204,7 @@ def _sparse_header(
 
 
 def _golomb_bits(sizes: NDArray[np.int64], order: int) -> int:
-    """Return the number of bits of ``sizes`` in Exp-Golomb code of this order."""
+    """Return the total number of bits of ``sizes`` in the Exp-Golomb code of ``order``."""
     lengths = np.frexp((sizes + 2**order).astype(np.float64))[1]
     return int((2 * lengths - 1 - order).sum())
 
@@ -296,9 +297,9 @@ def _append_bits(
     out: U8, at: np.uint64, word: np.uint64, bits: np.uint64, zeros: np.uint64, field: np.uint64,
     width: np.uint64,
 ) -> tuple[np.uint64, np.uint64, np.uint64]:  # fmt: skip
-    """Append ``zeros`` 0s and a field of up to 32 bits; return the new (at, word, bits).
+    """Append ``zeros`` 0s and ``field``, of ``width`` <= 32 bits; return the new (at, word, bits).
 
-    The message so far is the bytes out[:at], and then the fewer than 8 ``bits`` in ``word``.
+    The message so far is out[:at], and then the lowest ``bits`` (fewer than 8) bits of ``word``.
     """
     bits += zeros
     while bits >= U64(32):

@@ -79,7 +79,7 @@ class FitKey:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointContent:
-    """The present state of a fit, from which a checkpoint is built."""
+    """The current state of a fit, from which a checkpoint is built."""
 
     key: FitKey  # identifies the fit within its program
     spec: FitSpec  # number of workers, epochs and other facts of the fit
@@ -245,7 +245,7 @@ class CheckpointListener(FitListener):
             self._notify(CheckpointWritten(written.path, float(epochs), written.seconds))
 
     def discard(self) -> None:
-        """Finish writing the present checkpoint, and stop without a last one."""
+        """Finish writing the current checkpoint, and stop without a last one."""
         self._writer.close(None)
 
     def finish(self, delivered: Snapshot, epochs_done: int, summaries: dict[str, Any]) -> list[str]:
@@ -280,7 +280,7 @@ class CheckpointListener(FitListener):
         return self._writer.written[-1].path if self._writer.written else None
 
     def close_failed(self) -> None:
-        """Finish and announce the present checkpoint; do not save the state of the failed fit."""
+        """Finish and announce the current checkpoint; do not save the state of the failed fit."""
         self._writer.close(None)
         self._announce_written()
 

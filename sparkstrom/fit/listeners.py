@@ -178,7 +178,7 @@ def format_worker_output(line: WorkerLogLine) -> str:
 
 
 def describe_phase(progress: Progress) -> str:
-    """Return what the fit is doing at present as text, such as "training"."""
+    """Return what the fit currently does as text, such as "training"."""
     here, wanted = progress.workers, progress.partitions
     if (words := PHASE_TEXTS.get(progress.phase)) is not None:
         return words
@@ -343,8 +343,8 @@ class ListenerThread(FitListener):
         listeners: The user's listeners and the writer of the run log.
         begin: The first event.
         spec: Description of the fit.
-        copy: Returns a snapshot of the present parameters, for ``EpochEnd.snapshot``.
-        judge: Evaluates arrays with the present parameters, for ``EpochEnd.evaluate``.
+        copy: Returns a snapshot of the current parameters, for ``EpochEnd.snapshot``.
+        judge: Evaluates arrays with the current parameters, for ``EpochEnd.evaluate``.
         say: Shows a line to the user.
     """
 
@@ -537,10 +537,10 @@ class ListenerThread(FitListener):
 
 @dataclass(frozen=True, slots=True)
 class SnapshotEvaluator:
-    """Evaluates arrays with the present parameters of a running fit. Thread-safe."""
+    """Evaluates arrays with the current parameters of a running fit. Thread-safe."""
 
     model: FlatModel  # the fit's model, which is copied for each evaluation
-    snapshot: Callable[[], Snapshot]  # returns the present parameters and buffers
+    snapshot: Callable[[], Snapshot]  # returns the current parameters and buffers
 
     def __call__(self, features: Any, labels: Any, metrics: Any) -> Evaluation:
         """Return metrics like ``SparkNetwork.evaluate``, from a copy of the fit's model."""
@@ -562,7 +562,7 @@ def make_listener_thread(
 ) -> ListenerThread:
     """Return a thread for the user's listeners and the run log of a fit.
 
-    ``snapshot`` returns a copy of the present parameters; ``master`` has the user's options.
+    ``snapshot`` returns a copy of the current parameters; ``master`` has the user's options.
     """
     written = open_run_log(request.run_log, spec)
     return ListenerThread(

@@ -78,7 +78,7 @@ class NetworkState:
 
 
 class NetworkStateHolder:
-    """Holds a network's present ``NetworkState``; each change replaces the state as a whole."""
+    """Holds a network's current ``NetworkState``; each change replaces the state as a whole."""
 
     is_final = False  # whether the fit that is under way will not change the state any more
 
@@ -90,7 +90,7 @@ class NetworkStateHolder:
 
     @property
     def value(self) -> NetworkState:
-        """The present state."""
+        """The current state."""
         return self._value
 
     @property
@@ -105,7 +105,7 @@ class NetworkStateHolder:
 
     @property
     def buffers(self) -> bytes:
-        """The model's present buffers."""
+        """The model's current buffers."""
         return get_buffers(self._model)
 
     @property

@@ -6,12 +6,12 @@ the network, starts the tasks and runs a ``FitSupervisor``, which waits for thei
 events to all listeners (``fit.events``). The strategy (``fit.strategy``) contains everything that
 depends on whether the fit shares gradients or is round-based.
 
-The controller numbers the workers' updates; a numbered update is a commit. A controller in a Spark
-task can be lost with the task. The fit then continues with another runner, from the newest
-checkpoint or from a copy that the driver program keeps in a temporary directory. Like all
-checkpoints, a copy contains the updates of each minibatch at most once, so no minibatch is applied
-twice. Without a copy, the fit starts again. The new runner's network has another key, so it rejects
-messages of the old one.
+The controller numbers the workers' updates. If it runs in a Spark task, it is lost when that task
+dies. Another runner then continues the fit from the newest checkpoint. For a fit that writes no
+checkpoints, the driver program keeps copies with the same content in a temporary directory, and the
+next runner continues from the newest copy. If neither exists, it begins where the lost one began.
+Checkpoints and copies contain each minibatch at most once, so no minibatch is applied twice. The
+new runner's network has another key, so its members reject messages of the old network.
 """
 
 from __future__ import annotations
@@ -169,7 +169,7 @@ class FitSession:
             return thread.run_fit(partial(self._run_all, thread, recovery, export_directory))
 
     def _snapshot(self) -> Snapshot:
-        """Return a copy of the present parameters; if the controller is lost, wait for the next.
+        """Return a copy of the current parameters; if the controller is lost, wait for the next.
 
         Also wait while the controller cannot make a copy, such as while it replaces its media
         driver. Raise ControllerLost if no other run follows, and the error of a fit that has
@@ -195,7 +195,7 @@ class FitSession:
                     self._changed.wait(POLL_S)
 
     def _switch_to(self, runner: FitRunner) -> None:
-        """Make ``runner`` the present one, and wake threads that wait for it."""
+        """Make ``runner`` the current one, and wake threads that wait for it."""
         with self._changed:
             self._runner = runner
             self._changed.notify_all()
@@ -317,7 +317,7 @@ class FitSession:
         """Run one runner, update the network's state and checkpoints, and return the summary.
 
         If the user interrupts the fit, keep and save what is trained so far, then raise again. On
-        any other error, finish the present checkpoint and raise the error again.
+        any other error, finish the current checkpoint and raise the error again.
         """
         reporting, state, key = self._reporting, self.state, self.request.key
         others = [thread] if saving is None else [saving, thread]
@@ -444,7 +444,7 @@ class ControllerRecovery:
 
     strategy: Strategy[CommonOptions]  # says how many controllers the fit may lose
     checkpoints: FitCheckpoints  # checkpoints of the network
-    _reporting: FitReporting  # gets warnings, and the record of losses
+    _reporting: FitReporting  # shows warnings and records losses of the controller
     folder: str  # directory for copies of a fit without checkpoints
 
     @property
@@ -546,7 +546,7 @@ class ControllerCopyListener(CheckpointListener):
     _timed = 0  # number of written copies that ``_due_s`` accounts for
 
     def _announce_written(self) -> None:
-        """Do nothing, because the copies are deleted after the fit."""
+        """Notify no listener, because only this fit uses the copies; they are deleted after it."""
 
     def _save_if_due(self, progress: Progress) -> None:
         """Make a copy if one is due and the controller's task is connected."""

@@ -283,7 +283,7 @@ class FitRecord(FitListener):
     """
 
     began_s: float = field(default_factory=time.monotonic)  # when ``fit`` was called
-    submitted_s: float = math.nan  # when the present run started
+    submitted_s: float = math.nan  # when the current run started
     ended_s: float = math.nan  # when the last run ended
     end: FinishedFit | None = None  # None until the fit has ended without failure
     first_s: float = math.nan  # ``submitted_s`` of the first run; a lost controller causes another

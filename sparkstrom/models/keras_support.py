@@ -1,7 +1,7 @@
 """Helpers of KerasModel: check and convert models, losses and optimizers; scale momentum.
 
 Other modules import Keras only from here. Because importing Keras already runs a computation, this
-module first selects the backend JAX and, in a Spark task, limits the number of XLA's threads.
+module first selects the JAX backend and, in a Spark task, limits the number of XLA's threads.
 """
 
 from __future__ import annotations

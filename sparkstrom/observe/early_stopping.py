@@ -53,7 +53,10 @@ class EpochScores:
 
 
 class TerminationCondition:
-    """Base class of all conditions; subclasses override the methods for the values they judge."""
+    """Base class of all conditions; subclasses override the methods for the values they judge.
+
+    All methods return False unless they are overridden.
+    """
 
     __slots__ = ()
     needs_held_out = False  # whether the condition judges the score on the held-out rows
@@ -63,7 +66,7 @@ class TerminationCondition:
         check_options(self, type(self).__name__)
 
     def after_epoch(self, scores: EpochScores) -> bool:
-        """Return whether to end the fit after this epoch."""
+        """Return whether to end the fit after the latest epoch; False unless overridden."""
         return False
 
     def after_minibatches(self, loss: float) -> bool:
@@ -71,7 +74,7 @@ class TerminationCondition:
         return False
 
     def after_seconds(self, seconds: float) -> bool:
-        """Return whether to end the fit ``seconds`` after its start."""
+        """Return whether to end the fit ``seconds`` after its start; False unless overridden."""
         return False
 
 

@@ -98,10 +98,10 @@ class Classification:
     def from_predictions(
         cls, labels: NDArray[Any], predicted: NDArray[Any], classes: int, *, by_label: bool = False
     ) -> Classification:
-        """Return how often each pair of label and predicted class occurs; both arrays are [rows].
+        """Return a Classification that counts the pairs of label and predicted class.
 
-        Raise UsageError for a label that is not an integer from 0 to ``classes - 1``, and for a
-        prediction of NaN, which comes from scores that are not finite.
+        Both arrays are [rows]. Raise UsageError for a label that is not an integer from 0 to
+        ``classes - 1``, and for a prediction of NaN, which comes from scores that are not finite.
         """
         if np.isnan(predicted).any():
             raise UsageError(NON_FINITE_SCORE)
@@ -116,7 +116,7 @@ class Classification:
 
     @staticmethod
     def merge(parts: Sequence[Classification]) -> Classification:
-        """Return the summed counts of all partitions."""
+        """Return a Classification with the counts of all partitions added up."""
         first = parts[0]
         cells, where = np.unique(
             np.concatenate([part.cells for part in parts]), return_inverse=True
@@ -217,9 +217,10 @@ class Regression:
 
     @classmethod
     def from_predictions(cls, labels: NDArray[Any], predicted: NDArray[Any]) -> Regression:
-        """Return the exact sums of errors and labels for each output.
+        """Return a Regression with the exact sums over these rows, computed from float64 values.
 
-        Both arrays are [rows] or [rows, outputs]. Raise UsageError if their sizes differ.
+        Both arrays are [rows] or [rows, outputs]. Raise UsageError if their sizes differ, or if a
+        value is not finite.
         """
         wide = predicted.reshape(len(predicted), math.prod(predicted.shape[1:])).astype(np.float64)
         if labels.size != wide.size:
@@ -240,7 +241,7 @@ class Regression:
 
     @staticmethod
     def merge(parts: Sequence[Regression]) -> Regression:
-        """Return the added sums of all partitions."""
+        """Return a Regression with the sums of all partitions added up."""
         return Regression(
             sum(part.rows for part in parts),
             *(
@@ -306,7 +307,7 @@ class Roc:
         positive: int = 1,
         classes: int = 2,
     ) -> Roc:
-        """Return the number of positive and negative rows for each distinct score.
+        """Return a Roc with the numbers of positive and negative rows for each distinct score.
 
         Args:
             is_positive: bool[rows], whether a row belongs to the positive class.
@@ -326,7 +327,7 @@ class Roc:
 
     @staticmethod
     def merge(parts: Sequence[Roc]) -> Roc:
-        """Return the added counts of all partitions."""
+        """Return a Roc with the counts of all partitions added up."""
         everything = np.concatenate([part.scores for part in parts])
         falling, where = np.unique(-everything, return_inverse=True)
         counts = np.zeros((2, len(falling)), np.int64)

@@ -1,6 +1,7 @@
-"""Human-readable training progress: the values, their formatting, and a plain-text display.
+"""Format training progress as text, and define the base class and plain-text version of a display.
 
-Also escapes and rate-limits the text that workers print before it is shown.
+Other modules define progress bars, and ``progress_display`` selects a display. This module also
+escapes and rate-limits the text that workers print before it is shown.
 """
 
 from __future__ import annotations

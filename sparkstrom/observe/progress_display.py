@@ -1,4 +1,4 @@
-"""Choose how a fit displays its progress, and draw a progress bar in a notebook.
+"""Select the progress display of a fit by the option ``progress``; define the one for notebooks.
 
 The notebook bar is a single cell output, updated in place by ``IPython.display``. It uses no
 widgets, so it works in every front end and in a saved notebook.

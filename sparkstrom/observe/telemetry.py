@@ -193,7 +193,7 @@ class WorkerCounters:
 
 
 def to_wire(counters: WorkerCounters) -> dict[str, float]:
-    """Return counters as a flat map of names to numbers. ``unknown`` names are omitted."""
+    """Return counters as a flat map of names to numbers, without those in ``counters.unknown``."""
     parts = (counters.training, counters.node)
     return {name: value for part in parts if part for name, value in _flatten(part, "").items()}
 

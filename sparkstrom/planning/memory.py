@@ -59,7 +59,7 @@ class MemoryPart(NamedTuple):
     """One part of a process's memory, with its size."""
 
     name: str  # what the memory is used for
-    bytes: int  # its size
+    bytes: int  # its size in bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +130,7 @@ def _part_unless_empty(name: str, size: int) -> list[MemoryPart]:
 def estimate_worker_parts(
     footprint: ModelFootprint, master: SharedTrainingMaster
 ) -> list[MemoryPart]:
-    """Return the maximum memory of one Python worker in gradient sharing, by part.
+    """Return the maximum memory of one Python worker in gradient sharing, by part, in bytes.
 
     This includes the log of recent commits that every worker keeps for nodes that missed some.
     """
@@ -158,7 +158,10 @@ def estimate_worker_parts(
 def estimate_driver_parts(
     footprint: ModelFootprint, master: SharedTrainingMaster, workers: int
 ) -> list[MemoryPart]:
-    """Return the maximum memory of the driver program's Python in gradient sharing, by part."""
+    """Return the maximum memory of the driver program's Python in gradient sharing.
+
+    The result lists the parts of that memory, with their sizes in bytes.
+    """
     vector = F32_BYTES * footprint.n_params
     return [
         MemoryPart("Python, pyspark, pandas, numpy, llvmlite", DRIVER_PYTHON_BYTES),
@@ -245,7 +248,7 @@ OUTER_VECTORS = 2  # vectors of an outer optimizer: difference from the mean, an
 def estimate_round_worker_parts(
     footprint: ModelFootprint, master: ParameterAveragingTrainingMaster, workers: int
 ) -> list[MemoryPart]:
-    """Return the maximum memory of one Python worker in parameter averaging, by part.
+    """Return the maximum memory of one Python worker in parameter averaging, by part, in bytes.
 
     The result covers both training a round and summing results. Each of several simultaneous fits
     needs this memory. ``workers`` is the total number of workers.
@@ -270,9 +273,13 @@ def estimate_round_worker_parts(
 def estimate_round_driver_parts(
     footprint: ModelFootprint, master: ParameterAveragingTrainingMaster, workers: int
 ) -> list[MemoryPart]:
-    """Return the maximum memory of the driver program's Python in parameter averaging, by part."""
+    """Return the maximum memory of the driver program's Python in parameter averaging.
+
+    The result lists the parts of that memory, with their sizes in bytes. ``workers`` is the total
+    number of workers.
+    """
     vector, state = F32_BYTES * footprint.n_params, OPTIMIZERS[footprint.optimizer]
-    # Two of each state: the present one and the next one.
+    # Two of each state: the current one and the next one.
     copies = {PER_WORKER: 2 * workers, True: 2, False: 0}[master.save_updater]
     results = round_result_bytes(footprint, master, workers)
     outer_vectors = OUTER_VECTORS if master.outer is not None else 0
@@ -381,7 +388,7 @@ class MemoryRequirement:
 
     workers: int  # number of workers of one executor
     n_params: int  # number of parameters
-    bytes: int  # required memory
+    bytes: int  # required memory in bytes
     batch_memory_bytes: int  # value of this option
     log_bytes: int | None = None  # value of this option; None in parameter averaging: no log
 

@@ -1,12 +1,15 @@
 """Predict step time, efficiency and staleness for k workers from a few measured numbers.
 
+Workers publish updates, that is, send them towards the driver, the root of the tree of workers. An
+update is committed once the driver has numbered it. Staleness is the number of other workers'
+minibatches that are missing from the parameters with which a worker computes a gradient.
+
 ``predict_scaling`` predicts gradient sharing and, for comparison, a dense ring all-reduce. It
 assumes ``max_lead=1`` (workers start each step together), ``publish_every="auto"`` (workers publish
 after each step if links are fast enough), and ``max_staleness="auto"``. With the default
 ``max_lead="auto"``, fits of up to three workers with short steps are faster than predicted.
 docs/scaling.md explains the formula and compares it with a run. ``measure_script`` measures a
-model's step and the encoding of its updates on this machine. To publish is to send an update; an
-update is committed once the driver, the root of the tree of workers, has numbered it.
+model's step and the encoding of its updates on this machine.
 """
 
 from __future__ import annotations
@@ -159,7 +162,7 @@ def wire_bytes(payload: float) -> float:
 class NetworkLoad:
     """Network and processor load while every worker publishes one update; sizes in bytes."""
 
-    root_in: float  # bytes that the driver receives, which is the root of the tree
+    root_in: float  # bytes that the driver, the root of the tree, receives
     root_out: float  # bytes that the driver sends
     worker_in: float  # bytes that the busiest worker receives
     worker_out: float  # bytes that the busiest worker sends
@@ -259,12 +262,12 @@ class ThroughputPrediction:
     step_s: float  # from one minibatch of a worker to its next
     efficiency: float  # of a worker, relative to one machine alone
     speedup: float  # of minibatches per second, relative to one machine alone
-    limited_by: str  # the bottleneck
+    limited_by: str  # name of the bottleneck, for users
     worker_sent: float  # bytes per step, of the busiest worker's host
     worker_received: float  # bytes per step, of the busiest worker's host
-    driver_sent: float  # bytes per step
-    driver_received: float  # bytes per step
-    round_s: float = 0.0  # from sending an update to its commit; in a ring, of an all-reduce
+    driver_sent: float  # bytes per step, of the driver's host
+    driver_received: float  # bytes per step, of the driver's host
+    round_s: float = 0.0  # from sending an update to its commit; in a ring: time of an all-reduce
     steps_per_update: int = 1  # steps from one update of a worker to its next
     # Mean number of the other workers' minibatches that a gradient's parameters lack.
     staleness: float = 0.0

@@ -77,7 +77,7 @@ def train_synchronously(
     losses: list[float] = []
 
     def record_point() -> None:
-        """Measure the present parameters, and add a point to the curves, if any."""
+        """Measure the current parameters, and add a point to the curves, if any."""
         if measure is not None:
             measures = measure(parameters.copy(), get_buffers(model))
             simulated.points.append(CurvePoint(simulated.seconds, simulated.examples, measures))

@@ -54,7 +54,7 @@ class Endpoint(Protocol):
 
     @property
     def node(self) -> NodeId | None:
-        """The process's present id in the fit; None until it has one."""
+        """The process's current id in the fit; None until it has one."""
 
     @property
     def alive(self) -> bool:
@@ -116,7 +116,7 @@ class VirtualNetwork:
         owner.edges[effect.node] = Edge(effect.edge, self._endpoints[effect.peer.host])
 
     def close_edge(self, owner: Endpoint, node: NodeId) -> None:
-        """Close the owner's end of the edge to a neighbour."""
+        """Close the owner's end of the edge to the neighbour ``node``."""
         owner.edges.pop(node, None)
 
     def send(self, owner: Endpoint, to: NodeId, message: Message) -> None:

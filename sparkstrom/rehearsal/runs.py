@@ -1,10 +1,11 @@
 """Simulate the runs of a rehearsal, and schedule them on the processors of this machine.
 
-A run is a fit with some number of workers, simulated under one scaling rule (option ``scaling``),
-or a baseline: training in one process, or with DistributedDataParallel (DDP). Runs are independent
-of each other, and the result of a run does not depend on the process that simulates it. This
-process simulates one run after the other, in their order. If that takes long, other processes
-simulate further runs in parallel, in the opposite order.
+A run is either a fit or a baseline. A fit has a number of workers and a scaling rule. The rule is a
+value of the option ``scaling``, which adapts steps to the number of workers. A baseline trains in
+one process, or with DistributedDataParallel (DDP). Runs are independent of each other, and the
+result of a run does not depend on the process that simulates it. This process simulates one run
+after the other, in their order. If that takes long, other processes simulate further runs in
+parallel, in the opposite order.
 """
 
 from __future__ import annotations

@@ -235,7 +235,7 @@ class RehearsedWorker:
     def accepts(self, answer: ev.SendToProcess) -> bool:
         """Return whether ``answer``, a direct message of the master, is for this process.
 
-        It must name the process's token, its present port, and its present id or none.
+        It must name the process's token, its current port, and its current id or none.
         """
         is_mine = answer.token == self.identity.token and answer.node in (None, self.node)
         return is_mine and answer.address.port == self._port

@@ -416,7 +416,7 @@ class MasterThread(threading.Thread):
         return told is None or told.training is None or told.training.rows_held_out > 0
 
     def _read_progress(self) -> Progress:
-        """Return the present progress of the fit, from the state of the protocol's master."""
+        """Return the current progress of the fit, from the state of the protocol's master."""
         master = self._machine
         return Progress(
             phase=master.phases.phase,

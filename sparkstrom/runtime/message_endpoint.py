@@ -565,7 +565,7 @@ class MessageEndpoint:
 
     @property
     def _piece_bytes(self) -> int:
-        """The longest piece of a data message in bytes, which depends on the present transport."""
+        """The longest piece of a data message in bytes, which depends on the current transport."""
         return min(self.transport.max_frame_bytes - OVERHEAD_BYTES, self._chunk_bytes_max)
 
     def _seal_message(

@@ -44,8 +44,8 @@ SUCCESSIVE_DEATHS_MAX = 10
 class DriverRecovery:
     """Replaces the transport when its media driver (Aeron's process) dies.
 
-    If one driver after another dies, the machine is broken. That is reported as an error, which
-    endless restarts would hide.
+    If one driver after another dies, the machine is broken. That is reported as an error, because
+    endless restarts would hide it.
 
     Args:
         owner: whose media driver it is, for messages, such as "this executor".
@@ -55,7 +55,7 @@ class DriverRecovery:
 
     def __init__(self, owner: str, replace: Callable[[], None], clock: Clock) -> None:
         self._owner, self._replace, self._clock = owner, replace, clock
-        # when the present media driver came into use; None: it has died
+        # when the current media driver came into use; None: it has died
         self._since_s: float | None = clock.monotonic_s()
         self._deaths = 0
 
@@ -163,7 +163,7 @@ class NodePlan:
 class SnapshotSource:
     """Callbacks that produce what a node sends to its children. Called on the node's thread."""
 
-    chunk: Callable[[int], Chunk]  # copies this chunk of the trainer's present parameters
+    chunk: Callable[[int], Chunk]  # copies this chunk of the trainer's current parameters
     merge: Callable[[ev.SendMerged], MergedRange]  # adds up commits (numbered updates)
     optimizer_server: OptimizerStateServer  # serves copies of the optimizer state
 
@@ -272,7 +272,11 @@ class NodeThread(threading.Thread):
         self._message_endpoint.flush()
 
     def _do_upkeep(self) -> None:
-        """Do periodic work: a tick of the protocol, waiting chunks, counters, printed lines."""
+        """Do the periodic work of the node.
+
+        Pass a tick to the protocol, send the optimizer chunks that are ready, and report counters
+        and printed lines. If the directive is FAIL, report where the trainer is stuck.
+        """
         self._step(ev.Tick())
         self._send_optimizer_chunks()
         self._report_counters()
@@ -282,7 +286,7 @@ class NodeThread(threading.Thread):
     def _take_trainer_events(self) -> None:
         """Pass the trainer's events to the protocol machine.
 
-        Before an event that ends the task, the latest counters and output are passed.
+        Before events near the end of the task, also pass the latest counters and printed output.
         """
         while True:
             try:
@@ -389,7 +393,7 @@ class NodeThread(threading.Thread):
             self._machine.set_counters(counters)
 
     def _report_output(self, *, now: bool) -> None:
-        """Pass what the worker's code printed to the protocol if due, or always if ``now``."""
+        """Pass the output of the worker's code to the protocol, if it is due or ``now`` is True."""
         now_s = self._clock.monotonic_s()
         if now_s < self._output_due_s and not now:
             return
@@ -399,7 +403,7 @@ class NodeThread(threading.Thread):
             self._step(output)
 
     def _report_stuck_trainer(self) -> None:
-        """Report the trainer's stack once, after FAIL: the trainer may be stuck inside a step."""
+        """If the directive is FAIL, report the trainer's stack, once: it may be stuck in a step."""
         command = self._machine.directive
         if command.order is not Command.FAIL or self._stuck_reported:
             return
@@ -409,7 +413,7 @@ class NodeThread(threading.Thread):
         self._step(ev.TrainerFailed(command.reason, escape_surrogates(stack)[-8_000:]))
 
     def _flush_before_exit(self) -> None:
-        """Send what is queued, for up to ``FINAL_FLUSH_S``; a dying media driver ends this."""
+        """Send what is queued, for up to ``FINAL_FLUSH_S``; stop early if the media driver dies."""
         until_s = self._clock.monotonic_s() + FINAL_FLUSH_S
         try:
             self._take_trainer_events()

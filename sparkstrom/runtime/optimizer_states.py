@@ -4,7 +4,7 @@
 request for one, the trainer makes the copy before its next step, and the node's thread sends it in
 chunks. The copy's number is a hash of its content (``codec.messages.OptimizerCopy``). The copy is
 kept as long as requests for it arrive. A process that begins to fetch gets a new copy, unless the
-present one is recent or another process is still fetching it.
+current one is recent or another process is still fetching it.
 """
 
 from __future__ import annotations

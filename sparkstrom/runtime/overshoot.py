@@ -32,7 +32,7 @@ UNSTABLE_COSINE = -0.6
 # While the mean has never reached this, rounds are mostly the noise of minibatches, whose sum is
 # harmless: the limit grows fast. Later it grows slowly: while the mean is below LATE_NOISE_COSINE,
 # up to all workers; otherwise after each round above ALIGNED_COSINE, up to ALIGNED_MOST divided by
-# the number of workers (never below the present limit).
+# the number of workers (never below the current limit).
 NOISE_COSINE = 0.45
 GROWTH_IN_NOISE = 2.0
 LATE_NOISE_COSINE = 0.25
@@ -76,8 +76,8 @@ class OvershootControl:
         self.limit = int(self._limit) if self._is_enabled else most
         self.is_reduced = False
         self._is_used = not self._is_enabled  # more than UNLIMITED_WORKERS have trained
-        self._commits = 0  # of the present round
-        # A sample of the parameters before the present round; None: no round has begun.
+        self._commits = 0  # of the current round
+        # A sample of the parameters before the current round; None: no round has begun.
         self._before: Flat | None = theta.sample(SAMPLE_MAX)
         self._change: Flat | None = None  # in the previous round
         self._mean: float | None = None  # of the cosines

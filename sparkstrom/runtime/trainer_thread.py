@@ -525,7 +525,7 @@ class Trainer:
     def _evaluate_with_others(self) -> None:
         """Evaluate when other workers finish an epoch, if this partition has only held-out rows.
 
-        Epochs that finished since the last evaluation get the same figures, those of the present
+        Epochs that finished since the last evaluation get the same figures, those of the current
         theta.
         """
         if not self._is_evaluator or self._epochs_measured == self._epochs_trained:

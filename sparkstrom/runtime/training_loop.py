@@ -280,7 +280,10 @@ class TrainingLoop:
         return LoopAction.WAIT
 
     def _audit_event(self, commit: CommitNo) -> ev.Event:
-        """Return the answer to an audit at ``commit``: hash of the replica and saved residual."""
+        """Save the residual, and return the answer to an audit at ``commit``.
+
+        The answer has the hash of the replica, and the file of the residual or None.
+        """
         saved = self._driver.save_residual()
         return ev.ReplicaHashed(commit, self._replica.digest(), saved)
 
@@ -350,7 +353,7 @@ class TrainingLoop:
     def after_step(self, directive: Directive) -> None:
         """Publish if it is due, and report progress after a step.
 
-        ``directive`` is the present one, which may allow a publication that the directive at the
+        ``directive`` is the current one, which may allow a publication that the directive at the
         start of the step did not.
         """
         is_due = self.is_update_due(directive)
@@ -364,7 +367,7 @@ class TrainingLoop:
             self._post_progress()
 
     def is_update_due(self, directive: Directive) -> bool:
-        """Return whether to publish an update after the present step.
+        """Return whether to publish an update after the current step.
 
         An update is due after the worker's last step. Before that, it is due every
         ``publish_every`` steps if that number is set. Otherwise it is due once the directive allows

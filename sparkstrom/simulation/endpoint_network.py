@@ -343,7 +343,7 @@ class EndpointNetwork(Network):
             sender.edge = effect.edge, owner, data
 
     def close_edge(self, owner: Owner, node: NodeId) -> None:
-        """Close the owner's edge to a neighbour."""
+        """Close the owner's end of the edge to the neighbour ``node``."""
         super().close_edge(owner, node)
         self._endpoints[owner].close_edge(node)
 
@@ -376,7 +376,7 @@ class EndpointNetwork(Network):
         self._schedule_flush(None)
 
     def _endpoint_of(self, owner: Owner) -> MessageEndpoint:
-        """Return the owner's endpoint, with its present node id set."""
+        """Return the owner's endpoint, with its current node id set."""
         end = self._endpoints[owner]
         if owner is not None:
             end.me = owner.me
@@ -642,7 +642,7 @@ class BandwidthNetwork(Network):
             self._streams[key].outbox.flush()  # the other end may have waited for this one
 
     def close_edge(self, owner: SimProcess | None, node: NodeId) -> None:
-        """Close an edge and the owner's streams to the neighbour."""
+        """Close the owner's end of the edge to the neighbour ``node``, and its streams."""
         self._close_streams(owner, node)
         super().close_edge(owner, node)
 

@@ -36,7 +36,7 @@ LINKS_MODE = "links"
 CALM_SHARE = 0.05
 BUFFERED_SHARE = 0.3
 ENDPOINT_SHARE = 0.03  # few, because they take more than twice as long as the others
-CODEC_SHARE = 0.07  # message endpoints encode messages, too
+CODEC_SHARE = 0.07  # message endpoints also encode messages
 REAL_SHARE = 0.01
 INITIAL_REPLICA_SHARE = 0.7
 RESUMED_SHARE = 0.1
@@ -349,11 +349,14 @@ class ControllerLossWorld(World):
         self.has_died = self.time.over = True
 
     def run(self) -> list[str]:
-        """Run the world; return all violations, those in the final parameters included."""
+        """Run the world; return all violations, including those in the final parameters."""
         return [*super().run(), *self._check_delivered()]
 
     def _check_delivered(self) -> list[str]:
-        """Return wrong counts of minibatches in the final parameters of a completed fit."""
+        """Return violations of I2: minibatches that the final parameters do not have exactly once.
+
+        Return [] if the fit has not completed.
+        """
         if self.phase is not Phase.DONE:
             return []
         whole = self.master.phases.stop_reason is None

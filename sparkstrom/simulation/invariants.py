@@ -4,10 +4,10 @@ I1: what is learned is sent or kept. I2: each update and each minibatch counts o
 replicas are equal. I4: memory and waits are bounded. I5: a failure in training ends the fit.
 
 A checker is an object whose methods the simulation calls as the run proceeds. ``InvariantChecker``
-records what each trainer published and what the master numbered, and compares them with replicas,
-residuals and the ends of tasks. ``TopologyChecker`` checks the tree of nodes, its edges and its
-progress. They trust no statement of the protocol about itself. A violation is a sentence that
-begins with the invariant's name.
+records what each trainer published and what the master numbered, and compares these records with
+replicas, residuals and the outcomes of tasks. ``TopologyChecker`` checks the tree of nodes, its
+edges and its progress. Neither assumes that what the protocol reports about itself is true. A
+violation is a sentence that begins with the invariant's name.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class TrainedPartition:
 
 
 class InvariantChecker:
-    """Checks one run's updates, replicas, residuals and task ends, and collects violations.
+    """Checks one run's updates, replicas, residuals and task outcomes, and collects violations.
 
     ``kept``: the sum of absolute values in each residual file of an earlier fit, by path.
     """
@@ -259,7 +259,7 @@ class InvariantChecker:
             )
 
     def check_minibatch_count(self, master: Master) -> None:
-        """Check I2: the fit's minibatch count sent to workers never falls or exceeds the truth."""
+        """Check I2: the fit's minibatch count sent to workers never falls and is never too high."""
         trained, told = master.partitions.minibatches, master.broadcast.minibatches
         if not self._counted <= told <= trained:
             self.report_violation(f"I2: {told} of {trained} minibatches are announced, "

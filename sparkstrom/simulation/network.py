@@ -2,8 +2,9 @@
 
 An edge connects a node with its parent in the tree, by a control and a data stream each way. Like
 Aeron's, a stream is ordered and reliable. It survives an outage shorter than its liveness timeout;
-a longer one breaks it, and later messages are lost. Repeated control messages and direct messages
-may in addition get lost, arrive twice or be overtaken, one by one, which is harsher than Aeron.
+a longer outage breaks the stream, and later messages are lost. Direct messages, and control
+messages that are repeated until they are answered, may also get lost, arrive twice or be overtaken
+one by one. Aeron's streams do not do this.
 """
 
 from __future__ import annotations
@@ -112,7 +113,7 @@ class Network:
         self._slots_of(owner)[effect.node] = EdgeEnd(effect.edge, target, self._time.now_s)
 
     def close_edge(self, owner: SimProcess | None, node: NodeId) -> None:
-        """Close the owner's edge to a neighbour."""
+        """Close the owner's end of the edge to the neighbour ``node``."""
         self._slots_of(owner).pop(node, None)
 
     def lose_media_driver(self, owner: SimProcess | None) -> None:
@@ -187,14 +188,15 @@ class Network:
         self.quiet = True
 
     def begin_outage(self, process: SimProcess, outage: Outage) -> None:
-        """Begin an outage of a process; messages on its edges wait for the end of it."""
+        """Begin an outage of a process; messages on its edges wait until the outage ends."""
         process.cut = outage
         self._time.after(self._liveness_s, self._break_after_outage, process)
 
     def _break_after_outage(self, process: SimProcess) -> None:
-        """Break a process's streams if its outage outlasts their liveness timeout.
+        """Break a process's streams if its outage has not ended.
 
-        Streams that were opened during the outage connect after it.
+        This method is called when the liveness timeout has passed since the outage began. Streams
+        that were opened during the outage are not broken; they connect after it.
         """
         cut = process.cut
         if cut is None or cut.until_s <= self._time.now_s:
@@ -212,7 +214,7 @@ class Network:
             self._time.after(self._liveness_s, self._break_after_partition, split)
 
     def _break_after_partition(self, split: NetworkPartition) -> None:
-        """Break the streams across a partition that outlasts their liveness timeout."""
+        """Break streams across a partition that has lasted as long as their liveness timeout."""
         for process in split.apart:
             for slot in self._long_open_edges(process):
                 if slot.target not in split.apart:
@@ -255,9 +257,9 @@ class Network:
         *,
         direct: bool = False,
     ) -> None:
-        """Schedule a message's arrival; one that may get lost arrives never, once or twice.
+        """Schedule a message's arrival; a message that may get lost arrives never, once or twice.
 
-        A stream keeps the order, except that messages that may get lost may also be late.
+        A stream keeps the order of its messages, but those that may get lost may also be late.
         ``arrive`` is called on arrival. ``direct``: the message uses no edge.
         """
         if self._encodes_messages:

@@ -145,7 +145,7 @@ class RealComponentFactory(ComponentFactory):
 
 
 class DriverReplica:
-    """The controller's parameters, updated as in ``runtime.master_thread``."""
+    """The simulated controller's parameters, updated like those in ``runtime.master_thread``."""
 
     def __init__(self, theta: Theta) -> None:
         self.theta, self.chunk, self.digest = theta, theta.chunk, theta.digest
@@ -156,7 +156,7 @@ class DriverReplica:
         return self.theta.buffers
 
     def apply_update(self, update: Commit) -> None:
-        """Add the next commit."""
+        """Add the next commit to the parameters."""
         self.theta.add(self.theta.read(update.payload))
         self.theta.commit = update.commit
 

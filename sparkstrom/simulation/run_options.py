@@ -1,8 +1,8 @@
 """Options of a simulated run: its size and the faults to inject.
 
-``DriverFault`` injects one of these faults, the death of a media driver in the middle of a list of
-effects. A media driver is Aeron's process that sends and receives UDP. Effects are instructions of
-the protocol's state machine to the process that runs it.
+Each call of the protocol's state machine returns a list of effects, instructions that its process
+must carry out. Many of them need the media driver, Aeron's process that sends and receives UDP.
+``DriverFault`` injects one of the faults: a media driver dies in the middle of such a list.
 """
 
 from __future__ import annotations
@@ -167,15 +167,16 @@ class RunSize:
 
 @dataclass(frozen=True, slots=True)
 class Faults:
-    """Probabilities per message, and how often each fault happens in a run.
+    """Faults of messages, limits of links and trainers, and how often other faults happen in a run.
 
     The field names are also flags of ``python -m sparkstrom.simulation``.
     """
 
-    loss: float = 0.05  # share of direct and repeated control messages that are lost; data are not
+    # Share of lost messages among direct and repeated control messages; no other message is lost.
+    loss: float = 0.05
     repeat: float = 0.03  # share of the same messages that arrive twice
     delay_ms_max: float = 40.0  # longest delay of messages that are not late
-    late: float = 0.02  # share of messages that arrive up to 0.5 s late, overtaken by others
+    late: float = 0.02  # share of the same messages that arrive up to 0.5 s late, after newer ones
     bandwidth: float = 0.0  # bytes per second that one host can send; 0: unlimited
     rate: float = 0.0  # bytes/s of each host's interface, each way; 0: interfaces have no limit
     narrow: int = 0  # hosts whose interface has a lower rate from the start
@@ -186,8 +187,9 @@ class Faults:
     executor_crashes: int = 0  # all workers of one executor die at once
     doubles: int = 0  # Spark starts another attempt while the first one is alive
     late_attempts: int = 0  # a task of an earlier stage attempt starts or fails late
-    cuts: int = 2  # a worker is unreachable for up to two leases, in one direction or both: half a
-    # lease breaks its streams, a shorter outage only delays their content
+    # A worker is unreachable for up to two leases, in one direction or both. An outage of more than
+    # half a lease breaks its streams; a shorter one only delays their messages.
+    cuts: int = 2
     pauses: int = 1  # a worker process is suspended for up to four leases
     master_pauses: int = 0  # the driver program is suspended for up to two leases
     splits: int = 0  # half of the workers cannot reach the other processes for up to two leases
@@ -203,8 +205,9 @@ class Faults:
     driver_deaths: int = 0  # a media driver dies in the middle of a list of effects
     stop: float = 0.0  # probability that the fit is asked to stop early
     failure: float = 0.0  # probability that training raises an exception in a worker
-    restart_s_max: float = 4.0  # longest time until Spark restarts a lost task
-    quiet_after_s: float = 12.0  # seconds of training after which messages are no longer lost
+    restart_s_max: float = 4.0  # longest time in seconds until Spark restarts a lost task
+    # Seconds of training after which messages are no longer lost, repeated or late.
+    quiet_after_s: float = 12.0
 
 
 NO_FAULTS = Faults(

@@ -1,6 +1,6 @@
 """Virtual time for simulations: a queue of scheduled calls and one seeded random generator.
 
-A run repeats exactly and takes only as long as its calls need. Calls of the present time slot are
+A run repeats exactly and takes only as long as its calls need. Calls of the current time slot are
 in a heap. Later calls are kept unordered per slot, so the cost of a call does not grow with the
 number of waiting calls. ``WorldView`` is the interface through which checkers and the network read
 a running simulation.
@@ -34,7 +34,7 @@ class Timeline:
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)
         self.now_s = 0.0
-        self._slot, self._due = 0, list[TimelineEntry]()  # the present slot and its heap
+        self._slot, self._due = 0, list[TimelineEntry]()  # the current slot and its heap
         self._later: dict[int, list[TimelineEntry]] = {}
         self._slots: list[int] = []  # keys of ``_later``, as a heap
         self._order = itertools.count()

@@ -1,13 +1,14 @@
 """The interface of transports, which send frames (byte strings) between processes.
 
 A transport belongs to one thread. It has one endpoint (a UDP port) with any number of numbered
-streams. Frames from one sender arrive in order, each whole or not at all. An accepted frame is
-*not* an acknowledged one: peers die and receivers restart, so the protocol above recovers losses
-with ids, commit numbers and leases.
+streams. Frames from one sender arrive in order, each whole or not at all. A frame that was accepted
+for sending may still be lost, because peers die and receivers restart. The protocol that uses the
+transport must therefore notice and repair losses.
 
-A media driver is Aeron's process for network I/O. Transports that use the same one share its
-endpoint and its stream numbers. They can also reach one another on *local* streams, through shared
-memory, with the same results and frame lengths. The buffer of a stream is called its log.
+A media driver is Aeron's process for network I/O. Transports that use the same media driver share
+its endpoint and its stream numbers. They can also reach one another on *local* streams, through
+shared memory. Local streams behave like those over UDP and have the same maximum frame lengths. The
+buffer from which a stream's frames are sent is called the stream's log.
 """
 
 from __future__ import annotations

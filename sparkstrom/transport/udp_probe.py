@@ -261,7 +261,7 @@ class UdpProbe:
     def _send(self, peer: int, kind: DatagramKind, length: int = 0, stamp_ns: int = 0) -> bool:
         """Send a datagram, padded to ``length`` bytes; return whether the interface accepted it.
 
-        ``stamp_ns`` is the timestamp to send; 0 means the present time.
+        ``stamp_ns`` is the timestamp to send; 0 means the current time.
         """
         assert self._socket is not None
         stamp_ns = stamp_ns or time.monotonic_ns()

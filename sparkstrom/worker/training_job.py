@@ -2,12 +2,12 @@
 
 The checks find models that cannot be pickled, before any task starts.
 
-The initial parameters are one Spark broadcast variable, which consists of blocks. An executor
-fetches each block once, from the driver or from an executor that already has it, even if it starts
-later than the others. If this source is chosen at random, the driver sends each block about
-1 + 1/2 + ... + 1/n times to serve n executors. To send less, the encoding uses three bytes per
-parameter, and blocks are so small that executors which start at the same time can fetch different
-blocks from the driver, and the others from one another.
+The initial parameters are one Spark broadcast variable, which consists of blocks. An executor,
+whenever it starts, fetches each block once, from the driver or from an executor that already has
+the block. Spark chooses this source at random, so the driver sends each block about
+1 + 1/2 + ... + 1/n times if n executors fetch it one after the other. The driver sends less because
+a parameter is encoded in three bytes, and because blocks are small: executors that start at the
+same time can fetch different blocks from the driver, and the remaining ones from each other.
 """
 
 from __future__ import annotations

@@ -319,7 +319,7 @@ class TrainingSession:
     def _save_residual(self, replica: Replica) -> ResidualCheckpoint | None:
         """Save the residual for the next fit, if that is enabled; only log a warning on failure.
 
-        Return the file, or None if nothing was saved. The present fit does not need the file.
+        Return the file, or None if nothing was saved. The current fit does not need the file.
         """
         if not self._job.keep_residuals:
             return None

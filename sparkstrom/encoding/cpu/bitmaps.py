@@ -259,7 +259,11 @@ def bitmap_add(
 def bitmap_add_both(
     theta: F32, local: F32, packed: U8, side: int, step: float, q: float, scratch: U8
 ) -> tuple[int, int]:
-    """Add a bitmap's steps to theta and local; return theta's (overflows, first or -1)."""
+    """Add a bitmap's steps to theta and local.
+
+    Return (overflows of theta, index of the first or -1). Overflows of local are not counted.
+    ``scratch`` is working memory.
+    """
     n, part = local.shape[0], step * np.float32(0.5) * np.float32(side)
     for block in range((n + BLOCK - 1) // BLOCK):
         start, size = U64(block * BLOCK), min(BLOCK, n - block * BLOCK)

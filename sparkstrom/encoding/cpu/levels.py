@@ -49,9 +49,9 @@ def _hash_index(i: np.uint64, seed: np.uint64) -> np.uint64:
 def _append_if_chosen(
     value: float, tau: float, i: int, limit: int, seed: int, codes: I32, hits: np.uint64
 ) -> np.uint64:
-    """Append the code of parameter ``i`` if |value| >= 2 tau, or if it is a selected smaller hit.
+    """Append the code of parameter ``i`` if |value| >= 2 tau, or if it is a chosen smaller hit.
 
-    ``limit`` and ``seed`` select hits at random. Return the new number of hits; ``hits`` is the old
+    ``limit`` and ``seed`` choose hits at random. Return the new number of hits; ``hits`` is the old
     one. Without room in ``codes``, the hit is only counted.
     """
     size = abs(value)

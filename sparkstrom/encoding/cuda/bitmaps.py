@@ -6,8 +6,8 @@ threads of a block examine adjacent parameters (a tile) and store the states in 
 the tile is complete, they pack four states into each byte. Adding uses one thread per parameter.
 Kernels select +step or -step instead of multiplying by a sign, so that results have the same bits
 as on the CPU; ``device`` explains why. A parameter overflows if it leaves the range in which
-float32 sums are exact. ``encoding.reference_kernels`` documents the arguments; ``unused`` is the
-working memory of the CPU kernels.
+float32 sums are exact. ``encoding.reference_kernels`` documents the arguments. ``unused`` is
+ignored: the CPU kernels, which have the same signatures, get working memory in its place.
 """
 
 from __future__ import annotations
@@ -198,7 +198,11 @@ def bitmap_add(
 def bitmap_add_both(
     theta: Any, local: Any, packed: Any, side: int, step: float, q: float, unused: Any
 ) -> tuple[int, int]:
-    """Add a bitmap's steps to theta and local; return theta's (overflows, first or -1)."""
+    """Add a bitmap's steps to theta and local.
+
+    Return (overflows of theta, index of the first or -1). Overflows of local are not counted, and
+    ``unused`` is ignored.
+    """
     _add_bitmap(local, packed, side, step, np.inf)
     return bitmap_add(theta, packed, side, step, q, unused)
 

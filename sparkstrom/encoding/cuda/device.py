@@ -11,11 +11,11 @@ integer, or squares of float32 in float64), and selects a sign instead of multip
 and separate operations then give the same bits.
 
 Under Numba's simulator (``NUMBA_ENABLE_CUDASIM=1``) every CUDA thread is a Python thread, so blocks
-are small. The simulator puts its own object in place of the global ``numba.cuda`` of a function's
-module for each call, and restores the global after the call, even if other threads are still in a
-function of this module. The functions of ``device_functions``, which many threads call, therefore
-use ``running`` (defined below), which the simulator never replaces: it is ``numba.cuda``, or under
-the simulator forwards to the simulator's object.
+are small. During a call, the simulator replaces the global ``numba.cuda`` of the called function's
+module by an object of its own. It restores the global after the call, even if other threads still
+run functions of that module, so this is not thread-safe. Many threads call the functions of
+``device_functions``, so these use ``running`` (defined below), which the simulator never replaces:
+it is ``numba.cuda`` or, under the simulator, an object that forwards to the simulator's.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""CUDA kernels that find and apply the levels of hits, select hits at random, sample residuals.
+"""CUDA kernels: find and apply the levels of hits, choose hits at random, and sample residuals.
 
 A hit is a parameter whose residual (what is learned but not sent) reaches the threshold tau. A hit
-of level k reaches tau * 2^k, and its step (the change that is sent) is multiplied by 2^k. An
+of level l reaches tau * 2^l, and its step (the change that is sent) is multiplied by 2^l. An
 overflow is a parameter that has left the range in which float32 sums are exact.
 ``encoding.reference_kernels`` documents the arguments.
 """
@@ -64,10 +64,11 @@ def _find_chosen(
     counts: Any,
     worsts: Any,
 ) -> None:
-    """Record the hits that are at least 2 tau or randomly selected.
+    """Record the hits that are at least 2 tau, and randomly chosen smaller ones.
 
     If ``difference`` is True, ``values`` is local and the residual is values - theta; otherwise
-    ``values`` is the residual. The last five arguments are those of ``record_hits``.
+    ``values`` is the residual. A hit below 2 tau is chosen if the hash of its index and ``seed`` is
+    below ``limit``. The last five arguments are those of ``record_hits``.
     """
     n = values.shape[0]
     start = cuda.blockIdx.x * TILE + cuda.threadIdx.x
@@ -183,7 +184,7 @@ def choose_replica(residual: Any, tau: float, limit: int, seed: int, codes: Any)
 def _choose_hits(
     residual: tuple[DeviceArray, DeviceArray, bool], tau: float, limit: int, seed: int, codes: Any
 ) -> int:
-    """Write codes of hits, those below 2 tau at random; return the number of selected hits.
+    """Write codes of hits, those below 2 tau at random; return the number of chosen hits.
 
     ``residual`` is (values, theta, difference), as in ``_find_chosen``.
     """

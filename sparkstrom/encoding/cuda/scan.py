@@ -231,7 +231,7 @@ def run_scan(find: Any, codes: DeviceArray, one: DeviceArray, *rest: Any) -> tup
 
 
 def scan_local(local: Any, theta: Any, tau: float, codes: Any) -> tuple[int, int]:
-    """Write the codes of the hits in local - theta; return (hits, largest bits of |local|)."""
+    """Write the codes of the hits in local - theta; return (hits, bits of the largest |local|)."""
     one, other = (
         checked_array(local, np.float32, "local"),
         checked_array(theta, np.float32, "theta"),
@@ -242,9 +242,9 @@ def scan_local(local: Any, theta: Any, tau: float, codes: Any) -> tuple[int, int
 
 
 def scan_replica(residual: Any, delta: Any, tau: float, codes: Any) -> tuple[int, int]:
-    """Add delta to the residual and write the codes of its hits; return (hits, largest bits).
+    """Add delta to the residual and write the codes of its hits.
 
-    The bits of a NaN may depend on the hardware.
+    Return (hits, bits of the largest |residual|). The bits of a NaN may depend on the hardware.
     """
     one, other = (
         checked_array(residual, np.float32, "residual"),

@@ -339,17 +339,19 @@ class LayerSpec:
         return str(value).lower() if value is not None else default
 
     def parse_activation(self, field: str = "activationfn") -> TypedObject | None:
-        """Return the activation in ``field``, or None.
+        """Return the activation in ``field`` or, if that is missing, in ``activationfunction``.
 
-        ``ActivationReLU``, ``{"ReLU": {}}`` and "relu" all have the kind ``relu``.
+        Return None if there is none, or if it is no typed object. ``ActivationReLU``,
+        ``{"ReLU": {}}`` and "relu" all have the kind ``relu``.
         """
         value = self.fields.get(field, self.fields.get("activationfunction"))
         return _parse_named(value, "activation", ACTIVATION_ALIASES)
 
     def parse_loss(self) -> TypedObject | None:
-        """Return the loss, or None.
+        """Return the loss in ``lossfn`` or, if that is missing, in ``lossfunction``.
 
-        ``LossMCXENT``, ``{"MCXENT": {}}`` and "MCXENT" all have the kind ``mcxent``.
+        Return None if there is none, or if it is no typed object. ``LossMCXENT``,
+        ``{"MCXENT": {}}`` and "MCXENT" all have the kind ``mcxent``.
         """
         value = self.fields.get("lossfn", self.fields.get("lossfunction"))
         return _parse_named(value, "loss", LOSS_ALIASES)

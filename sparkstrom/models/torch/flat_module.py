@@ -373,7 +373,9 @@ TOTAL_STEPS_KEY = f"{FIT_PREFIX}total_steps"
 
 
 class FlatModule:
-    """A torch module with its parameters in one flat vector. Optimizer and step are abstract.
+    """A torch module with its parameters in one flat vector.
+
+    Subclasses define ``_make_optimizer`` and ``_train_batch``.
 
     Class attributes of subclasses:
         KIND: ``kind`` of the model's description.
@@ -434,7 +436,11 @@ class FlatModule:
         raise NotImplementedError
 
     def _train_batch(self, optimizer: Optimizer, batch: TorchBatch, rows: int) -> Any:
-        """Train on one minibatch of ``rows`` rows; return its mean loss."""
+        """Train the module on ``batch``, a minibatch of ``rows`` rows on the model's device.
+
+        Subclasses compute the gradients, step ``optimizer`` (not the scheduler) and return the mean
+        loss, as a number or a tensor with one entry.
+        """
         raise NotImplementedError
 
     def _depends_on_fit_length(self) -> bool:
@@ -502,7 +508,7 @@ class FlatModule:
         return int(torch.cuda.current_device()) if index is None else index
 
     def bind(self, params: Any) -> None:
-        """Make the parameters views of ``params``, f32[n_params], and keep the optimizer.
+        """Make the parameters views of ``params``, f32[n_params], without resetting the optimizer.
 
         ``params`` is on the host or on the model's device. If it is on the host and the model on a
         GPU, the parameters are views of a copy, which each step copies back.
@@ -748,7 +754,7 @@ class FlatModule:
     def _copy_in_training_modes(self) -> nn.Module:
         """Return ``copy_without_storage`` of the module, in the modes stored when it last trained.
 
-        The module itself keeps its present modes, such as evaluation mode after ``eval()``.
+        The module itself keeps its current modes, such as evaluation mode after ``eval()``.
         """
         with self._mode_lock:
             self._note_training_modes()

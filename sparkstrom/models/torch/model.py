@@ -157,7 +157,7 @@ class TorchModel(FlatModule):
         return {**loss, "optimizer": format_optimizer(optimizer, groups, self._named_parameters)}
 
     def bind(self, params: Any) -> None:
-        """Make the parameters views of ``params``, f32[n_params], and keep the optimizer.
+        """Make the parameters views of ``params``, f32[n_params], without resetting the optimizer.
 
         ``params`` is on the host or on the model's device. The loss's buffers move to that device.
         """

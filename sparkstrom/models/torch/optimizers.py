@@ -514,7 +514,10 @@ def _build_containers(tree: Any) -> Any:
 
 
 def _store_value(state: State, path: str, value: Any) -> None:
-    """Store a tensor or number in ``state`` under ``path``; ignore any other value."""
+    """Store a tensor or number in ``state`` under ``path``; ignore any other value.
+
+    A tensor without dimensions becomes a number, and its dtype is added to the path.
+    """
     if isinstance(value, torch.Tensor):
         value = value.detach().cpu()
         if value.ndim == 0:
@@ -526,7 +529,11 @@ def _store_value(state: State, path: str, value: Any) -> None:
 
 
 def _parse_entry(key: str, value: Any) -> tuple[str, Any]:
-    """Return a stored entry as (key without the dtype, tensor or number)."""
+    """Parse an entry of a stored optimizer state; return (name, tensor or number).
+
+    The key is "name", or "name:dtype" for a number that was a tensor without dimensions. Arrays
+    become tensors.
+    """
     key, _, kind = key.partition(":")
     if kind:
         return key, torch.tensor(value, dtype=getattr(torch, kind))

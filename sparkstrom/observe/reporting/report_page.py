@@ -1,9 +1,9 @@
 """Render a run log as one HTML page that needs no network and no scripts.
 
 Everything in the log is treated as text: the standard library builds the elements and escapes it,
-and the page's content security policy forbids the browser to run or fetch anything. Curves differ
-in dashes and in colours that colour-blind people can tell apart (after Okabe and Ito), with a
-contrast of at least 3:1 on light and dark pages.
+and the page's content security policy keeps the browser from running or fetching anything. Curves
+differ in dashes and in colours that colour-blind people can tell apart (after Okabe and Ito), with
+a contrast of at least 3:1 on light and dark pages.
 """
 
 from __future__ import annotations

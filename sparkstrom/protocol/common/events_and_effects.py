@@ -324,7 +324,7 @@ class SendToProcess(msgspec.Struct, frozen=True):
     address: Address
     token: int  # of the process; the frame is sealed for it, so no other process can open it
     message: Message
-    # The receiver drops the message unless this is its present id. None: the message itself names
+    # The receiver drops the message unless this is its current id. None: the message itself names
     # the id, or the process has no id yet.
     node: NodeId | None = None
 

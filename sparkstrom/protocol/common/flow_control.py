@@ -114,12 +114,12 @@ class SendWindow:
         self._way.append((self.sent, now_s))
 
     def on_ack(self, arrived: int, acked: int, now_s: float) -> bool:
-        """Update the window from the neighbour's cumulative counts; return whether one has grown.
+        """Update the window from the neighbour's two counts; return whether either count has grown.
 
         Args:
-            arrived: bytes received, including parts of incomplete messages.
-            acked: bytes that are no longer under way, because the neighbour has finished with them.
-            now_s: the present time.
+            arrived: all bytes received so far, including parts of incomplete messages.
+            acked: all bytes with which the neighbour has finished; they are no longer under way.
+            now_s: the current time.
         """
         arrived, acked = min(arrived, self.sent), min(acked, self.sent)
         if arrived > self._arrived:  # the wait for the rest begins now
@@ -185,7 +185,7 @@ class Backlog:
         """Return the bytes per second that training needs, when the link proves too slow for them.
 
         This is the case once data have waited for NARROW_S. Return None before and afterwards, and
-        if the link's rate suffices: then a process has stalled. ``waits``: whether data wait now;
+        if the link's rate suffices, because then a process stalls. ``waits``: whether data wait;
         ``made_bytes``: all bytes that training has made so far; ``carries``: the link's rate in
         bytes per second.
         """

@@ -25,10 +25,10 @@ class ClosedNotice:
     """The notice that one id is closed, which is repeated for a while."""
 
     join: Join  # the newest join under the closed id; it states where its process listens
-    parent: NodeId | None  # the parent that may still have it as a child; None: unknown
-    edge: EdgeNo  # between that parent and the node
-    until_s: float  # the notice is repeated until then
-    next_s: float  # when it is sent next
+    parent: NodeId | None  # the parent that may still have the id as a child; None: unknown
+    edge: EdgeNo  # the edge between that parent and the node
+    until_s: float  # time until which the notice is repeated
+    next_s: float  # time at which the notice is next sent
 
 
 class ClosedNotices:
@@ -122,11 +122,11 @@ class StateBroadcast:
         self._beat_s, self._members, self._sequencer = lease_s / BEATS_PER_LEASE, members, sequencer
         self._phases, self._notices, self._children = phases, notices, children
         self.slowest = 0  # steps of the slowest live, unfinished worker, as announced last
-        self.training = 0  # live, unfinished workers with a replica
-        self.minibatches = 0  # committed in the whole fit
-        self.minibatches_expected = 0  # in the whole fit; an estimate until all rows are read
+        self.training = 0  # number of live, unfinished workers with a replica
+        self.minibatches = 0  # number of those committed in the whole fit
+        self.minibatches_expected = 0  # those of the whole fit; an estimate until all rows are read
         self._is_all_read = False
-        self.epochs = 0  # finished by every partition that has rows
+        self.epochs = 0  # number of epochs that every partition with rows has finished
         self.summed = 0  # all updates count as those of at most so many workers; 0: no limit
         self._beat = 0  # number of the newest beat
 

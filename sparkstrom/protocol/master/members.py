@@ -79,7 +79,7 @@ class Partition:
     attempt: int = -1  # Spark's taskAttemptId of the newest owner; only grows
     is_resumed: bool = False  # rows, checksum and batches come from a checkpoint
     owner: NodeId | None = None  # the live node that trains it
-    last_owner: NodeId | None = None  # the present owner, or the one before
+    last_owner: NodeId | None = None  # the current owner, or the one before
     unowned_s: float = 0.0  # time since which it has had no owner
 
     def resume_from(self, start: PartitionStart) -> None:
@@ -286,7 +286,7 @@ class Member:
     def send(self, message: Message) -> SendToProcess:
         """Return the effect that sends a message to the member's process.
 
-        The process drops the message if its present id is another one.
+        The process drops the message if its current id is another one.
         """
         return SendToProcess(self.join.address, self.join.token, message, self.node)
 

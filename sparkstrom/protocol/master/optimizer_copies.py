@@ -68,8 +68,8 @@ class OptimizerCopies:
         self._patience_s, self._members = patience_s, members
         self._sources, self._ignored = sources, ignored
         self.fetch: OptimizerFetch | None = None  # the copy that is being fetched
-        self.copied: tuple[bytes, ...] = ()  # complete copies of the present request
-        self._source: NodeId | None = None  # the present source; None: ``OptimizerSources`` chooses
+        self.copied: tuple[bytes, ...] = ()  # complete copies of the current request
+        self._source: NodeId | None = None  # the current source; None: ``OptimizerSources`` chooses
         self._everybody = False  # the request is for a copy from each candidate
         self._asked: set[NodeId] = set()  # sources that have had their turn
         self._numbers: set[int] = set()  # numbers of finished copies, whose chunks come too late
@@ -144,7 +144,7 @@ class OptimizerCopies:
         return self.continue_fetch(now_s)
 
     def continue_fetch(self, now_s: float) -> list[Effect]:
-        """Finish the present copy if it is complete or overdue, or if its source has left.
+        """Finish the current copy if it is complete or overdue, or if its source has left.
 
         Then begin the copies for the end of the fit if possible, and request missing chunks.
         """
@@ -162,7 +162,7 @@ class OptimizerCopies:
         return self._source is not None and self._source not in self._members.live
 
     def _finish_fetch(self, fetch: OptimizerFetch, now_s: float) -> list[Effect]:
-        """Finish the present copy, complete or not; begin the next one, or report all copies."""
+        """Finish the current copy, complete or not; begin the next one, or report all copies."""
         self.fetch = None
         if fetch.whole is not None:
             self.copied += (fetch.whole,)
@@ -178,7 +178,7 @@ class OptimizerCopies:
         return []
 
     def _request_missing(self, now_s: float) -> list[Effect]:
-        """Request missing chunks from the present source."""
+        """Request missing chunks from the current source."""
         fetch, effects = self.fetch, list[Effect]()
         if fetch is None:
             return []

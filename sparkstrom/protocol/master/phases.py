@@ -111,7 +111,7 @@ class Phases:
         return [(m.node, reason) for m in late]
 
     def _is_late(self, member: Member) -> bool:
-        """Return whether the present phase still waits for this member."""
+        """Return whether the current phase still waits for this member."""
         if self.phase is Phase.AUDIT:
             return member.audit is None
         return member.final is None or self._sequencer.last[member.node] < member.final

@@ -1,4 +1,4 @@
-"""Send heartbeats to the parent, which contain acknowledgements and changed statuses.
+"""Send heartbeats, which acknowledge commits and contain changed statuses, to a node's parent.
 
 A heartbeat renews the node's lease, which is the time for which the node counts as alive; when a
 lease expires, the master may close the node's id (``protocol.common.stages``). A status describes
@@ -31,7 +31,7 @@ from sparkstrom.protocol.worker.replication import Replication
 from sparkstrom.protocol.worker.time_limits import NodeLimits
 
 REPORT_SPACING_S = 0.01  # least time from a report to an urgent one
-REPEAT_S = 0.25  # between repeats of what is not acknowledged or confirmed
+REPEAT_S = 0.25  # between repeats of messages that are not acknowledged or confirmed
 
 
 class Heartbeats:

@@ -50,7 +50,7 @@ class Membership:
 
     @property
     def id(self) -> NodeId:
-        """Return the present id; raise AssertionError before the first welcome."""
+        """Return the current id; raise AssertionError before the first welcome."""
         assert self.node is not None, "it has no id yet"
         return self.node
 
@@ -90,7 +90,7 @@ class Membership:
         return None if message.count == self.count else IgnoreReason.LATE
 
     def take_id(self, node: NodeId, closed: LastSeqs) -> dict[NodeId, Seq]:
-        """Take ``node`` as the present id, and record the ``closed`` former ids.
+        """Take ``node`` as the current id, and record the ``closed`` former ids.
 
         Return the number (seq) of each former id's last committed update.
         """

@@ -99,7 +99,7 @@ DONE = Directive(Command.END, TaskEnding.DONE.value, cause=TaskEnding.DONE)
 
 
 class Directives:
-    """Derives the trainer's present directive from the states of the node's parts."""
+    """Derives the trainer's current directive from the states of the node's parts."""
 
     def __init__(
         self,
@@ -382,7 +382,7 @@ class Node:
 
     @property
     def node(self) -> NodeId | None:
-        """Return the present id; None before the first welcome."""
+        """Return the current id; None before the first welcome."""
         return self.membership.node
 
     @property

@@ -1,6 +1,6 @@
 """What a node knows about the fit, its own task, its trainer and the nodes below it.
 
-The trainer is the thread that trains. A directive is the node's present instruction to the trainer.
+The trainer is the thread that trains. A directive is the node's current instruction to the trainer.
 A status is a node's report about itself, which travels up the tree to the master.
 
 Each class holds one part of this knowledge:

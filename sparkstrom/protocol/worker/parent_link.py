@@ -41,8 +41,8 @@ class InFlight:
         self._window_bytes = window_bytes
         self._own: dict[tuple[NodeId, Seq], Update] = {}  # by (id, seq), oldest first
         self.bytes = 0  # size of all uncommitted updates, headers included
-        self.last_seq = Seq(0)  # newest seq under the present id; seqs have no gaps
-        self._made_s: dict[tuple[NodeId, Seq], float] = {}  # when each was made, present id only
+        self.last_seq = Seq(0)  # newest seq under the current id; seqs have no gaps
+        self._made_s: dict[tuple[NodeId, Seq], float] = {}  # when each was made, current id only
         self.round_s = 0.0  # recent time from making an update to its commit; 0: none committed yet
         self._retry_s = RETRY_LEAST_S  # after so long without progress the oldest may be lost
         self._deadline_s = 0.0  # time at which all are sent again
@@ -189,7 +189,7 @@ class ParentLink:
         self._unanswered = 0  # edges given up since the last sign of life; likewise
         self._ask_s = 0.0  # when to repeat the join or the attach message
         self._heard_s = now_s  # last sign of life of the control stream, or of the join stream
-        self._opened_s = now_s  # when the present edge was opened, or attached
+        self._opened_s = now_s  # when the current edge was opened, or attached
         self._owed_s = now_s  # since when the parent has been able to answer the attach message
 
     def _begin_counts(self, now_s: float) -> None:
@@ -209,7 +209,7 @@ class ParentLink:
         return Send(self.parent, message)
 
     def leave(self) -> list[Effect]:
-        """Close the present edge and return the effect; return no effect if there is no edge."""
+        """Close the current edge and return the effect; return no effect if there is no edge."""
         parent, self.parent = self.parent, None
         return [ev.CloseEdge(parent)] if parent is not None else []
 

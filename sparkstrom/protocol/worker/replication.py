@@ -62,8 +62,8 @@ class SnapshotFetch:
     commit: chunks that are older than the log, or whose commit lies inside a sum in the log, are
     requested again. No timer is needed: a requested chunk arrives, or its stream is gone.
 
-    Progress means to hold more chunks than ever before; chunks that expire as fast as they arrive
-    are no progress. ``before`` is the fetch that this one replaces; None: there is none.
+    A fetch makes progress when it holds more chunks than ever before, so chunks that become invalid
+    as fast as they arrive are no progress. ``before`` is the fetch that this one replaces.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class SnapshotFetch:
     ) -> None:
         self._count = chunks
         self._chunks: dict[int, Chunk] = {}  # valid chunks, by index
-        self._asked: set[int] = set()  # indices requested from the present parent
+        self._asked: set[int] = set()  # indices requested from the current parent
         self._held = held  # the node's log, which begins at the snapshot's base
         self._most: int = before._most if before is not None else 0  # most chunks ever held
         self.progress_s: float = before.progress_s if before is not None else now_s
@@ -82,14 +82,14 @@ class SnapshotFetch:
             del self._chunks[index]
 
     def _is_useless(self, chunk: Chunk) -> bool:
-        """Return whether the log lacks a commit after this chunk, or has it only in a sum."""
+        """Return whether a chunk is not valid: the log cannot continue from the chunk's commit."""
         log = self._held
         return chunk.commit < log.base or (
             chunk.commit < log.head and not log.reaches(chunk.commit)
         )
 
     def take(self, chunk: Chunk, now_s: float) -> bool:
-        """Store a chunk; return False if it is useless or was stored before."""
+        """Store a chunk; return False if it is not valid (see the class) or was stored before."""
         self._asked.discard(chunk.index)
         if chunk.index >= self._count or self._is_useless(chunk) or chunk.index in self._chunks:
             return False
@@ -210,7 +210,10 @@ class Replication:
         assert fetching == (self.fetch is not None), "who fetches has a snapshot under way"
 
     def on_commit(self, committed: Commit, now_s: float) -> list[Effect]:
-        """Apply or hold the next commit; after a gap, request the missing commits."""
+        """Apply or hold the next commit; after a gap, request the missing commits.
+
+        Ignore a commit that was received before.
+        """
         received = self.history.log.head
         if committed.commit <= received:
             self._ignored.count(committed, IgnoreReason.LATE)
@@ -287,7 +290,7 @@ class Replication:
         self.history.applied = max(self.history.applied, commit)
 
     def follow(self, now_s: float) -> list[Effect]:
-        """Follow the parent from the present replica, or from the replica of commit 0."""
+        """Follow the parent from the current replica, or from the replica of commit 0."""
         if self.fetch is not None:
             self.fetch.resume()
             return self.continue_fetch(now_s)
@@ -303,7 +306,7 @@ class Replication:
         If the missing commits have arrived already, continue a running fetch of a snapshot; without
         one, ignore the message.
         """
-        if behind.base <= self.received:  # what was missing has come meanwhile
+        if behind.base <= self.received:  # what was missing has arrived since
             self._report_flag.set()
             if self.fetch is None:
                 self._ignored.count(behind, IgnoreReason.LATE)
@@ -380,14 +383,17 @@ class Replication:
             self.fetch.shift_deadlines(pause)
 
     def overdue_snapshot(self, now_s: float) -> Wait | None:
-        """Return the wait for a snapshot if it made no progress for too long; otherwise None."""
+        """Return a Wait if a snapshot fetch made no progress for ``stuck_s``; otherwise None."""
         fetch, stuck_s = self.fetch, self._limits.stuck_s
         if fetch is not None and fetch.progress_s < now_s - stuck_s:
             return Wait(fetch.progress_s, stuck_s, TimeoutReason.SNAPSHOT)
         return None
 
     def overdue_commits(self, state: State | None, now_s: float) -> Wait | None:
-        """Return the wait for commits that are known to exist if it is overdue; otherwise None."""
+        """Return a Wait if commits are missing and no data came for ``stuck_s``; otherwise None.
+
+        ``state`` tells which commits exist.
+        """
         stuck_s = self._limits.stuck_s
         if self._got_s < now_s - stuck_s and self.is_behind(state):
             return Wait(self._got_s, stuck_s, TimeoutReason.UPDATES)
@@ -425,7 +431,10 @@ class Relaying:
         self._report_flag, self._ignored = report_flag, ignored
 
     def on_adopt(self, order: Adopt, now_s: float) -> list[Effect]:
-        """Add a child, unless it is this node's own parent, which would briefly form a cycle."""
+        """Add a child, unless it is this node's own parent, which would briefly form a cycle.
+
+        Ignore the order if the child already has this edge or a newer one.
+        """
         if order.node == self._link.parent:
             self._ignored.count(order, IgnoreReason.EARLY)
             return []
@@ -438,7 +447,10 @@ class Relaying:
         return self._children.adopt(order, now_s)
 
     def on_disown(self, order: Disown) -> list[Effect]:
-        """Remove a child, and return the effect that closes its edge."""
+        """Remove a child, and return the effect that closes its edge.
+
+        Ignore the order, as late, if the node is no child or has a newer edge.
+        """
         effects = self._subtree.drop(order.node, order.edge)
         if not effects:
             self._ignored.count(order, IgnoreReason.LATE)

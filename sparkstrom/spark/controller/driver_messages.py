@@ -1,9 +1,10 @@
 """Messages between the driver program and a controller that runs in a Spark task.
 
-The controller coordinates the workers of a fit. The task sends messages over an encrypted TCP
-stream, and its final state as the task's result. If no stream can be opened, the result is all that
-is sent. Messages are pickled Python objects, because both ends run the same program and all data is
-authenticated.
+The controller coordinates the workers of a fit. The driver program sends it requests, such as one
+for a copy of the parameters; the controller's task answers them, and also sends its progress
+repeatedly. These messages pass over an encrypted TCP stream. At the end, the task returns its final
+state as the result of the Spark task. Without a stream, this result is the only message. Messages
+are pickled Python objects, because both ends run the same program and all data is authenticated.
 """
 
 from __future__ import annotations
@@ -136,17 +137,20 @@ class ControlResponse:
 
 
 def pack_message(message: Any) -> bytes:
-    """Return a message serialized as bytes."""
+    """Serialize a message with pickle.
+
+    Unpickling can run any code, so the receiver must know that the bytes are authentic.
+    """
     return pickle.dumps(message, protocol=5)
 
 
 def unpack_message(content: bytes) -> Any:
-    """Deserialize a message. Use only for data that was authenticated or delivered by Spark."""
+    """Unpickle a message. Use only for data that was authenticated or delivered by Spark."""
     return pickle.loads(content)
 
 
 def split_message(message: Any) -> Iterator[bytes]:
-    """Serialize a message; yield it in parts that fit into rows of a task's result."""
+    """Serialize a message; yield the bytes in parts that fit into rows of a task's result."""
     content = pack_message(message)
     for begin in range(0, len(content), RESULT_PART_BYTES):
         yield content[begin : begin + RESULT_PART_BYTES]

@@ -1,15 +1,15 @@
 """Export a fit's rows to Parquet for later fits; also find and read a user's minibatch files.
 
-``ExportCache`` has the rows distributed over the workers once, as for a fit without an export, and
-writes each worker's rows to one file. In every later fit, each worker reads its file: it trains on
-the same rows in the same minibatches, and Spark shuffles nothing. Workers read only files that the
-driver program has listed; files of failed task attempts are ignored, and deleted with the
-directory.
+``ExportCache`` distributes the rows over the workers once, in the same way as a fit without an
+export does, and writes each worker's rows to one file. In every later fit of the same data, the
+worker of a partition reads the same file and trains on the same minibatches, and Spark shuffles
+nothing. Workers read only files that the driver program has listed; files of failed task attempts
+are ignored, and deleted with the directory.
 
 ``list_minibatch_files`` finds Parquet or npz files that a user wrote. Spark reads Parquet itself;
 ``read_file_rows``, in this module, reads npz files, which contain arrays of rows: ``features`` (or
-``x``), ``labels`` (or ``label``, ``y``) and optionally ``weights``. Files are listed on the driver
-and read on executors, so a path must have the same meaning on both.
+``x``), ``labels`` (or ``label``, ``y``) and optionally ``weights``. The driver program lists files
+and executors read them, so a path must have the same meaning on both.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def export_rows(
 
 @contextlib.contextmanager
 def _delete_on_error(directory: str) -> Iterator[None]:
-    """Delete a directory of exported files if the block raises."""
+    """Delete a directory of exported files if the ``with`` block raises."""
     try:
         yield
     except BaseException as error:

@@ -67,7 +67,7 @@ class MediaDriverStart:
 class GpuFacts:
     """The GPUs of a machine, on which a worker can keep its copy of the parameters."""
 
-    assigned: int | None  # index of the GPU that Spark assigned to the task, if any
+    assigned: int | None  # index of the GPU that Spark assigned to the task; None: none
     visible: int  # number of GPUs, counted as device files
     error: str = ""  # why Numba cannot use the GPU; "" if it can, or if there is no GPU
 
@@ -101,7 +101,7 @@ class InspectionOptions:
     edges: int  # number of neighbours on other media drivers, in the tree of workers
     local_edges: int  # number of pairs of neighbours that both use this media driver
     scratch: Path  # directory for temporary files
-    gpu: int | None = None  # index of the GPU that Spark assigned to the task
+    gpu: int | None = None  # index of the GPU that Spark assigned to the task; None: none
     shared_memory: Path = SHARED_MEMORY  # directory for log buffers
 
 
@@ -262,7 +262,10 @@ def identify_process(facts: HostFacts) -> str:
 
 
 def inspect_executor(task: InspectionTask, items: Iterable[Any]) -> Iterator[HostFacts]:
-    """Yield facts about this executor's host in its first task, and nothing in its other tasks."""
+    """Yield facts about this host in its executor's first task, nothing in other tasks.
+
+    ``items`` are not used.
+    """
     place = get_task_context()
     if _is_leader(place):
         edges, local_edges = count_executor_edges(task.void.topology(task.workers))
@@ -299,7 +302,7 @@ def probe_from_executor(task: ProbeTask, items: Iterable[Any]) -> Iterator[Probe
 
 
 def _is_leader(place: TaskEnvironment) -> bool:
-    """Return whether this is its executor's first task. Blocks until all tasks have called this."""
+    """Wait until all tasks have called this; return whether this task is its executor's first."""
     from pyspark import BarrierTaskContext
 
     key = f"{place.host}/{place.jvm}"
@@ -325,10 +328,10 @@ class WorkerVersions(NamedTuple):
 
 
 def collect_versions(items: Iterable[int] = ()) -> Iterator[tuple[str, str, str, str, str]]:
-    """Yield the fields of this process's WorkerVersions.
+    """Yield one tuple with the fields of this process's WorkerVersions, in their order.
 
-    This function is pickled by value and uses nothing else from this module, because executors may
-    have no sparkstrom, or another version.
+    ``items``, the content of the partition, is ignored. This function is pickled by value and uses
+    nothing else from this module, because executors may have no sparkstrom, or another version.
     """
     import platform
     import socket

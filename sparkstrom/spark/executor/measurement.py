@@ -1,9 +1,9 @@
 """Measure a cluster for rehearsals (simulated fits): training steps and UDP links on executors.
 
-A rehearsal simulates fits under the measured conditions; `sparkstrom doctor` has checks of its own.
-One task per worker measures. The tasks form a barrier stage, so that all of them train at the same
-time, as in a fit. When all have finished, one task per host measures the links from the other hosts
-by UDP, on the ports that a fit would use.
+A rehearsal simulates fits under the measured conditions. One task per worker measures. The tasks
+form a barrier stage, so that all of them train at the same time, as in a fit. When all have
+finished, one task per host measures the links from the other hosts by UDP, on the ports that a fit
+would use.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class MeasurementTask:
 
 
 def check_barrier_stages(context: Any) -> None:
-    """Raise UsageError with dynamic allocation, with which Spark does not run barrier stages."""
+    """Raise UsageError if dynamic allocation is on, because Spark then runs no barrier stages."""
     if is_dynamic(live_conf(context)):
         raise UsageError(
             f"measure=True: Spark runs tasks together only with {DYNAMIC_ALLOCATION_ENABLED}=false;"

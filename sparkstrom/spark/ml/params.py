@@ -253,25 +253,26 @@ class OutputParams(HasFeaturesCol, HasPredictionCol, HasProbabilityCol, HasRawPr
         return self
 
     def setFeaturesCol(self, value: ColumnNames) -> Self:
-        """Set the features: an array, vector or image column, or a list of numeric columns.
+        """Set the name of an array, vector or image column, or a list of names of numeric columns.
 
         For a model with several inputs, give a tuple or dictionary of these.
         """
         return self._set(featuresCol=value)
 
     def setPredictionCol(self, value: str | tuple[str, ...] | dict[str, str]) -> Self:
-        """Set the prediction column: a class as a double, a value, or an array of several values.
+        """Set the name of the column for predictions.
 
-        For a model with several outputs, a tuple or dictionary names an array column for each.
+        The column contains a class as a double, a value, or an array of several values. For a model
+        with several outputs, give a tuple or dictionary of names, one array column for each output.
         """
         return self._set(predictionCol=value)
 
     def setProbabilityCol(self, value: str) -> Self:
-        """Set the column for a vector of class probabilities. For models that predict classes."""
+        """Set the name of the column for vectors of class probabilities; only for classifiers."""
         return self._set(probabilityCol=value)
 
     def setRawPredictionCol(self, value: str) -> Self:
-        """Set the column for a vector of class scores. For models that predict classes."""
+        """Set the name of the column for vectors of class scores; only for classifiers."""
         return self._set(rawPredictionCol=value)
 
 
@@ -322,7 +323,7 @@ class EstimatorParams(OutputParams, HasLabelCol, HasWeightCol, HasValidationIndi
         return super().copy(extra)
 
     def setLabelCol(self, value: ColumnNames | None) -> Self:
-        """Set the label column, which contains a class index, a value or an array.
+        """Set the name of the label column, which contains a class index, a value or an array.
 
         A tuple or dictionary names several columns. None means that the model's loss takes its
         labels from the features.
@@ -330,11 +331,11 @@ class EstimatorParams(OutputParams, HasLabelCol, HasWeightCol, HasValidationIndi
         return self._set(labelCol=value)
 
     def setWeightCol(self, value: str) -> Self:
-        """Set the column of row weights."""
+        """Set the name of the column with the weight of each row."""
         return self._set(weightCol=value)
 
     def setValidationIndicatorCol(self, value: str) -> Self:
-        """Set the boolean column that is true for rows to hold out."""
+        """Set the name of the boolean column that is true for rows to hold out."""
         return self._set(validationIndicatorCol=value)
 
     def setSeed(self, value: int) -> Self:

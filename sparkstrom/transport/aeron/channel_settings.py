@@ -132,7 +132,7 @@ def choose_buffer_sizes(edges: int, terms: tuple[int, int], limits: tuple[int, i
 
 
 def measure_log_directory(root: Path) -> LogDirectory:
-    """Return directory ``root`` with its present free space."""
+    """Return directory ``root`` with its current free space."""
     status = os.statvfs(root)
     return LogDirectory(root, status.f_bavail * status.f_frsize)
 

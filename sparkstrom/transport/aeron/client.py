@@ -1,11 +1,11 @@
 """The Aeron transport: one C client of a media driver, with its publications and subscriptions.
 
 A publication is Aeron's sending end of a stream, a subscription the receiving end. The media driver
-takes milliseconds to add either, and seconds if it is starved. Callers have leases to renew, so
-``open_sender`` and ``open_receiver`` only send the request, and ``poll`` checks for the reply. If
-no reply arrives in time, the whole client must be closed (DriverLost), because the driver may still
-answer later. All streams to and from a peer use the driver's one endpoint; a stream number selects
-the receiver.
+takes milliseconds to add either, and seconds if it is starved. Callers must not stop for so long,
+so ``open_sender`` and ``open_receiver`` only send the request, and ``poll`` checks for the reply.
+If no reply arrives in time, the whole client must be closed (DriverLost), because the driver may
+still answer later. All streams to and from a peer use the driver's one endpoint; a stream number
+selects the receiver.
 
 A broken stream never resumes. After 5 s of silence a receiver rejects the old session
 (``rejoin=false``) and its sender returns UNCONNECTED; the protocol then opens a new sender with a
@@ -339,7 +339,7 @@ class AeronSender:
         return False
 
     def is_released(self) -> bool:
-        """Return whether the sender is closed and has nothing left to revoke."""
+        """Return whether the sender is closed and has no open publication."""
         return self._is_closed and self._publication is None
 
     def offer(self, frames: Sequence[bytes]) -> tuple[int, OfferResult]:

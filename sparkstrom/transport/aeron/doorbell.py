@@ -64,7 +64,7 @@ class Doorbell:
                 link.unlink()
 
     def ring(self) -> None:
-        """End this client's present wait, or else the next one; do nothing once closed."""
+        """End this client's current wait, or else the next one; do nothing once closed."""
         with self._lock:
             if self.descriptor >= 0:
                 _write_ring(self.descriptor)

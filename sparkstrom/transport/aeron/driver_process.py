@@ -63,8 +63,7 @@ def candidate_ports(host: str, ports: range | None, preferred: int | None) -> It
 
     The ``preferred`` port comes first, unless it is outside ``ports``. Then come all of ``ports``
     or, if that is None, some ephemeral ports. Aeron binds a port a moment later, so the caller must
-    be ready to try the next one. Raise SetupError if the host's address
-    cannot be bound.
+    be ready to try the next one. Raise SetupError if the host's address cannot be bound.
     """
     if preferred and (ports is None or preferred in ports) and find_free_port(host, preferred):
         yield preferred

@@ -265,7 +265,11 @@ def _join_driver(home: DriverHome, directory: Path, options: DriverOptions) -> M
 
 
 def _start_driver(home: DriverHome, options: DriverOptions, end_s: float) -> Path:
-    """Start a driver in a new directory, make that directory the current one and return it."""
+    """Start a media driver in a new directory, which ``ensure_driver`` then finds in ``home``.
+
+    Return the directory. First remove what dead drivers left in other homes. Raise SetupError
+    unless the driver is ready by ``end_s`` (monotonic).
+    """
     remove_stale_homes(home.roots, keep=home.name)
     log_directory, terms = find_log_space(options, home.roots)
     sizes = choose_buffer_sizes(options.edges, terms, read_socket_buffer_limits())
@@ -292,7 +296,7 @@ def find_log_space(
 def _launch_process(
     directory: Path, home: DriverHome, options: DriverOptions, sizes: BufferSizes, end_s: float
 ) -> None:
-    """Start the driver's process and wait until it reports; raise SetupError unless it is ready."""
+    """Start the driver's process; raise SetupError unless it is ready by ``end_s`` (monotonic)."""
     settings = {
         "library": load_library().path,
         "directory": str(directory),
@@ -355,7 +359,7 @@ def _import_path() -> list[str]:
 
 
 def _read_status(descriptor: int, end_s: float) -> bytes:
-    """Return all that the process writes to the pipe, or TIMEOUT_MESSAGE if that takes too long."""
+    """Return all that the process writes to the pipe, or TIMEOUT_MESSAGE if ``end_s`` passes."""
     parts: list[bytes] = []
     while True:
         left_s = end_s - time.monotonic()

@@ -402,10 +402,12 @@ class ElementWiseMultiplication(Dl4jLayer):
 
 
 class ReshapePreprocessor(nn.Module):  # type: ignore[misc]
-    """Preprocessor that reshapes activations.
+    """Preprocessor that reshapes the output of a layer for a layer with inputs of another layout.
 
-    A sequence [rows, features, steps] becomes [steps * rows, features], with all rows of the first
-    step before those of the second one.
+    The layouts are rows [rows, features], sequences [rows, features, steps] and images [rows,
+    channels, height, width] (or channels last). Each step of a sequence becomes a row or image of
+    its own, all those of the first step before those of the second, and the other way round. Raise
+    NotImported for sequences in the layout NWC.
     """
 
     def __init__(self, spec: LayerSpec) -> None:
@@ -419,7 +421,10 @@ class ReshapePreprocessor(nn.Module):  # type: ignore[misc]
             self._shape = size if last else [size[2], *size[:2]]
 
     def forward(self, x: Tensor, rows: int) -> Tensor:
-        """Return the values in the next layer's shape; ``rows`` is the minibatch's row count."""
+        """Return x in the next layer's layout, unchanged if it already has that many dimensions.
+
+        ``rows`` is the number of rows of the minibatch, by which rows are regrouped to sequences.
+        """
         match self._kind:
             case "cnntofeedforwardpreprocessor":
                 return x.flatten(1)

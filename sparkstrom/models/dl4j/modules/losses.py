@@ -91,7 +91,10 @@ class Dl4jLoss:
         return SCORE_FUNCTIONS[self.kind](out, expected)
 
     def _cross_entropy(self, z: Tensor, expected: Tensor) -> Tensor:
-        """Return the cross-entropy of each output, clipped and with gradients as in DL4J."""
+        """Return the cross-entropy of each output, clipped and with gradients as in DL4J.
+
+        ``z`` are the values before the activation, ``expected`` the labels.
+        """
         if self.activation.kind != "softmax":
             return -expected * self.activation(z, True).clamp_min(POSITIVE_MIN).log()
         logs = torch.log_softmax(z, dim=1)
@@ -104,7 +107,11 @@ class Dl4jLoss:
         return _with_gradient(-expected * clipped, surrogate)
 
     def _binary_cross_entropy(self, z: Tensor, expected: Tensor) -> Tensor:
-        """Return the binary cross-entropy of each output, clipped and with gradients as in DL4J."""
+        """Return the binary cross-entropy of each output, clipped and with gradients as in DL4J.
+
+        ``z`` are the values before the activation, ``expected`` the labels t. After a softmax, the
+        score is only -t log p, without the term of 1 - t.
+        """
         if self.activation.kind == "sigmoid" and not self._clip_eps:
             return fn.binary_cross_entropy_with_logits(z, expected, reduction="none")
         out, eps = self.activation(z, True), self._clip_eps or CLIP_EPS

@@ -1,7 +1,9 @@
-"""Dl4jModule, a DL4J network as one torch module; graph vertices; layers for sequences and images.
+"""Build a DL4J network as one torch module, and define its graph vertices and some of its layers.
 
-All other layers are in ``layers``. Recurrent layers take sequences [rows, features, steps]. Masks
-are not supported. Most layers ignore the argument ``rows`` of ``forward``; see ``Dl4jLayer``.
+``Dl4jModule`` is the network. The layers defined here are those for sequences and images, whereas
+``layers`` has dense, embedding, normalization and activation layers. Recurrent layers take
+sequences [rows, features, steps]. Masks are not supported. Most layers ignore the argument ``rows``
+of ``forward``; see ``Dl4jLayer``.
 """
 
 from __future__ import annotations
@@ -142,7 +144,10 @@ class SimpleRnn(RecurrentLayer):
         return torch.stack(outputs, dim=2)
 
     def _apply_gain(self, z: Tensor, index: int) -> Tensor:
-        """Return z, layer-normalized if the layer has gains; 0: the input's, 1: the state's."""
+        """If the layer has gains, return z layer-normalized, times a gain; otherwise return z.
+
+        ``index`` selects the gain: 0 if z is the input's product x W, 1 if it is the state's, h RW.
+        """
         gain = getattr(self, "gain", None)
         return z if gain is None else layer_normalize(z) * gain.split(self._width)[index]
 
@@ -178,7 +183,10 @@ class Bidirectional(nn.Module):  # type: ignore[misc]
         self.backwards = DIRECTIONAL_LAYERS[kind](inner)
 
     def forward(self, x: Tensor, rows: int) -> Tensor:
-        """Return [rows, nOut, steps], or with the mode concat [rows, 2 nOut, steps]."""
+        """Run a layer over x [rows, nIn, steps], another over the reversed steps; merge outputs.
+
+        Return [rows, nOut, steps], or [rows, 2 nOut, steps] in the mode concat.
+        """
         back = self.backwards(x.flip(2), rows).flip(2)
         return MERGE_MODES[self._mode](self.forwards(x, rows), back)
 
@@ -321,7 +329,7 @@ class Subsampling(nn.Module):  # type: ignore[misc]
             raise spec.unsupported(f"poolingType {self._kind} with pnorm={self._power:g}")
 
     def forward(self, x: Tensor, rows: int) -> Tensor:
-        """Return the pooled images or sequences x; padding does not affect the maximum."""
+        """Pool the images or sequences x over windows; padding does not affect the maximum."""
         window = self._window
         x = window.to_nchw(x)
         padding = window.compute_padding(x.shape)
@@ -361,7 +369,11 @@ class GlobalPooling(nn.Module):  # type: ignore[misc]
             raise spec.unsupported(f"poolingType {self._kind}")
 
     def forward(self, x: Tensor, rows: int) -> Tensor:
-        """Return [rows, channels]; if dimensions are kept, the pooled ones have size 1."""
+        """Pool x [rows, channels, ...] over the layer's axes, by default all after the channels.
+
+        Return what remains, by default [rows, channels]. Pooled axes are removed or, if the layer
+        does not collapse dimensions, have size 1. ``rows`` is ignored.
+        """
         axes = self._axes or tuple(range(2, x.ndim))
         keepdim = not self._collapses
         if self._kind == "max":
@@ -412,7 +424,7 @@ class ChannelwiseConvolution(Dl4jLayer):
 
 
 class Deconvolution(Convolution):
-    """Deconvolution2D; in the mode Same, the stride multiplies the size of the input."""
+    """Deconvolution2D. In the mode Same, the output has the size of the input times the stride."""
 
     def before_activation(self, x: Tensor) -> Tensor:
         """Return the transposed convolution of x, with the padding cropped off."""

@@ -145,13 +145,13 @@ def _bias_corrected_rate(state: dict[str, Any], group: Group) -> float:
 
 
 def _adam_step(gradient: Tensor, state: dict[str, Any], group: Group) -> Tensor:
-    """Return Adam's step; update both running means."""
+    """Return Adam's step, to be subtracted; update both running means in place."""
     mean, square = _update_moments(gradient, state, group)
     return _bias_corrected_rate(state, group) * mean / (square.sqrt() + group["epsilon"])
 
 
 def _adabelief_step(gradient: Tensor, state: dict[str, Any], group: Group) -> Tensor:
-    """Return AdaBelief's step, whose second running mean is of (gradient - mean)**2."""
+    """Return AdaBelief's step; update the means of the gradient and of (gradient - mean)**2."""
     (beta1, beta2), mean, square = group["betas"], state["mean"], state["square"]
     mean.mul_(beta1).add_(gradient, alpha=1 - beta1)
     difference = gradient - mean
@@ -160,14 +160,18 @@ def _adabelief_step(gradient: Tensor, state: dict[str, Any], group: Group) -> Te
 
 
 def _amsgrad_step(gradient: Tensor, state: dict[str, Any], group: Group) -> Tensor:
-    """Return AMSGrad's step, which divides by the largest mean square so far."""
+    """Return AMSGrad's step, which divides by the largest mean square so far; update the state."""
     mean, square = _update_moments(gradient, state, group)
     torch.maximum(state["largest"], square, out=state["largest"])
     return _bias_corrected_rate(state, group) * mean / (state["largest"].sqrt() + group["epsilon"])
 
 
 def _nadam_step(gradient: Tensor, state: dict[str, Any], group: Group) -> Tensor:
-    """Return Nadam's step: Adam with Nesterov's lookahead."""
+    """Return Nadam's step, to be subtracted; update both running means in place.
+
+    Nadam is Adam with Nesterov's lookahead. As in DL4J, only the mean of the gradient is corrected
+    for its bias, not that of the gradient's square.
+    """
     mean, square = _update_moments(gradient, state, group)
     beta1 = group["betas"][0]
     lookahead = (beta1 * mean + (1 - beta1) * gradient) / (1 - beta1 ** state["steps"])
@@ -175,7 +179,7 @@ def _nadam_step(gradient: Tensor, state: dict[str, Any], group: Group) -> Tensor
 
 
 def _adamax_step(gradient: Tensor, state: dict[str, Any], group: Group) -> Tensor:
-    """Return AdaMax's step, which divides by the decayed maximum of absolute gradients."""
+    """Return AdaMax's step; update the mean and the decayed maximum of absolute gradients."""
     (beta1, beta2), mean, largest = group["betas"], state["mean"], state["largest"]
     mean.mul_(beta1).add_(gradient, alpha=1 - beta1)
     torch.maximum(beta2 * largest, gradient.abs(), out=largest)
