@@ -37,7 +37,7 @@ from sparkstrom.runtime.master_control import error_from_abort
 from sparkstrom.runtime.message_endpoint import MergeCache
 from sparkstrom.runtime.overshoot import OvershootControl
 from sparkstrom.runtime.theta import Theta, snapshot_chunk_count
-from sparkstrom.simulation.timeline import Timeline
+from sparkstrom.simulation.virtual_clock import VirtualClock
 from sparkstrom.worker.task_environment import TaskEnvironment
 from sparkstrom.worker.training_job import (
     PackedParameters,
@@ -200,7 +200,7 @@ class FitSimulator:
         self._conditions = conditions.for_workers(workers)
         self._measure, self._points, self._on_progress = measure, points, on_progress
         self.job = job = recipe.job(workers)  # the description that each worker receives
-        self._time = time = Timeline(conditions.seed)
+        self._time = time = VirtualClock(conditions.seed)
         self._network = VirtualNetwork(time, conditions.link_bits_s, conditions.latency_s)
         self.theta = recipe.theta()
         self.simulated = SimulatedFit(workers)
@@ -347,7 +347,7 @@ class MasterEndpoint:
     alive = True
 
     def __init__(
-        self, simulator: FitSimulator, network: VirtualNetwork, time: Timeline, tick_s: float
+        self, simulator: FitSimulator, network: VirtualNetwork, time: VirtualClock, tick_s: float
     ) -> None:
         job, theta = simulator.job, simulator.theta
         self.host, self.edges = network.host(DRIVER_HOST), dict[NodeId, Edge]()

@@ -29,7 +29,7 @@ from sparkstrom.runtime.message_endpoint import (
     TRAFFIC_KINDS,
 )
 from sparkstrom.simulation.links import estimate_body_bytes
-from sparkstrom.simulation.timeline import Timeline
+from sparkstrom.simulation.virtual_clock import VirtualClock
 
 
 @dataclass(eq=False, slots=True)
@@ -94,7 +94,7 @@ class VirtualNetwork:
         latency_s: Delay of a message between hosts, in addition to the time that its bytes take.
     """
 
-    def __init__(self, time: Timeline, link_bits_s: float, latency_s: float) -> None:
+    def __init__(self, time: VirtualClock, link_bits_s: float, latency_s: float) -> None:
         self._time, self._rate, self._latency_s = time, link_bits_s / 8, latency_s
         self._endpoints: dict[str, Endpoint] = {}
         self.hosts: dict[str, Host] = {}

@@ -28,7 +28,7 @@ from sparkstrom.codec.wire import decode_untrusted, encode, is_data
 from sparkstrom.protocol.common import events_and_effects as ev
 from sparkstrom.simulation.process import EdgeEnd, Outage, SentTraffic, SimProcess
 from sparkstrom.simulation.run_options import Faults
-from sparkstrom.simulation.timeline import Timeline, WorldView
+from sparkstrom.simulation.virtual_clock import VirtualClock, WorldView
 
 DELAY_S_MIN = 0.0005
 LATE_S_MAX = 0.5
@@ -64,7 +64,7 @@ class Network:
 
     def __init__(
         self,
-        time: Timeline,
+        time: VirtualClock,
         faults: Faults,
         to_master: Callable[[NodeId | None, Message], None],
         *,

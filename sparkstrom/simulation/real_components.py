@@ -42,7 +42,7 @@ from sparkstrom.simulation.component_factory import ComponentFactory, MasterRepl
 from sparkstrom.simulation.invariants import InvariantChecker
 from sparkstrom.simulation.process import PublishedUpdate, SimProcess
 from sparkstrom.simulation.run_options import RunSize
-from sparkstrom.simulation.timeline import Timeline
+from sparkstrom.simulation.virtual_clock import VirtualClock
 
 INPUTS, HIDDEN, CLASSES, ROWS = 6, 5, 3, 4
 LEARNING_RATE, TAU = 0.5, 0.02  # a step moves some parameters by more than tau, some by less
@@ -121,7 +121,7 @@ class RealComponentFactory(ComponentFactory):
         """Return the controller's replica."""
         return DriverReplica(self.job.theta(whole=True))
 
-    def master(self, time: Timeline, scratch: dict[str, Any]) -> Master:
+    def master(self, time: VirtualClock, scratch: dict[str, Any]) -> Master:
         """Return the protocol's master; write residual files of an earlier fit to ``scratch``."""
         n_params = self.job.n_params
         chunks = snapshot_chunk_count(n_params)

@@ -28,7 +28,7 @@ from sparkstrom.observe.progress import ProgressDisplay
 from sparkstrom.runtime.master_control import MasterControl, Progress
 from sparkstrom.runtime.optimizer_states import OptimizerStates
 from sparkstrom.spark.controller.driver_messages import EndController, GetSnapshot
-from sparkstrom.spark.controller.remote_master import RemoteController
+from sparkstrom.spark.controller.remote_controller import RemoteController
 from tests.unit.spark.test_checkpoint_keeper import MODEL, SPEC, Master
 
 NO_DATA: Any = None
