@@ -303,11 +303,11 @@ class FitSimulator:
         began_s = self._master.began_s(Phase.RUNNING)
         seconds = self._time.now_s - began_s if self._committed else 0.0
         examples = round(self._committed * self._rows_per_batch)
-        measures = self._measure(self.theta.to_host(), self._present_buffers())
+        measures = self._measure(self.theta.to_host(), self._average_live_buffers())
         sent = sum(each.replica.encoder.counters.payload_bytes for each in self.workers)
         self.simulated.points.append(CurvePoint(seconds, examples, measures, sent))
 
-    def _present_buffers(self) -> bytes:
+    def _average_live_buffers(self) -> bytes:
         """Return the average of the live workers' buffers; if there are none, the master's."""
         reports = [get_buffers(each.replica.model) for each in self.workers if each.alive]
         model = self._recipe.model

@@ -119,7 +119,7 @@ class RealComponentFactory(ComponentFactory):
 
     def replica(self) -> MasterReplica:
         """Return the controller's replica."""
-        return DriverReplica(self.job.theta(whole=True))
+        return ControllerReplica(self.job.theta(whole=True))
 
     def master(self, time: VirtualClock, scratch: dict[str, Any]) -> Master:
         """Return the protocol's master; write residual files of an earlier fit to ``scratch``."""
@@ -144,7 +144,7 @@ class RealComponentFactory(ComponentFactory):
         return self._sum_theta.merge(effect)
 
 
-class DriverReplica:
+class ControllerReplica:
     """The controller's parameters, updated as in ``runtime.master_thread``."""
 
     def __init__(self, theta: Theta) -> None:
