@@ -127,7 +127,7 @@ def _clip_kernel(values: Any, theta: Any, difference: Any, limit: Any, masses: A
 
 
 @kernel("void(f4[::1], f4[::1], b1, f8[::1], f8[::1])")
-def _norms_kernel(values: Any, theta: Any, difference: Any, masses: Any, squares: Any) -> None:
+def _sums_kernel(values: Any, theta: Any, difference: Any, masses: Any, squares: Any) -> None:
     """Write each tile's sum of |residual| to ``masses``, and of its squares to ``squares``.
 
     ``values``, ``theta`` and ``difference`` are as in ``_clip_kernel``.
@@ -262,23 +262,23 @@ def _clip_residual(
 
 def residual_sums_local(local: Any, theta: Any) -> tuple[float, float]:
     """Return (sum of |local - theta|, sum of its squares), in float64."""
-    return _residual_norms(_float_array("local", local), _float_array("theta", theta), True)
+    return _residual_sums(_float_array("local", local), _float_array("theta", theta), True)
 
 
 def residual_sums_replica(residual: Any) -> tuple[float, float]:
     """Return (sum of |residual|, sum of its squares), in float64."""
     values = _float_array("residual", residual)
-    return _residual_norms(values, values, False)
+    return _residual_sums(values, values, False)
 
 
-def _residual_norms(
+def _residual_sums(
     values: DeviceArray, theta: DeviceArray, difference: bool
 ) -> tuple[float, float]:
     """Return a residual's (sum of absolute values, sum of squares); see ``_clip_kernel``."""
     tiles = tiles_of(values.size)
     masses, squares = (scratch.get(name, tiles, np.float64) for name in ("masses", "squares"))
     if tiles:
-        _norms_kernel[tiles, THREADS](values, theta, difference, masses, squares)
+        _sums_kernel[tiles, THREADS](values, theta, difference, masses, squares)
     return sum_partial(masses, tiles), sum_partial(squares, tiles)
 
 
