@@ -208,7 +208,7 @@ class FitSimulator:
         self._attempts = itertools.count(FIRST_ATTEMPT)
         tick_s = min(max(TICK_S_MIN, conditions.times.step_s / 2), TICK_S_MAX)
         self._tick_interval_s = min(tick_s, job.master.void.lease_s / 8)
-        self._master = MasterEndpoint(self, self._network, time, self._tick_interval_s)
+        self._master = SimulatedMaster(self, self._network, time, self._tick_interval_s)
         self.workers: list[RehearsedWorker] = []  # all attempts, in the order of their starts
         self._total = sum(each.batches_per_epoch for each in partitions) * recipe.epochs
         self._committed = 0  # minibatches whose updates the master has numbered (commits)
@@ -339,7 +339,7 @@ class FitSimulator:
         simulated.parameters, simulated.buffers = self.theta.to_host(), self.theta.buffers
 
 
-class MasterEndpoint:
+class SimulatedMaster:
     """Runs the protocol's master, which numbers the updates of all workers, in virtual time."""
 
     name = MASTER_ADDRESS.host
@@ -421,7 +421,7 @@ class MasterEndpoint:
             case ev.SendMerged(to=to):
                 self._network.send(self, to, self._sums.merge(effect))
             case ev.SendToProcess(address=address):
-                target = self._network.endpoint(address.host)
+                target = self._network.process(address.host)
                 assert isinstance(target, RehearsedWorker), "the master sends nothing to itself"
                 accepts = partial(target.accepts, effect)
                 self._network.send_direct(self, address, effect.message, accepts)
