@@ -189,9 +189,9 @@ class Network:
     def begin_outage(self, process: SimProcess, outage: Outage) -> None:
         """Begin an outage of a process; messages on its edges wait for the end of it."""
         process.cut = outage
-        self._time.after(self._liveness_s, self._break_after_outage, process)
+        self._time.after(self._liveness_s, self._break_timed_out_streams, process)
 
-    def _break_after_outage(self, process: SimProcess) -> None:
+    def _break_timed_out_streams(self, process: SimProcess) -> None:
         """Break a process's streams if its outage outlasts their liveness timeout.
 
         Streams that were opened during the outage connect after it.
@@ -209,9 +209,9 @@ class Network:
         """Begin a network partition."""
         self._splits.append(split)
         if split.until_s > self._time.now_s + self._liveness_s:
-            self._time.after(self._liveness_s, self._break_after_partition, split)
+            self._time.after(self._liveness_s, self._break_partitioned_streams, split)
 
-    def _break_after_partition(self, split: NetworkPartition) -> None:
+    def _break_partitioned_streams(self, split: NetworkPartition) -> None:
         """Break the streams across a partition that outlasts their liveness timeout."""
         for process in split.apart:
             for slot in self._long_open_edges(process):

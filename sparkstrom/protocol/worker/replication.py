@@ -379,14 +379,14 @@ class Replication:
         if self.fetch is not None:
             self.fetch.shift_deadlines(pause)
 
-    def overdue_snapshot(self, now_s: float) -> Wait | None:
+    def overdue_snapshot_wait(self, now_s: float) -> Wait | None:
         """Return the wait for a snapshot if it made no progress for too long; otherwise None."""
         fetch, stuck_s = self.fetch, self._limits.stuck_s
         if fetch is not None and fetch.progress_s < now_s - stuck_s:
             return Wait(fetch.progress_s, stuck_s, TimeoutReason.SNAPSHOT)
         return None
 
-    def overdue_commits(self, state: State | None, now_s: float) -> Wait | None:
+    def overdue_commits_wait(self, state: State | None, now_s: float) -> Wait | None:
         """Return the wait for commits that are known to exist if it is overdue; otherwise None."""
         stuck_s = self._limits.stuck_s
         if self._got_s < now_s - stuck_s and self.is_behind(state):
