@@ -30,7 +30,7 @@ AUTO = "auto"  # option value; see ``SharedTrainingMaster.choose_threshold``
 LEVELS_MAX = 4  # tau, 2 tau, 4 tau and 8 tau; the wire format has room for more
 ROUND_S = 0.1  # a commit this many seconds after the publication delays nothing
 RISE = 1.25  # growth of the wanted fraction per publication: minimum to maximum in 11 publications
-FALL_FACTOR_MIN = 0.2  # smallest factor of the fraction per publication; one late commit is little
+FALL_FACTOR_MIN = 0.2  # the fraction's factor per publication; one late commit proves little
 
 
 @runtime_checkable

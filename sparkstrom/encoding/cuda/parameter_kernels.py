@@ -1,4 +1,4 @@
-"""CUDA kernels that apply hits and sums of updates, add arrays, clip residuals, compute norms.
+"""CUDA kernels that apply hits and sums of updates, add arrays, clip and sum residuals.
 
 A hit is an entry of an update: the index of a parameter and the change of this parameter. No index
 occurs twice in an update, so results do not depend on the order of threads.
@@ -8,10 +8,10 @@ A parameter overflows if its absolute value exceeds ``limit``, up to which float
 Kernels count overflows in ``answer`` by ``count_if``. Functions return (overflows, first): their
 number, and the index of the first one or -1.
 
-Sums that are returned (clipped mass and norms) are added in a tree within each tile of
-``device.TILE`` parameters, and the tiles' sums are added on the host. They are reproducible to the
-bit, but may differ from the CPU's sequential sums. Squares of float32 are computed in float64,
-where they are exact.
+Sums that are returned, of what is clipped and of a residual's absolute values and squares, are
+added in a tree within each tile of ``device.TILE`` parameters, and the tiles' sums are added on the
+host. They are reproducible to the bit, but may differ from the CPU's sequential sums. Squares of
+float32 are computed in float64, where they are exact.
 """
 
 from __future__ import annotations
