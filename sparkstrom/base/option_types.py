@@ -195,8 +195,8 @@ def whole(
             raise Refused(f"must be at most {most}{remedy}")
         return plain
 
-    last = "" if most == INT_MAX else f" to {_format_count(most, unit)}"
-    least_shown = _format_count(least, unit)
+    last = "" if most == INT_MAX else f" to {_format_limit(most, unit)}"
+    least_shown = _format_limit(least, unit)
     span = f"from {least_shown}{last}" if last else f"of at least {least_shown}"
     kind = f"a whole number{f' of {unit}' if unit else ''} {span}"
     return {KEY: OptionType(convert, wanted, unit, words, parse_number, _with_words(kind, words))}
@@ -377,13 +377,13 @@ def custom(
     return {KEY: OptionType(convert, wanted, unit, parse=parse, accepts=accepts)}
 
 
-def _format_count(count: int, unit: str) -> str:
-    """Format a number for the documentation, such as "1,000", or "16 MiB" if the unit is bytes."""
+def _format_limit(limit: int, unit: str) -> str:
+    """Format a limit for the documentation, such as "1,000", or "16 MiB" if the unit is bytes."""
     if unit == "bytes":
         for power, name in ((50, "PiB"), (40, "TiB"), (30, "GiB"), (20, "MiB"), (10, "KiB")):
-            if count >= 1 << power and count % (1 << power) == 0:
-                return f"{count >> power} {name}"
-    return f"{count:,}"
+            if limit >= 1 << power and limit % (1 << power) == 0:
+                return f"{limit >> power} {name}"
+    return f"{limit:,}"
 
 
 def _format_word(word: str | None) -> str:

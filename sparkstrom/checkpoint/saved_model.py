@@ -98,7 +98,7 @@ def path_to_save(path: str | os.PathLike[str]) -> Iterator[Path]:
     folder, name = open_parent(given)
     with tempfile.TemporaryDirectory(prefix="sparkstrom-") as directory:
         local = Path(directory) / name
-        with _naming_url(given, local):
+        with _note_url_on_error(given, local):
             yield local
         try:
             folder.create()
@@ -140,12 +140,12 @@ def path_to_load(path: str | os.PathLike[str]) -> Iterator[Path]:
                 f"{given} cannot be read ({type(error).__name__}: {first_line(error)}): give the"
                 " path or URL that save() wrote, NAME and NAME.json"
             ) from error
-        with _naming_url(given, local):
+        with _note_url_on_error(given, local):
             yield local
 
 
 @contextmanager
-def _naming_url(url: str, local: Path) -> Iterator[None]:
+def _note_url_on_error(url: str, local: Path) -> Iterator[None]:
     """Add a note with the user's ``url`` to a SparkstromError that is raised in the block.
 
     The note is needed because the error names only the ``local`` copy.

@@ -149,7 +149,7 @@ def schema_from_format(form: RowFormat) -> pa.Schema:
     return pa.schema(fields, metadata={FORMAT_KEY: json.dumps(form).encode()})
 
 
-def format_from_schema(schema: pa.Schema) -> RowFormat:
+def read_stored_format(schema: pa.Schema) -> RowFormat:
     """Read the row format that ``schema_from_format`` stored in a schema's metadata."""
     leaves, features, labels, weighted, flagged = json.loads(schema.metadata[FORMAT_KEY])
     return RowFormat(

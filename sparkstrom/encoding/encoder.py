@@ -421,9 +421,11 @@ class Encoder:
             workers=self._workers,
         )
         step_sizes = self._step_sizes(target)
-        hits = self._scan.find(arrays, step_sizes.least)
+        hits = self._scan.find(arrays, step_sizes.hit_min)
         if target.wanted is not None:
-            hits = self._scan.subsample_ties(hits, target.wanted, arrays, step_sizes.least, number)
+            hits = self._scan.subsample_ties(
+                hits, target.wanted, arrays, step_sizes.hit_min, number
+            )
         self.counters.publications += 1
         if hits == 0:
             self._policy.count(sent_fraction=0.0)
@@ -444,7 +446,7 @@ class Encoder:
 
     def residual_norms(self, local: Flat, theta: Flat) -> tuple[float, float]:
         """Return the residual's L1 norm (its mass) and Euclidean norm, computed in float64."""
-        mass, squares = self._residual.norms(PublicationArrays(local, theta))
+        mass, squares = self._residual.sums(PublicationArrays(local, theta))
         return mass, math.sqrt(squares)
 
     def add_residual(self, saved: Flat, local: Flat) -> None:

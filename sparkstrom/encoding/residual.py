@@ -37,12 +37,12 @@ class PublicationArrays(NamedTuple):
 class StepSizes(NamedTuple):
     """A hit's step sizes at level 0, in parameter units.
 
-    A hit is an entry of the residual whose absolute value is at least ``least``. A hit of level l
-    is at least 2^l * ``least``, and its steps are 2^l times as large.
+    A hit is an entry of the residual whose absolute value is at least ``hit_min``. A hit of level l
+    is at least 2^l * ``hit_min``, and its steps are 2^l times as large.
     """
 
-    least: float  # smallest residual that is a hit
-    tau: float  # what a hit subtracts: at most ``least``; in large updates, 2.25 times ``least``
+    hit_min: float  # smallest residual that is a hit
+    tau: float  # what a hit subtracts: at most ``hit_min``; in large updates, 2.25 times as much
     step: float  # what a hit adds to theta: less than tau under mean and sqrt
     step_quanta: int  # ``step`` in quanta
     q: float  # the quantum, of which all sizes are even multiples
@@ -108,7 +108,7 @@ class Residual(Protocol):
     def clip(self, arrays: PublicationArrays, limit: float, /) -> float:
         """Clip the residual to +-``limit``; return the sum of absolute changes."""
 
-    def norms(self, arrays: PublicationArrays, /) -> tuple[float, float]:
+    def sums(self, arrays: PublicationArrays, /) -> tuple[float, float]:
         """Return the sum of the residual's absolute values and that of its squares, in float64."""
 
     def copy(self, arrays: PublicationArrays, /) -> Flat:
@@ -198,7 +198,7 @@ class LocalResidual:
         """Clip local to within ``limit`` of theta; return the sum of absolute changes."""
         return self._layered.clip_local(arrays.learnt, arrays.theta, limit)
 
-    def norms(self, arrays: PublicationArrays) -> tuple[float, float]:
+    def sums(self, arrays: PublicationArrays) -> tuple[float, float]:
         """Return the sum of |local - theta| and the sum of (local - theta)^2."""
         return self._kernels.residual_sums_local(arrays.learnt, arrays.theta)
 
@@ -286,7 +286,7 @@ class ReplicaResidual:
         """Clip the residual to +-``limit``; return the sum of absolute changes."""
         return self._layered.clip_replica(self._array, limit)
 
-    def norms(self, arrays: PublicationArrays) -> tuple[float, float]:
+    def sums(self, arrays: PublicationArrays) -> tuple[float, float]:
         """Return the sum of |residual| and the sum of its squares."""
         return self._kernels.residual_sums_replica(self._array)
 

@@ -30,7 +30,7 @@ AUTO = "auto"  # option value; see ``SharedTrainingMaster.choose_threshold``
 LEVELS_MAX = 4  # tau, 2 tau, 4 tau and 8 tau; the wire format has room for more
 ROUND_S = 0.1  # a commit this many seconds after the publication delays nothing
 RISE = 1.25  # growth of the wanted fraction per publication: minimum to maximum in 11 publications
-FALL_MAX = 0.2  # the fraction's smallest factor per publication; one late commit proves little
+FALL_FACTOR_MIN = 0.2  # the fraction's factor per publication; one late commit proves little
 
 
 @runtime_checkable
@@ -176,7 +176,7 @@ class AutoThreshold:
         to no less than a fifth.
         """
         room_s = max(step_s, ROUND_S)
-        change = RISE if round_s <= room_s else max(FALL_MAX, room_s / round_s)
+        change = RISE if round_s <= room_s else max(FALL_FACTOR_MIN, room_s / round_s)
         return min(max(fraction * change, self.sent_fraction_min), self.sent_fraction_max)
 
     def next_tau(self, state: ThresholdState, sent_fraction: float | None) -> ThresholdState:

@@ -540,7 +540,7 @@ class FitCheckpoints:
             return self.summaries
         return {**self.summaries, str(key.number): self.stream_summary}
 
-    def mark_over(self, number: int) -> None:
+    def mark_ended(self, number: int) -> None:
         """Record that fit ``number`` ended or was interrupted; the next fit has the next number."""
         self.fits, self._restored = max(self.fits, number), None
         self._are_assigned = False
@@ -585,7 +585,7 @@ class FitCheckpoints:
         """Let ``find`` return the same checkpoint to the next fit if this one fails before it runs.
 
         The block contains the whole fit. Do nothing if a run was interrupted or failed, because
-        ``mark_over`` or ``mark_failed`` has recorded that.
+        ``mark_ended`` or ``mark_failed`` has recorded that.
         """
         before, fits = (self._pending, self._reads_newest), self.fits
         try:

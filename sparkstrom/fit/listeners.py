@@ -469,7 +469,7 @@ class ListenerThread(FitListener):
         log.warning("%s", text)
         self._say(f"sparkstrom warns: {text}")
 
-    def _warn_of_stream(self, name: str, error: Exception) -> None:
+    def _warn_of_lost_output(self, name: str, error: Exception) -> None:
         """Warn once that listeners' output is lost; listeners still get events."""
         if not self._has_lost_stream:
             self._has_lost_stream = True
@@ -522,7 +522,7 @@ class ListenerThread(FitListener):
             handle(event)
         except BaseException as error:  # such as SystemExit, which would end this thread silently
             if isinstance(error, (OSError, ValueError)) and (broken := find_broken_stream()):
-                self._warn_of_stream(broken, error)
+                self._warn_of_lost_output(broken, error)
                 return
             self._listeners.remove(listener)
             raised = ListenerFailure(f"{type(listener).__name__}.{method}", error)

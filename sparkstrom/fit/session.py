@@ -324,7 +324,7 @@ class FitSession:
         try:
             runner.run(reporting, stopping, *others)
         except (KeyboardInterrupt, FitCancelled):
-            self._checkpoints.mark_over(key.number)
+            self._checkpoints.mark_ended(key.number)
             if not runner.master.has_final_parameters:
                 reporting.warn(PARAMETERS_LOST)
                 raise
@@ -343,7 +343,7 @@ class FitSession:
             raise
         end = reporting.record.finished()
         state.take_result(runner.theta, end, stopping.copy, runner.states_after)
-        self._checkpoints.mark_over(key.number)
+        self._checkpoints.mark_ended(key.number)
         summary = self._summarize(runner, stopping, export_directory)
         if saving is None:
             return summary

@@ -75,7 +75,7 @@ class FitSupervisor:
         self._master.start()
         try:
             self._job.start()
-            self._watch()
+            self._wait_for_end()
             self._end()
         except BaseException as error:
             self._master.give_up(type(error).__name__)
@@ -86,7 +86,7 @@ class FitSupervisor:
             self._master.end()
         self._events.end(self._master.outcome(), self._job.reports)
 
-    def _watch(self) -> None:
+    def _wait_for_end(self) -> None:
         """Wait until the controller has finished. Raise its failure or the job's."""
         while not self._master.finished.wait(POLL_S):
             self._observe()

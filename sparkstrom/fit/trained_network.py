@@ -129,7 +129,7 @@ class TrainedNetwork:
             return None, None
         self._state.load_checkpoint(decision.checkpoint)
         if decision.action is ResumeAction.SKIP:
-            self._checkpoints.mark_over(key.number)
+            self._checkpoints.mark_ended(key.number)
             return summary_of_skipped_fit(decision.checkpoint, key), None
         return None, decision.checkpoint if decision.action is ResumeAction.RESUME else None
 

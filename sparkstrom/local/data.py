@@ -456,7 +456,7 @@ def _to_numpy(value: Any) -> Any:
 
 def write_file(path: Path, content: bytes) -> None:
     """Write a whole file. Raise SetupError if it cannot be written, as on a full disk."""
-    with _report_full_disk(path, len(content)):
+    with _convert_write_errors(path, len(content)):
         path.write_bytes(content)
 
 
@@ -466,12 +466,12 @@ def allocate_file(path: Path, n_bytes: int) -> None:
     Without reserved space, a process that maps the file into memory is killed (SIGBUS) when it
     writes to a page for which the disk has no room. Raise SetupError if there is no such space.
     """
-    with _report_full_disk(path, n_bytes), path.open("wb") as file:
+    with _convert_write_errors(path, n_bytes), path.open("wb") as file:
         os.posix_fallocate(file.fileno(), 0, n_bytes)
 
 
 @contextmanager
-def _report_full_disk(path: Path, n_bytes: int) -> Iterator[None]:
+def _convert_write_errors(path: Path, n_bytes: int) -> Iterator[None]:
     """Convert an OSError in the ``with`` block to a SetupError with path, size and a remedy.
 
     A FileNotFoundError is not converted.

@@ -32,6 +32,7 @@ from sparkstrom.models.jax_common import (
     unpack_buffers,
 )
 from sparkstrom.models.keras_support import (
+    copy_optimizer,
     describe_loss,
     describe_scaling,
     deserialize,
@@ -54,7 +55,6 @@ from sparkstrom.models.keras_support import (
     require_equal_copy,
     require_jax_backend,
     require_safe_keras,
-    resolve_optimizer,
     resolve_outputs,
     resolve_row_loss,
     scaled_optimizer,
@@ -117,7 +117,7 @@ class KerasModel(FlatJaxModel):
         self._model, self._loss, self._outputs = model, loss, outputs
         names = getattr(model, "output_names", None) or ()
         self._row_loss = resolve_row_loss(loss, names)
-        self._optimizer = resolve_optimizer(optimizer)
+        self._optimizer = copy_optimizer(optimizer)
         variables = model.trainable_variables
         self._layout = Layout.from_shapes((get_variable_name(v), tuple(v.shape)) for v in variables)
         self._decay_exclusions = exclusions

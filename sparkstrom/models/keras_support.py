@@ -170,7 +170,7 @@ def get_decay_exclusions(optimizer: Any, variables: Sequence[Any]) -> tuple[list
     return indices, None if pattern is None else pattern.pattern
 
 
-def resolve_optimizer(optimizer: Any) -> Any:
+def copy_optimizer(optimizer: Any) -> Any:
     """Return a new, unbuilt copy of an optimizer, which may be given by name, such as "adam".
 
     Raise UsageError for a value that is not an optimizer, an optimizer that has already trained, or

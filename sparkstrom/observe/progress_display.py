@@ -55,9 +55,9 @@ class NotebookBar(ProgressDisplay):
                 self._guarded(partial(self._update, BROKEN_COLOR))
         self._log_error()
 
-    def _draw(self, line: DisplayedFigures, seconds: float, *, last: bool) -> None:
+    def _draw(self, figures: DisplayedFigures, seconds: float, *, last: bool) -> None:
         """Update the bar in the cell's output."""
-        self._newest, self._ended = (line, seconds), last
+        self._newest, self._ended = (figures, seconds), last
         self._update(DONE_COLOR if last else RUNNING_COLOR)
 
     def _update(self, color: str) -> None:

@@ -299,7 +299,7 @@ def estimate_round_driver_parts(
     ]
 
 
-def round_sent_bytes(footprint: ModelFootprint, master: ParameterAveragingTrainingMaster) -> int:
+def worker_round_bytes(footprint: ModelFootprint, master: ParameterAveragingTrainingMaster) -> int:
     """Return how many bytes one worker sends after a round.
 
     It sends its parameters and, unless ``save_updater`` is False, its optimizer state.
@@ -317,7 +317,7 @@ def round_result_bytes(
     the means of parameters and of optimizer states, or every worker's values of those that an
     accumulator or ``save_updater="own"`` exempts from averaging.
     """
-    sent, vector = round_sent_bytes(footprint, master), F32_BYTES * footprint.n_params
+    sent, vector = worker_round_bytes(footprint, master), F32_BYTES * footprint.n_params
     if master.aggregation_depth == 1:
         return workers * sent
     vectors = 1 if master.accumulator is None else workers

@@ -37,7 +37,7 @@ from sparkstrom.runtime.master_control import error_from_abort
 from sparkstrom.runtime.message_endpoint import MergeCache
 from sparkstrom.runtime.overshoot import OvershootControl
 from sparkstrom.runtime.theta import Theta, snapshot_chunk_count
-from sparkstrom.simulation.timeline import Timeline
+from sparkstrom.simulation.virtual_clock import VirtualClock
 from sparkstrom.worker.task_environment import TaskEnvironment
 from sparkstrom.worker.training_job import (
     PackedParameters,
@@ -200,7 +200,7 @@ class FitSimulator:
         self._conditions = conditions.for_workers(workers)
         self._measure, self._points, self._on_progress = measure, points, on_progress
         self.job = job = recipe.job(workers)  # the description that each worker receives
-        self._time = time = Timeline(conditions.seed)
+        self._time = time = VirtualClock(conditions.seed)
         self._network = VirtualNetwork(time, conditions.link_bits_s, conditions.latency_s)
         self.theta = recipe.theta()
         self.simulated = SimulatedFit(workers)
@@ -208,7 +208,7 @@ class FitSimulator:
         self._attempts = itertools.count(FIRST_ATTEMPT)
         tick_s = min(max(TICK_S_MIN, conditions.times.step_s / 2), TICK_S_MAX)
         self._tick_interval_s = min(tick_s, job.master.void.lease_s / 8)
-        self._master = MasterEndpoint(self, self._network, time, self._tick_interval_s)
+        self._master = SimulatedMaster(self, self._network, time, self._tick_interval_s)
         self.workers: list[RehearsedWorker] = []  # all attempts, in the order of their starts
         self._total = sum(each.batches_per_epoch for each in partitions) * recipe.epochs
         self._committed = 0  # minibatches whose updates the master has numbered (commits)
@@ -303,11 +303,11 @@ class FitSimulator:
         began_s = self._master.began_s(Phase.RUNNING)
         seconds = self._time.now_s - began_s if self._committed else 0.0
         examples = round(self._committed * self._rows_per_batch)
-        measures = self._measure(self.theta.to_host(), self._present_buffers())
+        measures = self._measure(self.theta.to_host(), self._average_live_buffers())
         sent = sum(each.replica.encoder.counters.payload_bytes for each in self.workers)
         self.simulated.points.append(CurvePoint(seconds, examples, measures, sent))
 
-    def _present_buffers(self) -> bytes:
+    def _average_live_buffers(self) -> bytes:
         """Return the average of the live workers' buffers; if there are none, the master's."""
         reports = [get_buffers(each.replica.model) for each in self.workers if each.alive]
         model = self._recipe.model
@@ -339,7 +339,7 @@ class FitSimulator:
         simulated.parameters, simulated.buffers = self.theta.to_host(), self.theta.buffers
 
 
-class MasterEndpoint:
+class SimulatedMaster:
     """Runs the protocol's master, which numbers the updates of all workers, in virtual time."""
 
     name = MASTER_ADDRESS.host
@@ -347,7 +347,7 @@ class MasterEndpoint:
     alive = True
 
     def __init__(
-        self, simulator: FitSimulator, network: VirtualNetwork, time: Timeline, tick_s: float
+        self, simulator: FitSimulator, network: VirtualNetwork, time: VirtualClock, tick_s: float
     ) -> None:
         job, theta = simulator.job, simulator.theta
         self.host, self.edges = network.host(DRIVER_HOST), dict[NodeId, Edge]()
@@ -421,7 +421,7 @@ class MasterEndpoint:
             case ev.SendMerged(to=to):
                 self._network.send(self, to, self._sums.merge(effect))
             case ev.SendToProcess(address=address):
-                target = self._network.endpoint(address.host)
+                target = self._network.process(address.host)
                 assert isinstance(target, RehearsedWorker), "the master sends nothing to itself"
                 accepts = partial(target.accepts, effect)
                 self._network.send_direct(self, address, effect.message, accepts)

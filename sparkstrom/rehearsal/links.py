@@ -29,7 +29,7 @@ from sparkstrom.runtime.message_endpoint import (
     TRAFFIC_KINDS,
 )
 from sparkstrom.simulation.links import estimate_body_bytes
-from sparkstrom.simulation.timeline import Timeline
+from sparkstrom.simulation.virtual_clock import VirtualClock
 
 
 @dataclass(eq=False, slots=True)
@@ -45,7 +45,7 @@ class Host:
     by_kind: Counter[str] = field(default_factory=Counter)  # kind of message -> bytes sent
 
 
-class Endpoint(Protocol):
+class SimulatedProcess(Protocol):
     """A process that sends and receives messages."""
 
     name: str
@@ -78,9 +78,9 @@ class Edge:
     """One end of the connection to a neighbour in the tree."""
 
     number: EdgeNo  # number of the edge, which its other end also has
-    target: Endpoint  # the process at the other end
+    target: SimulatedProcess  # the process at the other end
     # Latest arrival of a control message, and of a data message.
-    newest_s: list[float] = field(default_factory=lambda: [0.0, 0.0])
+    latest_arrivals_s: list[float] = field(default_factory=lambda: [0.0, 0.0])
     # The newest message of each type that newer ones replace.
     queued: dict[type[Message], QueuedMessage] = field(default_factory=dict)
 
@@ -94,32 +94,32 @@ class VirtualNetwork:
         latency_s: Delay of a message between hosts, in addition to the time that its bytes take.
     """
 
-    def __init__(self, time: Timeline, link_bits_s: float, latency_s: float) -> None:
+    def __init__(self, time: VirtualClock, link_bits_s: float, latency_s: float) -> None:
         self._time, self._rate, self._latency_s = time, link_bits_s / 8, latency_s
-        self._endpoints: dict[str, Endpoint] = {}
+        self._processes: dict[str, SimulatedProcess] = {}
         self.hosts: dict[str, Host] = {}
 
     def host(self, name: str) -> Host:
         """Return the host with this name, created on first use."""
         return self.hosts.setdefault(name, Host(name))
 
-    def add(self, endpoint: Endpoint) -> None:
+    def add(self, process: SimulatedProcess) -> None:
         """Make a process reachable by its name."""
-        self._endpoints[endpoint.name] = endpoint
+        self._processes[process.name] = process
 
-    def endpoint(self, name: str) -> Endpoint:
+    def process(self, name: str) -> SimulatedProcess:
         """Return the process with this name."""
-        return self._endpoints[name]
+        return self._processes[name]
 
-    def open_edge(self, owner: Endpoint, effect: ev.OpenEdge) -> None:
+    def open_edge(self, owner: SimulatedProcess, effect: ev.OpenEdge) -> None:
         """Open the owner's end of an edge to the process that ``effect`` names."""
-        owner.edges[effect.node] = Edge(effect.edge, self._endpoints[effect.peer.host])
+        owner.edges[effect.node] = Edge(effect.edge, self._processes[effect.peer.host])
 
-    def close_edge(self, owner: Endpoint, node: NodeId) -> None:
+    def close_edge(self, owner: SimulatedProcess, node: NodeId) -> None:
         """Close the owner's end of the edge to the neighbour ``node``."""
         owner.edges.pop(node, None)
 
-    def send(self, owner: Endpoint, to: NodeId, message: Message) -> None:
+    def send(self, owner: SimulatedProcess, to: NodeId, message: Message) -> None:
         """Send a message to a neighbour; drop it if the owner has no id, or no edge to ``to``.
 
         If an earlier message of a type that newer ones replace still waits, replace that message.
@@ -133,20 +133,20 @@ class VirtualNetwork:
             waiting.message = message
             return
         leaves_s, arrives_s = self._transmit(owner.host, target.host, message, data=data)
-        edge.newest_s[data] = arrives_s = max(arrives_s, edge.newest_s[data])
+        edge.latest_arrivals_s[data] = arrives_s = max(arrives_s, edge.latest_arrivals_s[data])
         queued = QueuedMessage(message, leaves_s)
         if kind in SUPERSEDING_MESSAGES:
             edge.queued[kind] = queued
         self._time.at(arrives_s, self._deliver, target, sender, edge.number, queued)
 
     def send_direct(
-        self, owner: Endpoint, to: Address, message: Message, accepts: Callable[[], bool]
+        self, owner: SimulatedProcess, to: Address, message: Message, accepts: Callable[[], bool]
     ) -> None:
         """Send a message to the process at ``to`` without an edge.
 
         When it arrives, drop it if the process is dead or ``accepts`` returns False.
         """
-        target = self._endpoints[to.host]
+        target = self._processes[to.host]
         sender = MASTER if owner.node == MASTER else None
         _, arrives_s = self._transmit(owner.host, target.host, message, data=False)
         self._time.at(arrives_s, self._deliver_direct, target, sender, message, accepts)
@@ -174,7 +174,7 @@ class VirtualNetwork:
         return leaves_s, (taken_s if data else comes_s) + HOP_S
 
     def _deliver(
-        self, target: Endpoint, sender: NodeId, edge: EdgeNo, queued: QueuedMessage
+        self, target: SimulatedProcess, sender: NodeId, edge: EdgeNo, queued: QueuedMessage
     ) -> None:
         """Deliver a message if the receiver is alive and still has this edge."""
         mine = target.edges.get(sender)
@@ -183,7 +183,7 @@ class VirtualNetwork:
 
     def _deliver_direct(
         self,
-        target: Endpoint,
+        target: SimulatedProcess,
         sender: NodeId | None,
         message: Message,
         accepts: Callable[[], bool],

@@ -41,7 +41,7 @@ from sparkstrom.rehearsal.measurement import (
     estimate_times,
     measure_times,
 )
-from sparkstrom.rehearsal.result import OURS, Rehearsal, make_run
+from sparkstrom.rehearsal.result import SPARKSTROM, Rehearsal, make_run
 from sparkstrom.rehearsal.runs import Run, RunScheduler, RunSimulator, plan_runs
 
 DEFAULT_WORKERS = (1, 4, 16)
@@ -302,7 +302,7 @@ def _make_rehearsal(
     if to_loss is None and one.points and not one.error:
         lowest = min(point.measures[LOSS] for point in one.points)
         to_loss = lowest + TARGET_MARGIN * abs(lowest)
-    ours = [fit for run, fit in zip(runs, results, strict=True) if run.system == OURS]
+    ours = [fit for run, fit in zip(runs, results, strict=True) if run.system == SPARKSTROM]
     density = sum(fit.entries for fit in ours) / max(1, sum(fit.publications for fit in ours))
     return Rehearsal(
         tuple(

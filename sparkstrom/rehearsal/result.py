@@ -40,7 +40,7 @@ from sparkstrom.planning.scaling import WORTHWHILE_SPEEDUP
 from sparkstrom.rehearsal.conditions import Conditions
 from sparkstrom.rehearsal.fit import CurvePoint, SimulatedFit
 
-ONE_PROCESS, OURS, ALL_REDUCE = "one process", "sparkstrom", "DDP all-reduce"
+ONE_PROCESS, SPARKSTROM, ALL_REDUCE = "one process", "sparkstrom", "DDP all-reduce"
 CURVES_MAX = STYLE_COUNT  # curves in one plot; more could not be told apart
 TITLE = "Rehearsal"
 
@@ -49,7 +49,7 @@ TITLE = "Rehearsal"
 class RehearsedRun:
     """The results of one run of a rehearsal."""
 
-    system: str  # ONE_PROCESS, OURS (sparkstrom) or ALL_REDUCE (DDP)
+    system: str  # ONE_PROCESS, SPARKSTROM or ALL_REDUCE (DDP)
     workers: int  # number of workers, or of DDP's ranks
     scaling: str  # scaling rule; "" for the systems that have none
     loss: float  # of the delivered parameters; inf if training failed
@@ -113,7 +113,7 @@ class Rehearsal:
 
         It is "" if only one rule was rehearsed, or if training failed with every rule.
         """
-        ours = [run for run in self.runs if run.system == OURS and run.workers > 1]
+        ours = [run for run in self.runs if run.system == SPARKSTROM and run.workers > 1]
         if len({run.scaling for run in ours}) < 2:
             return ""
         most = max(run.workers for run in ours)
@@ -135,7 +135,7 @@ class Rehearsal:
 
     def _best_of_each_number(self) -> list[RehearsedRun]:
         """Return the best sparkstrom run of each number of workers, in ascending order."""
-        ours = [run for run in self.runs if run.system == OURS]
+        ours = [run for run in self.runs if run.system == SPARKSTROM]
         numbers = sorted({run.workers for run in ours})
         return [min((run for run in ours if run.workers == k), key=_rank) for k in numbers]
 
@@ -349,9 +349,9 @@ def _cells(run: RehearsedRun) -> tuple[str, ...]:
         reached,
         "" if run.speedup is None else f"{run.speedup:.2f}",
         f"{run.efficiency:.0%}",
-        f"{run.staleness:.1f}" if several and run.system == OURS else "",
+        f"{run.staleness:.1f}" if several and run.system == SPARKSTROM else "",
         f"{run.times_fewer_bytes:,.0f} times"
-        if several and run.system == OURS and run.times_fewer_bytes
+        if several and run.system == SPARKSTROM and run.times_fewer_bytes
         else "",
         link if several else "",
         f"{run.worker_hours:.3g}",

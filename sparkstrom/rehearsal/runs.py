@@ -33,7 +33,7 @@ from sparkstrom.rehearsal.baselines import ring_bits_s, train_synchronously
 from sparkstrom.rehearsal.conditions import Conditions
 from sparkstrom.rehearsal.data import SampledData
 from sparkstrom.rehearsal.fit import FitRecipe, FitSimulator, Measure, OnProgress, SimulatedFit
-from sparkstrom.rehearsal.result import ALL_REDUCE, ONE_PROCESS, OURS
+from sparkstrom.rehearsal.result import ALL_REDUCE, ONE_PROCESS, SPARKSTROM
 from sparkstrom.rehearsal.run_process import RunProcess, free_memory_bytes
 
 log = logging.getLogger(__name__)
@@ -52,9 +52,9 @@ POLL_S = 0.1
 class Run:
     """One run of a rehearsal, before it is simulated."""
 
-    system: str  # ONE_PROCESS, OURS (sparkstrom) or ALL_REDUCE (DDP)
+    system: str  # ONE_PROCESS, SPARKSTROM or ALL_REDUCE (DDP)
     workers: int  # number of workers, or of DDP's ranks
-    rule: str = ""  # scaling rule of OURS; "": that of the network's options
+    rule: str = ""  # scaling rule of SPARKSTROM; "": that of the network's options
 
     @property
     def description(self) -> str:
@@ -68,7 +68,7 @@ class Run:
     @property
     def weight(self) -> float:
         """The estimated time to simulate this run, relative to a run of sparkstrom."""
-        return 1.0 if self.system == OURS else SYNCHRONOUS_WEIGHT
+        return 1.0 if self.system == SPARKSTROM else SYNCHRONOUS_WEIGHT
 
 
 def plan_runs(workers: Sequence[int], rules: Sequence[str], own_rule: str | None) -> list[Run]:
@@ -84,7 +84,7 @@ def plan_runs(workers: Sequence[int], rules: Sequence[str], own_rule: str | None
         compared = rules or [own_rule or ""]
         if count == 1:  # one worker needs no rule
             compared = compared[:1]
-        runs += [Run(OURS, count, rule) for rule in compared]
+        runs += [Run(SPARKSTROM, count, rule) for rule in compared]
         if count > 1:
             runs.append(Run(ALL_REDUCE, count))
     return runs
@@ -156,7 +156,7 @@ class RunSimulator:
         """Simulate a run; return its result. Call ``on_progress`` with the completed fraction."""
         recipe, conditions = self.recipe, self.conditions
         partitions = self.data.partitions(run.workers)
-        if run.system == OURS:
+        if run.system == SPARKSTROM:
             if self.compares_rules:
                 master = replace(recipe.master, scaling=run.rule, horizon=None, aggregation=None)
                 recipe = replace(recipe, master=master)

@@ -1,7 +1,7 @@
 """A worker of a rehearsed (simulated) fit, with the code of a real worker, in virtual time.
 
 Its node, the protocol's state machine, and its trainer, which runs the training loop with model and
-encoder, are those of a real fit. All of them run in one thread, in the order of a timeline.
+encoder, are those of a real fit. All of them run in one thread, which a virtual clock calls.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from sparkstrom.runtime.training_loop import (
     TrainerInbox,
     TrainerItem,
 )
-from sparkstrom.simulation.timeline import Timeline
+from sparkstrom.simulation.virtual_clock import VirtualClock
 from sparkstrom.worker.task_environment import TaskEnvironment, place_model
 from sparkstrom.worker.training_job import TrainingJob
 from sparkstrom.worker.training_task import (
@@ -64,7 +64,7 @@ class DutyCycle:
         run: Runs one duty cycle.
     """
 
-    def __init__(self, time: Timeline, interval_s: float, run: Callable[[], None]) -> None:
+    def __init__(self, time: VirtualClock, interval_s: float, run: Callable[[], None]) -> None:
         self._time, self._interval_s, self._run = time, interval_s, run
         # Number and time of the next duty cycle. Scheduled ones with other numbers do nothing.
         self._turn, self._next_s = 0, 0.0
@@ -141,7 +141,7 @@ class RehearsedWorker:
         batches: Batches,
         *,
         network: VirtualNetwork,
-        time: Timeline,
+        time: VirtualClock,
         conditions: Conditions,
         observer: Observer,
         tick_s: float,

@@ -3,8 +3,9 @@
 The controller, also called the master, numbers the updates and holds the shared parameters.
 ``MasterControl`` is its interface; ``Progress``, ``Snapshot`` and ``FitOutcome`` are the values
 that it returns. ``runtime.master_thread`` implements it in this process,
-``spark.controller.remote_master`` for a controller in a Spark task. ``WorkerLogBuffer`` keeps lines
-that workers' code printed, and ``error_from_abort`` returns the error with which ``fit`` ends.
+``spark.controller.remote_controller`` for a controller in a Spark task. ``WorkerLogBuffer`` keeps
+lines that workers' code printed, and ``error_from_abort`` returns the error with which ``fit``
+ends.
 """
 
 from __future__ import annotations

@@ -63,17 +63,18 @@ class OvershootControl:
     Args:
         theta: the controller's replica; it is only read.
         workers: number of the fit's workers.
-        most: limit at the start and maximum of the limit; None: as described above.
-        is_enabled: False keeps ``most`` throughout, as do fits of at most ``UNLIMITED_WORKERS``.
+        limit_max: limit at the start and maximum of the limit; None: as described above.
+        is_enabled: False keeps ``limit_max`` throughout, as do fits of at most
+            ``UNLIMITED_WORKERS``.
     """
 
     def __init__(
-        self, theta: Theta, workers: int, most: int | None = None, *, is_enabled: bool = True
+        self, theta: Theta, workers: int, limit_max: int | None = None, *, is_enabled: bool = True
     ) -> None:
         self._is_enabled = is_enabled and workers > UNLIMITED_WORKERS
-        self._theta, self._workers, self._most = theta, workers, most or workers
-        self._limit = float(most or FIRST_LIMIT)  # before rounding down
-        self.limit = int(self._limit) if self._is_enabled else most
+        self._theta, self._workers, self._limit_max = theta, workers, limit_max or workers
+        self._limit = float(limit_max or FIRST_LIMIT)  # before rounding down
+        self.limit = int(self._limit) if self._is_enabled else limit_max
         self.is_reduced = False
         self._is_used = not self._is_enabled  # more than UNLIMITED_WORKERS have trained
         self._commits = 0  # of the current round
@@ -102,7 +103,7 @@ class OvershootControl:
         """Count an update while ``workers`` train; return the limit, adapted after each round."""
         if workers <= UNLIMITED_WORKERS:
             self._before = self._change = None
-            return int(self._limit) if self.is_reduced else self._most
+            return int(self._limit) if self.is_reduced else self._limit_max
         self._is_used = True
         if self._before is None:
             self._commits, self._before = 0, self._theta.sample(SAMPLE_MAX)
@@ -134,14 +135,14 @@ class OvershootControl:
 
     def _grow(self, alignment: float, mean: float) -> None:
         """Raise the limit if the newest cosine and the mean cosine allow it."""
-        most, growth = self._most, 1.0
+        limit_max, growth = self._limit_max, 1.0
         if self._is_noisy:
             growth = GROWTH_IN_NOISE
         elif mean < LATE_NOISE_COSINE:
             growth = LATE_GROWTH
         elif alignment > ALIGNED_COSINE:
-            most, growth = min(self._most, ALIGNED_MOST // self._workers), ALIGNED_GROWTH
-        self._limit = max(self._limit, min(most, self._limit * growth))
+            limit_max, growth = min(self._limit_max, ALIGNED_MOST // self._workers), ALIGNED_GROWTH
+        self._limit = max(self._limit, min(limit_max, self._limit * growth))
 
 
 def cosine(a: Flat, b: Flat) -> float | None:

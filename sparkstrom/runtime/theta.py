@@ -168,15 +168,17 @@ class Theta:
             step = hits.tau_quanta * self.q
             rest = (put(hits.packed), hits.side, step, self.q, self._scratch)
             if local is None:
-                self.count(kernels.bitmap_add(self._values, *rest))
+                self.count_overflows(kernels.bitmap_add(self._values, *rest))
             else:
-                self.count(kernels.bitmap_add_both(self._values, local, *rest))
+                self.count_overflows(kernels.bitmap_add_both(self._values, local, *rest))
             return
         indices, quanta = put(hits[0]), put(hits[1])
         if local is None:
-            self.count(kernels.apply_hits(self._values, indices, quanta, self.q))
+            self.count_overflows(kernels.apply_hits(self._values, indices, quanta, self.q))
         else:
-            self.count(kernels.apply_hits_both(self._values, local, indices, quanta, self.q))
+            self.count_overflows(
+                kernels.apply_hits_both(self._values, local, indices, quanta, self.q)
+            )
 
     def add_sum(self, total: UpdateSum) -> None:
         """Add a sum of updates to theta and, unless that is None, to ``local``."""
@@ -186,11 +188,13 @@ class Theta:
             return
         array = self._memory.from_host(total.array)
         if self.local is None:
-            self.count(self._kernels.add_quanta(self._values, array, self.q))
+            self.count_overflows(self._kernels.add_quanta(self._values, array, self.q))
         else:
-            self.count(self._kernels.add_quanta_both(self._values, self.local, array, self.q))
+            self.count_overflows(
+                self._kernels.add_quanta_both(self._values, self.local, array, self.q)
+            )
 
-    def count(self, overflows: tuple[int, int]) -> None:
+    def count_overflows(self, overflows: tuple[int, int]) -> None:
         """Add a kernel's result to the counters of parameters that left the exact range.
 
         ``overflows``: (number of such parameters, index of the first).

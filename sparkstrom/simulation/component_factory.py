@@ -26,7 +26,7 @@ from sparkstrom.simulation.replica import (
     residual_mass,
 )
 from sparkstrom.simulation.run_options import RunSize
-from sparkstrom.simulation.timeline import Timeline
+from sparkstrom.simulation.virtual_clock import VirtualClock
 
 
 def resolve_partition_starts(size: RunSize) -> tuple[PartitionStart, ...]:
@@ -37,7 +37,7 @@ def resolve_partition_starts(size: RunSize) -> tuple[PartitionStart, ...]:
 
 def make_master(
     size: RunSize,
-    time: Timeline,
+    time: VirtualClock,
     scratch: dict[str, Any],
     *,
     chunks: int,
@@ -102,7 +102,7 @@ class ComponentFactory:
         """Return the controller's replica."""
         return SimReplica(self.size.message_sizes.chunk_bytes)
 
-    def master(self, time: Timeline, scratch: dict[str, IntTheta]) -> Master:
+    def master(self, time: VirtualClock, scratch: dict[str, IntTheta]) -> Master:
         """Return the protocol's master; write residual files of an earlier fit to ``scratch``."""
         chunks = max(CHUNKS, self.size.message_sizes.chunks)
         return make_master(self.size, time, scratch, chunks=chunks)

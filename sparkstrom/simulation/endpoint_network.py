@@ -49,7 +49,7 @@ from sparkstrom.simulation.network import (
 )
 from sparkstrom.simulation.process import SimProcess
 from sparkstrom.simulation.run_options import Faults, RunSize, TransportMode
-from sparkstrom.simulation.timeline import Timeline, WorldView
+from sparkstrom.simulation.virtual_clock import VirtualClock, WorldView
 from sparkstrom.transport.base import OfferResult, ReceivedFrame, SentBytes, stream_kind_error
 
 CONTROL_FRAME_BYTES_MAX = 16_384
@@ -259,7 +259,7 @@ class EndpointNetwork(Network):
 
     def __init__(
         self,
-        time: Timeline,
+        time: VirtualClock,
         faults: Faults,
         to_master: Callable[[NodeId | None, Message], None],
         step_master: Callable[[ev.Event], None],
@@ -586,7 +586,7 @@ class BandwidthNetwork(Network):
 
     def __init__(
         self,
-        time: Timeline,
+        time: VirtualClock,
         faults: Faults,
         to_master: Callable[[NodeId | None, Message], None],
         step_master: Callable[[ev.Event], None],
@@ -780,7 +780,7 @@ class BandwidthNetwork(Network):
 
 
 def make_network(
-    time: Timeline,
+    time: VirtualClock,
     size: RunSize,
     faults: Faults,
     *,

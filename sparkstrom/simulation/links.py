@@ -44,7 +44,7 @@ from sparkstrom.runtime.message_endpoint import (
     Outbox,
 )
 from sparkstrom.simulation.process import EdgeEnd, SimProcess
-from sparkstrom.simulation.timeline import Timeline, WorldView
+from sparkstrom.simulation.virtual_clock import VirtualClock, WorldView
 from sparkstrom.transport.aeron.channel_settings import TERM_LENGTHS, WINDOW_BYTES_MAX
 from sparkstrom.transport.base import OfferResult
 
@@ -238,7 +238,7 @@ class LinkStream:
 class Links:
     """The network of all hosts; sends the bursts of their streams in virtual time."""
 
-    def __init__(self, time: Timeline, rate: float) -> None:
+    def __init__(self, time: VirtualClock, rate: float) -> None:
         self._time, self._rate = time, rate
         self.hosts: dict[str, LinkHost] = {}
 

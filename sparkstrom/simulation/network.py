@@ -29,7 +29,7 @@ from sparkstrom.codec.wire import decode_untrusted, encode, is_data
 from sparkstrom.protocol.common import events_and_effects as ev
 from sparkstrom.simulation.process import EdgeEnd, Outage, SentTraffic, SimProcess
 from sparkstrom.simulation.run_options import Faults
-from sparkstrom.simulation.timeline import Timeline, WorldView
+from sparkstrom.simulation.virtual_clock import VirtualClock, WorldView
 
 DELAY_S_MIN = 0.0005
 LATE_S_MAX = 0.5
@@ -65,7 +65,7 @@ class Network:
 
     def __init__(
         self,
-        time: Timeline,
+        time: VirtualClock,
         faults: Faults,
         to_master: Callable[[NodeId | None, Message], None],
         *,
@@ -190,9 +190,9 @@ class Network:
     def begin_outage(self, process: SimProcess, outage: Outage) -> None:
         """Begin an outage of a process; messages on its edges wait until the outage ends."""
         process.cut = outage
-        self._time.after(self._liveness_s, self._break_after_outage, process)
+        self._time.after(self._liveness_s, self._break_timed_out_streams, process)
 
-    def _break_after_outage(self, process: SimProcess) -> None:
+    def _break_timed_out_streams(self, process: SimProcess) -> None:
         """Break a process's streams if its outage has not ended.
 
         This method is called when the liveness timeout has passed since the outage began. Streams
@@ -211,9 +211,9 @@ class Network:
         """Begin a network partition."""
         self._splits.append(split)
         if split.until_s > self._time.now_s + self._liveness_s:
-            self._time.after(self._liveness_s, self._break_after_partition, split)
+            self._time.after(self._liveness_s, self._break_partitioned_streams, split)
 
-    def _break_after_partition(self, split: NetworkPartition) -> None:
+    def _break_partitioned_streams(self, split: NetworkPartition) -> None:
         """Break streams across a partition that has lasted as long as their liveness timeout."""
         for process in split.apart:
             for slot in self._long_open_edges(process):

@@ -42,7 +42,7 @@ from sparkstrom.simulation.component_factory import ComponentFactory, MasterRepl
 from sparkstrom.simulation.invariants import InvariantChecker
 from sparkstrom.simulation.process import PublishedUpdate, SimProcess
 from sparkstrom.simulation.run_options import RunSize
-from sparkstrom.simulation.timeline import Timeline
+from sparkstrom.simulation.virtual_clock import VirtualClock
 
 INPUTS, HIDDEN, CLASSES, ROWS = 6, 5, 3, 4
 LEARNING_RATE, TAU = 0.5, 0.02  # a step moves some parameters by more than tau, some by less
@@ -74,17 +74,17 @@ class FitSetup:
         """Number of parameters."""
         return self.initial.size
 
-    def theta(self, *, whole: bool) -> Theta:
+    def create_theta(self, *, whole: bool) -> Theta:
         """Return the initial parameters; if not ``whole``, zeros until a snapshot is installed."""
         theta = Theta(self.n_params, self.k)
         if whole:
             theta.load(self.initial)
         return theta
 
-    def replica(self, model: Any, *, whole: bool) -> Replica:
-        """Return a worker's replica, built as in a real fit; see ``theta`` for ``whole``."""
+    def create_replica(self, model: Any, *, whole: bool) -> Replica:
+        """Return a worker's replica, built as in a real fit; see ``create_theta`` for ``whole``."""
         encoder = Encoder(self.n_params, self.k, self.threshold, train_on=self.train_on)
-        theta = self.theta(whole=whole)
+        theta = self.create_theta(whole=whole)
         return Replica(model, theta, encoder, local=self.train_on == "local")
 
     def decode_update(self, update: Payload) -> NDArray[np.float64]:
@@ -115,13 +115,13 @@ class RealComponentFactory(ComponentFactory):
             rng.choice(thresholds),
             rng.choice(("local", "replica")),
         )
-        self._sum_theta = self.job.theta(whole=False)
+        self._sum_theta = self.job.create_theta(whole=False)
 
     def replica(self) -> MasterReplica:
         """Return the controller's replica."""
-        return DriverReplica(self.job.theta(whole=True))
+        return ControllerReplica(self.job.create_theta(whole=True))
 
-    def master(self, time: Timeline, scratch: dict[str, Any]) -> Master:
+    def master(self, time: VirtualClock, scratch: dict[str, Any]) -> Master:
         """Return the protocol's master; write residual files of an earlier fit to ``scratch``."""
         n_params = self.job.n_params
         chunks = snapshot_chunk_count(n_params)
@@ -144,7 +144,7 @@ class RealComponentFactory(ComponentFactory):
         return self._sum_theta.merge(effect)
 
 
-class DriverReplica:
+class ControllerReplica:
     """The simulated controller's parameters, updated like those in ``runtime.master_thread``."""
 
     def __init__(self, theta: Theta) -> None:
@@ -251,7 +251,7 @@ class RealProcess(SimProcess):
     def _create_trainer(self, seed: int) -> None:
         """Create the process's model, replica and learner."""
         model = RecordingModel(self._job.make())
-        self.replica = self._job.replica(model, whole=self.identity.whole)
+        self.replica = self._job.create_replica(model, whole=self.identity.whole)
         self.learner = RealLearner(self.replica, model, self._job, seed)
 
     def _new_sum(self) -> CommitSum:

@@ -38,7 +38,7 @@ from sparkstrom.simulation.run_options import (
     RunSize,
     perform_with_fault,
 )
-from sparkstrom.simulation.timeline import Timeline
+from sparkstrom.simulation.virtual_clock import VirtualClock
 
 FIRST_FAULT_S, EARLY_FAULT_S_MAX = 0.3, 4.0
 EARLY_SHARE = 0.25  # of the faults; these happen while workers still join
@@ -333,7 +333,7 @@ class World:
         self, seed: int, size: RunSize, faults: Faults, parts: ComponentFactory | None = None
     ) -> None:
         self.seed, self.size, self.faults = seed, size, faults
-        self.time = Timeline(seed)
+        self.time = VirtualClock(seed)
         self.scratch: dict[str, IntTheta] = {}  # residual files, by path
         self.parts = parts or ComponentFactory(size)
         self.replica = self.parts.replica()

@@ -30,7 +30,7 @@ from sparkstrom.options.gradient_sharing import SharedTrainingMaster
 from sparkstrom.options.parameter_averaging import ParameterAveragingTrainingMaster, TrainingMaster
 from sparkstrom.protocol.common.fit_spec import FitSpec
 from sparkstrom.runtime.theta import Theta
-from sparkstrom.spark.controller.remote_master import ControllerApplication
+from sparkstrom.spark.controller.remote_controller import ControllerApplication
 from sparkstrom.spark.data import partitioning
 from sparkstrom.spark.data.partitioning import PartitionedData
 from sparkstrom.spark.executor.inference import (

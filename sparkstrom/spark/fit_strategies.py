@@ -44,7 +44,7 @@ from sparkstrom.runtime.master_thread import MasterThread
 from sparkstrom.runtime.optimizer_states import OptimizerStates
 from sparkstrom.runtime.theta import Theta
 from sparkstrom.spark.application import Application
-from sparkstrom.spark.controller.remote_master import RemoteController
+from sparkstrom.spark.controller.remote_controller import RemoteController
 from sparkstrom.spark.data.partitioning import PartitionedData
 from sparkstrom.spark.executor_slots import (
     ROUNDS_FIT_NOTE,
@@ -105,7 +105,7 @@ class SparkFitRunner(FitRunner):
         self.states = states
         self._key = secrets.token_bytes(KEY_BYTES)  # encrypts this fit's messages
         self.book = EpochHistory(spec.first_epoch)
-        self._remote = self._make_remote_master(files)
+        self._remote = self._make_remote_controller(files)
         self.master = self._remote or self._make_local_master(files)
 
     @property
@@ -160,7 +160,7 @@ class SparkFitRunner(FitRunner):
         live_options = [each.live_option for each in listeners if each.live_option]
         return self._remote.run_in_task(self._make_training_job(initial, own), live_options, say)
 
-    def _make_remote_master(self, files: CheckpointFiles) -> RemoteController | None:
+    def _make_remote_controller(self, files: CheckpointFiles) -> RemoteController | None:
         """Return a proxy for a controller in a Spark task; None if it runs in this program."""
         if not parse_controller(self._options.void.controller).is_in_task:
             return None

@@ -153,7 +153,7 @@ class SparkJob:
         self.thread.join(seconds)
         return not self.thread.is_alive()
 
-    def tasks(self) -> tuple[int | None, int]:
+    def count_tasks(self) -> tuple[int | None, int]:
         """Return (number of running tasks, number of failed tasks).
 
         Running tasks of all stages are counted; None means that their number is unknown. Failed
@@ -433,7 +433,7 @@ class StartMonitor(FitListener):
                 "security groups) of both hosts, allow UDP from "
                 f"{here.host} to {there.host} {format_executor_ports(self._void, there.port)}"
             )
-        _, failed = self._job.tasks()
+        _, failed = self._job.count_tasks()
         if failed == self._failed:
             return
         self._failed = failed
@@ -448,7 +448,7 @@ class StartMonitor(FitListener):
 
         Raise SetupError if tasks failed before any worker joined; see ``_raise_failures``.
         """
-        running, failed = self._job.tasks()
+        running, failed = self._job.count_tasks()
         if failed and not progress.joined:
             self._raise_failures(failed)
         text = (

@@ -58,7 +58,7 @@ from sparkstrom.spark.data.export import ExportCache
 from sparkstrom.spark.data.partitioning import HeldOutFrames, PartitionedData
 from sparkstrom.spark.dl4j_method_names import Dl4jMethodNames
 from sparkstrom.spark.executor.entry_points import pickle_by_value
-from sparkstrom.spark.executor.measurement import check_barrier_stages, measure_workers
+from sparkstrom.spark.executor.rehearsal_measurement import check_barrier_stages, measure_workers
 from sparkstrom.spark.executor_slots import (
     choose_resume_workers,
     count_workers,

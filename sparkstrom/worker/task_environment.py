@@ -99,23 +99,23 @@ def free_models(models: Collection[Callable[[], FlatModel | None]]) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class ExecutorName:
+class ExecutorInfo:
     """An executor's id, host and cores as Spark knows them."""
 
-    number: str  # Spark's executor id; "driver" in local mode
+    id: str  # "driver" in local mode
     host: str  # "" if unknown
     cores: int = 1  # 1 if unknown
 
 
-def read_executor_name(proc: Path = PROC_DIRECTORY) -> ExecutorName:
-    """Return the name and cores of this process's executor, read from its command line."""
+def read_executor_info(proc: Path = PROC_DIRECTORY) -> ExecutorInfo:
+    """Return id, host and cores of this process's executor, read from its command line."""
     command = (proc / str(find_executor_process(proc=proc).pid) / "cmdline").read_text(
         errors="replace"
     )
     words = command.split("\0")
     said = dict(pairwise(words))
     cores = int(said.get("--cores", "1"))
-    return ExecutorName(said.get("--executor-id", "driver"), said.get("--hostname", ""), cores)
+    return ExecutorInfo(said.get("--executor-id", "driver"), said.get("--hostname", ""), cores)
 
 
 def assigned_gpu(resources: Mapping[str, Any]) -> int | None:

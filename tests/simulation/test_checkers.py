@@ -166,7 +166,7 @@ def releases_the_untrained(patch: pytest.MonkeyPatch) -> None:
         member = next(iter(self._members.live.values()))
         self._released_s, member.releasing = now_s, "a slot is needed"
 
-    patch.setattr(VacantPartitions, "_ask_finished_worker_to_leave", blind)
+    patch.setattr(VacantPartitions, "_choose_worker_to_leave", blind)
 
 
 # -- I3: equal replicas ----------------------------------------------------------------------------

@@ -57,8 +57,8 @@ def test_executors_get_an_echo_from_a_program_with_many_files(
         with closing(bind(address, port)) as low:
             return socket.socket(fileno=move_up(low.detach()))
 
-    bind = reachability._bind_socket
-    monkeypatch.setattr(reachability, "_bind_socket", bind_high)
+    bind = reachability._bind_udp_socket
+    monkeypatch.setattr(reachability, "_bind_udp_socket", bind_high)
     with closing(UdpEchoServer("127.0.0.1", None)) as server:
         probe = ReachabilityProbe(server.endpoint, server.token, VoidConfiguration(), 60.0)
         with bind_high("127.0.0.1", 0) as sock:

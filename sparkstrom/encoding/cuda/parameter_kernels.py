@@ -1,4 +1,4 @@
-"""CUDA kernels that apply hits and sums of updates, add arrays, clip residuals, compute norms.
+"""CUDA kernels that apply hits and sums of updates, add arrays, clip and sum residuals.
 
 A hit is an entry of an update: the index of a parameter and the change of this parameter. No index
 occurs twice in an update, so results do not depend on the order of threads.
@@ -8,10 +8,10 @@ A parameter overflows if its absolute value exceeds ``limit``, up to which float
 Kernels count overflows in ``answer`` by ``count_if``. Functions return (overflows, first): their
 number, and the index of the first one or -1.
 
-Sums that are returned (clipped mass and norms) are added in a tree within each tile of
-``device.TILE`` parameters, and the tiles' sums are added on the host. They are reproducible to the
-bit, but may differ from the CPU's sequential sums. Squares of float32 are computed in float64,
-where they are exact.
+Sums that are returned, of what is clipped and of a residual's absolute values and squares, are
+added in a tree within each tile of ``device.TILE`` parameters, and the tiles' sums are added on the
+host. They are reproducible to the bit, but may differ from the CPU's sequential sums. Squares of
+float32 are computed in float64, where they are exact.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ def _clip_kernel(values: Any, theta: Any, difference: Any, limit: Any, masses: A
 
 
 @kernel("void(f4[::1], f4[::1], b1, f8[::1], f8[::1])")
-def _norms_kernel(values: Any, theta: Any, difference: Any, masses: Any, squares: Any) -> None:
+def _sums_kernel(values: Any, theta: Any, difference: Any, masses: Any, squares: Any) -> None:
     """Write each tile's sum of |residual| to ``masses``, and of its squares to ``squares``.
 
     ``values``, ``theta`` and ``difference`` are as in ``_clip_kernel``.
@@ -262,23 +262,23 @@ def _clip_residual(
 
 def residual_sums_local(local: Any, theta: Any) -> tuple[float, float]:
     """Return (sum of |local - theta|, sum of its squares), in float64."""
-    return _residual_norms(_float_array("local", local), _float_array("theta", theta), True)
+    return _residual_sums(_float_array("local", local), _float_array("theta", theta), True)
 
 
 def residual_sums_replica(residual: Any) -> tuple[float, float]:
     """Return (sum of |residual|, sum of its squares), in float64."""
     values = _float_array("residual", residual)
-    return _residual_norms(values, values, False)
+    return _residual_sums(values, values, False)
 
 
-def _residual_norms(
+def _residual_sums(
     values: DeviceArray, theta: DeviceArray, difference: bool
 ) -> tuple[float, float]:
     """Return a residual's (sum of absolute values, sum of squares); see ``_clip_kernel``."""
     tiles = tiles_of(values.size)
     masses, squares = (scratch.get(name, tiles, np.float64) for name in ("masses", "squares"))
     if tiles:
-        _norms_kernel[tiles, THREADS](values, theta, difference, masses, squares)
+        _sums_kernel[tiles, THREADS](values, theta, difference, masses, squares)
     return sum_partial(masses, tiles), sum_partial(squares, tiles)
 
 

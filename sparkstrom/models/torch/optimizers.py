@@ -403,7 +403,9 @@ def _take_parameter_state(
 def _take_shared_state(remaining: State) -> dict[str, Any]:
     """Remove from the saved state what belongs to no particular parameter; return it by key."""
     paths = [path for path in remaining if path.startswith("shared/")]
-    return dict(_parse_entry(path.removeprefix("shared/"), remaining.pop(path)) for path in paths)
+    return dict(
+        _decode_state_entry(path.removeprefix("shared/"), remaining.pop(path)) for path in paths
+    )
 
 
 @functools.cache
@@ -485,7 +487,7 @@ def _store_tree(state: State, path: str, value: Any, names: dict[int, str]) -> N
 def _add_part(values: dict[Any, Any], path: str, value: Any, named: NamedParameters) -> None:
     """Add a stored value to the tree ``values`` at its path; create ``_ContainerParts`` for it."""
     *steps, last = path.split("~")
-    last, value = _parse_entry(last, value)
+    last, value = _decode_state_entry(last, value)
     for step in steps:
         values = values.setdefault(_parse_key(step, named, values), _ContainerParts())
     values[_parse_key(last, named, values)] = value
@@ -528,7 +530,7 @@ def _store_value(state: State, path: str, value: Any) -> None:
         state[path] = value
 
 
-def _parse_entry(key: str, value: Any) -> tuple[str, Any]:
+def _decode_state_entry(key: str, value: Any) -> tuple[str, Any]:
     """Parse an entry of a stored optimizer state; return (name, tensor or number).
 
     The key is "name", or "name:dtype" for a number that was a tensor without dimensions. Arrays
@@ -569,7 +571,7 @@ def _fill_tree(tree: Any, path: str, remaining: State) -> Any:
         return type(tree)(_fill_tree(v, f"{path}/{n}", remaining) for n, v in enumerate(tree))
     for name in (path, *(f"{path}:{kind}" for kind in ("float32", "float64", "int64"))):
         if name in remaining:
-            return _parse_entry(name, remaining.pop(name))[1]
+            return _decode_state_entry(name, remaining.pop(name))[1]
     return tree
 
 

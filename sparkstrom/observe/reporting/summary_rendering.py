@@ -96,14 +96,14 @@ class FigureGroup:
     table: Table | None = None  # shown last
 
 
-def _is_unknown(summary: Figures) -> bool:
+def _was_fit_skipped(summary: Figures) -> bool:
     """Return whether a summary lacks all values, because its fit was skipped (it has 0 workers)."""
     return as_number(summary.get("workers")) == 0
 
 
 def summary_headline(summary: Figures) -> str:
     """Return one line about what was trained."""
-    if _is_unknown(summary):
+    if _was_fit_skipped(summary):
         return UNKNOWN_SUMMARY
     workers, epochs = as_number(summary.get("workers")), as_number(summary.get("epochs"))
     before = as_number(summary.get("epochs_resumed"))
@@ -514,7 +514,7 @@ def summary_text(summary: Mapping[str, Any], *, whole: bool = False) -> str:
     )
     shown = [title, *_bullet_lines(warnings)] if warnings else [NO_WARNINGS]
     headline = [summary_headline(summary)]
-    if _is_unknown(summary):
+    if _was_fit_skipped(summary):
         parts = [headline, shown]
     else:
         parts = [headline, _group_lines(result_group(summary)), shown, *more]
@@ -523,7 +523,7 @@ def summary_text(summary: Mapping[str, Any], *, whole: bool = False) -> str:
 
 def short_text(figures: Mapping[str, Any]) -> str:
     """Return the lines of ``TrainingSummary.table()``; see ``short_rows``."""
-    if _is_unknown(figures):
+    if _was_fit_skipped(figures):
         return summary_text(figures)
     return "\n".join(f"{name:<20}{value}" for name, value in short_rows(figures))
 
@@ -531,7 +531,7 @@ def short_text(figures: Mapping[str, Any]) -> str:
 def summary_html(summary: Mapping[str, Any]) -> str:
     """Return a summary as an HTML fragment with its own style sheet, for a notebook."""
     warnings = summary_warnings(summary)
-    is_known = not _is_unknown(summary)
+    is_known = not _was_fit_skipped(summary)
     more = make_element(
         "details",
         make_element("summary", "All figures"),

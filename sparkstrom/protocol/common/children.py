@@ -34,7 +34,7 @@ from sparkstrom.protocol.common import events_and_effects as ev
 from sparkstrom.protocol.common.commit_log import (
     Entry,
     History,
-    count_entries,
+    count_changed_params,
     is_summable,
     last_seqs_of,
 )
@@ -369,7 +369,7 @@ class Children:
 
     def _expected_entries(self, entries: tuple[Entry, ...]) -> int:
         """Return the expected number of distinct parameters in a sum of these entries."""
-        return entries_in_sum(sum(map(count_entries, entries)), self._flow_limits.n_params)
+        return entries_in_sum(sum(map(count_changed_params, entries)), self._flow_limits.n_params)
 
     def _send_merged(self, child: Child, entries: tuple[Entry, ...], now_s: float) -> Effect:
         """Count a sum of entries as sent to a child; return the effect that sends it."""

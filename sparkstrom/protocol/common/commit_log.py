@@ -35,7 +35,7 @@ def is_summable(entry: Entry) -> bool:
     return isinstance(entry, MergedRange) or entry.payload.form != BUFFERS
 
 
-def count_entries(entry: Entry) -> int:
+def count_changed_params(entry: Entry) -> int:
     """Return how many parameters an entry changes; for a sum, return an estimate."""
     return entry.count if isinstance(entry, MergedRange) else entry.payload.count
 

@@ -53,7 +53,7 @@ from sparkstrom.protocol.master.members import (
     send_to_process,
 )
 from sparkstrom.protocol.master.membership import Admission, MembershipCloser
-from sparkstrom.protocol.master.optimizer_copies import OptimizerCopies, OptimizerSources
+from sparkstrom.protocol.master.optimizer_sources import OptimizerCopies, OptimizerSources
 from sparkstrom.protocol.master.phases import Phases, VacantPartitions
 from sparkstrom.protocol.master.statuses import Statuses
 from sparkstrom.protocol.master.tree_placement import Placement

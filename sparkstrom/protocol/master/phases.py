@@ -209,10 +209,10 @@ class VacantPartitions:
             text = shortage.value.format(at, waited_s)
             return [ev.Abort(text, partition=at, kind=ev.Failure.SETUP, lack=shortage)]
         if min(waited_s, now_s - self._released_s) > self._patience_s:
-            self._ask_finished_worker_to_leave(longest.index, now_s)
+            self._choose_worker_to_leave(longest.index, now_s)
         return []
 
-    def _ask_finished_worker_to_leave(self, waiting: int, now_s: float) -> None:
+    def _choose_worker_to_leave(self, waiting: int, now_s: float) -> None:
         """Choose a finished worker that must give up its task slot to the partition ``waiting``.
 
         Do nothing if there is none. Spark takes a while to use a free slot, so ``check`` chooses

@@ -262,9 +262,9 @@ class Deadlines:
         return (
             self._fit.overdue_wait(now_s, joined=joined)
             or (None if joined else self._membership.overdue_wait(now_s))
-            or (None if replication.fetch is None else replication.overdue_snapshot(now_s))
+            or (None if replication.fetch is None else replication.overdue_snapshot_wait(now_s))
             or self._link.overdue_wait(now_s)
-            or replication.overdue_commits(self._fit.state, now_s)
+            or replication.overdue_commits_wait(self._fit.state, now_s)
             or self._trainer.overdue_wait(now_s, replication.stage, paused=replication.paused)
         )
 

@@ -382,14 +382,14 @@ class Replication:
         if self.fetch is not None:
             self.fetch.shift_deadlines(pause)
 
-    def overdue_snapshot(self, now_s: float) -> Wait | None:
+    def overdue_snapshot_wait(self, now_s: float) -> Wait | None:
         """Return a Wait if a snapshot fetch made no progress for ``stuck_s``; otherwise None."""
         fetch, stuck_s = self.fetch, self._limits.stuck_s
         if fetch is not None and fetch.progress_s < now_s - stuck_s:
             return Wait(fetch.progress_s, stuck_s, TimeoutReason.SNAPSHOT)
         return None
 
-    def overdue_commits(self, state: State | None, now_s: float) -> Wait | None:
+    def overdue_commits_wait(self, state: State | None, now_s: float) -> Wait | None:
         """Return a Wait if commits are missing and no data came for ``stuck_s``; otherwise None.
 
         ``state`` tells which commits exist.

@@ -28,7 +28,7 @@ from sparkstrom.fit.supervisor import find_cause, setup_error_in
 from sparkstrom.spark.controller.driver_messages import pack_message, unpack_message
 from sparkstrom.spark.executor.entry_points import get_task_context, pickle_by_value
 from sparkstrom.spark.jobs import RunningTask, SparkJob
-from sparkstrom.worker.task_environment import read_executor_name
+from sparkstrom.worker.task_environment import read_executor_info
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -115,8 +115,8 @@ def count_rows(batches: ArrowBatches) -> Iterator[Any]:
 
 def identify_executor(items: Iterable[Any]) -> Iterator[tuple[str, int]]:
     """Yield (name, cores) of the executor that runs this task; the name is its host and process."""
-    place, executor = get_task_context(), read_executor_name()
-    cores = count_cores() if executor.number == "driver" else executor.cores
+    place, executor = get_task_context(), read_executor_info()
+    cores = count_cores() if executor.id == "driver" else executor.cores
     yield f"{place.host}/{place.jvm}", cores
 
 
@@ -142,7 +142,7 @@ class ConnectJob(SparkJob):
         if self.running:
             self.context.interruptTag(self.group)
 
-    def tasks(self) -> tuple[int | None, int]:
+    def count_tasks(self) -> tuple[int | None, int]:
         """Return (None, 0), as Spark Connect reports neither running nor failed tasks."""
         return None, 0
 

@@ -85,7 +85,7 @@ class UdpEchoServer:
             raise SetupError(no_free_port_message(address, ports))
         self.token = token or secrets.token_bytes(TOKEN_BYTES)
         self.was_reached = threading.Event()  # set once a datagram was echoed
-        self._socket = _bind_socket(address, port)
+        self._socket = _bind_udp_socket(address, port)
         self.endpoint = Endpoint(address, self._socket.getsockname()[1])
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="sparkstrom-echo", daemon=True)
@@ -117,7 +117,7 @@ def probe_controller(probe: ReachabilityProbe, rows: Iterable[Any]) -> Iterator[
     forget_spark_archive_importers()
     address = choose_executor_address(probe.void, probe.endpoint)
     port = next(candidate_ports(address, probe.void.executor_ports(), None), 0)
-    with _bind_socket(address, port) as sock:
+    with _bind_udp_socket(address, port) as sock:
         yield ProbeResult(socket.gethostname(), _receives_echo(sock, probe))
 
 
@@ -136,7 +136,7 @@ def _receives_echo(sock: socket.socket, probe: ReachabilityProbe) -> bool:
     return False
 
 
-def _bind_socket(address: str, port: int) -> socket.socket:
+def _bind_udp_socket(address: str, port: int) -> socket.socket:
     """Return a UDP socket that is bound to the address and port."""
     sock = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_DGRAM)
     sock.bind((address, port))

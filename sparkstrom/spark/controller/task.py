@@ -57,7 +57,7 @@ from sparkstrom.worker.network_setup import (
     transport_opener,
     warm_up_transport,
 )
-from sparkstrom.worker.task_environment import read_executor_name
+from sparkstrom.worker.task_environment import read_executor_info
 from sparkstrom.worker.training_task import load_initial_theta
 
 log = logging.getLogger(__name__)
@@ -270,7 +270,7 @@ def propose_place(
     Yield a PlacementMismatch instead if ``choice`` names another host. Raise SetupError if this
     host has no suitable address or port. ``items`` is not used.
     """
-    place, executor, listed = get_task_context(), read_executor_name(), list_interface_addresses()
+    place, executor, listed = get_task_context(), read_executor_info(), list_interface_addresses()
     host = executor.host or place.host
     if not choice.matches_host((host, place.host), listed):
         yield PlacementMismatch(host, is_retry=False)
@@ -288,7 +288,7 @@ def propose_place(
         raise SetupError(no_free_port_message(address, ports))
     process = f"{place.host}/{place.jvm}"
     endpoint = Endpoint(address, port)
-    yield ControllerPlace(process, executor.number, host, endpoint, str(place.scratch))
+    yield ControllerPlace(process, executor.id, host, endpoint, str(place.scratch))
 
 
 def run_controller_task(

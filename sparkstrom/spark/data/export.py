@@ -32,7 +32,7 @@ from sparkstrom.base.errors import SetupError, UsageError, first_line
 from sparkstrom.base.untrusted_files import READ_ERRORS, check_npz
 from sparkstrom.checkpoint.files import find_local_path
 from sparkstrom.data.arrow_conversion import (
-    format_from_schema,
+    read_stored_format,
     records_from_arrow,
     records_to_arrow,
     schema_from_format,
@@ -297,7 +297,7 @@ def read_exported_blocks(
             "share, and its files must stay until network.close()"
         ) from None
     with source, parquet.ParquetFile(source) as file:
-        base = format_from_schema(file.schema_arrow)
+        base = read_stored_format(file.schema_arrow)
         at, count = 0, max(1, BLOCK_BYTES // max(1, base.row_bytes))
         for batch in file.iter_batches(batch_size=min(count, ROWS_PER_CHUNK_MAX)):
             form, records = records_from_arrow(base, batch)

@@ -357,7 +357,7 @@ def sources_of_group(group: int, sources: int, groups: int) -> range:
     return range(group * size, min(sources, (group + 1) * size))
 
 
-def address_records(
+def route_records(
     records: Iterable[ArrayPiece | ReportRecord],
     source: int,
     base: int,

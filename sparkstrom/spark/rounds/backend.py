@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 from sparkstrom.data.row_blocks import BlockReader
 from sparkstrom.models.base import State
 from sparkstrom.options.parameter_averaging import PER_WORKER
-from sparkstrom.planning.memory import footprint_of_model, round_result_bytes, round_sent_bytes
+from sparkstrom.planning.memory import footprint_of_model, round_result_bytes, worker_round_bytes
 from sparkstrom.rounds.averaging import RoundResults, RoundState, load_state, merge_scalars
 from sparkstrom.rounds.backend import EpochPlan, PartitionFacts, RoundOrder, RoundsBackend
 from sparkstrom.rounds.worker_round import HeldOutReport
@@ -306,7 +306,7 @@ def train_and_collect(
     ``_train_and_sum_on_executors``.
     """
     workers, sizes, footprint = job.spec.workers, job.sizes, footprint_of_model(job.model)
-    size = round_sent_bytes(footprint, job.master)
+    size = worker_round_bytes(footprint, job.master)
     if workers * size <= sizes.direct:
         found = records.collect(partial(train_for_driver, packed, start))
         complete = read_complete(found, range(workers))

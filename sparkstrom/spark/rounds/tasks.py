@@ -54,11 +54,11 @@ from sparkstrom.spark.rounds.array_exchange import (
     EndOfStream,
     Payload,
     ReportRecord,
-    address_records,
     group_of_source,
     mean_pieces,
     pack_record,
     read_complete,
+    route_records,
     sources_of_group,
     split_arrays,
     sum_pieces,
@@ -429,7 +429,7 @@ class TrainingTask:
         job = self.packed.unpack()
         base = group_of_source(index, self.workers, self.groups) * (self.targets + 1)
         results = train_round(job, self.start, get_task_context(), records)
-        yield from address_records(results, index, base, self.targets, job.piece_bytes)
+        yield from route_records(results, index, base, self.targets, job.piece_bytes)
 
 
 @dataclass(frozen=True, slots=True)

@@ -200,12 +200,12 @@ def open_private_directory(path: Path) -> Iterator[int | None]:
 
 
 @contextmanager
-def hold_start_lock(home: Path, deadline_s: float) -> Iterator[bool]:
+def hold_start_lock(home: Path, timeout_s: float) -> Iterator[bool]:
     """Hold the start lock of ``home`` during the block; yield whether it was free in time.
 
-    Wait for the lock at most ``deadline_s`` seconds. Create home and lock file if necessary.
+    Wait for the lock at most ``timeout_s`` seconds. Create home and lock file if necessary.
     """
-    end_s = time.monotonic() + deadline_s
+    end_s = time.monotonic() + timeout_s
     descriptor = _try_start_lock(home)
     while descriptor is None and time.monotonic() < end_s:
         time.sleep(LOCK_RETRY_S)

@@ -142,7 +142,7 @@ class MediaDriverHandle:
 
 
 def ensure_driver(
-    key: str, options: DriverOptions | None = None, deadline_s: float = 15.0
+    key: str, options: DriverOptions | None = None, timeout_s: float = 15.0
 ) -> MediaDriverHandle:
     """Join the media driver of ``key`` or start one; return once its port is bound.
 
@@ -152,19 +152,19 @@ def ensure_driver(
         key: names executor and job, such as ``f"{application}-{job}-{executor}"``: equal for all
             workers that share the driver, and otherwise unique on the host.
         options: settings, used only if the driver is started.
-        deadline_s: maximum number of seconds to wait for the start lock and the driver.
+        timeout_s: maximum number of seconds to wait for the start lock and the driver.
 
     Raises:
         SetupError: the driver did not start in time; the message has the end of its log.
         DriverLost: the driver stalled while it was joined; the next call replaces it.
     """
     options = options or DriverOptions()
-    end_s = time.monotonic() + deadline_s
+    end_s = time.monotonic() + timeout_s
     home = resolve_home(key, options.shared_memory, options.scratch)
-    with hold_start_lock(home.path, deadline_s) as locked:
+    with hold_start_lock(home.path, timeout_s) as locked:
         if not locked:
             raise SetupError(
-                f"another process has held {home.path}/start.lock for {deadline_s:g} s: it is "
+                f"another process has held {home.path}/start.lock for {timeout_s:g} s: it is "
                 "stuck starting a media driver; end it"
             )
         directory = home.current()

@@ -185,7 +185,7 @@ def test_a_process_that_does_not_come_up_is_an_error_with_its_log(
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(driver, "DRIVER_PROCESS_MODULE", "broken_driver")
     with pytest.raises(SetupError, match=words):
-        ensure_driver(drivers.key("a"), drivers.options(), deadline_s=1.0)
+        ensure_driver(drivers.key("a"), drivers.options(), timeout_s=1.0)
     assert not list(Path("/dev/shm").glob(f"*{drivers.key('a')}"))
 
 
@@ -203,7 +203,7 @@ def test_a_process_that_is_too_late_does_not_come_up_later(
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(driver, "DRIVER_PROCESS_MODULE", "broken_driver")
     with pytest.raises(SetupError, match="did not come up"):
-        ensure_driver(drivers.key("a"), drivers.options(), deadline_s=3.0)
+        ensure_driver(drivers.key("a"), drivers.options(), timeout_s=3.0)
     pid = int((tmp_path / "pid").read_text())
     drivers.wait_until(lambda: not is_running(pid))
 
@@ -222,7 +222,7 @@ def test_a_stuck_starter_is_named(drivers: Any) -> None:
     with hold_start_lock(home.path, 0) as locked:
         assert locked
         with pytest.raises(SetupError, match=rf"{home.path}/start.lock for 0.2 s"):
-            ensure_driver(drivers.key("a"), drivers.options(), deadline_s=0.2)
+            ensure_driver(drivers.key("a"), drivers.options(), timeout_s=0.2)
         home.remove_dead_drivers()
 
 

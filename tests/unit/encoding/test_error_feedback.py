@@ -96,10 +96,10 @@ def test_each_layer_has_its_own_tau_and_limit(train_on: str) -> None:
 
 
 @pytest.mark.parametrize("train_on", WAYS)
-def test_its_terms_say_what_it_will_be_and_its_norms_what_it_is(train_on: str) -> None:
-    """norms() is of the residual as it is, terms() of the residual at the next scan."""
+def test_its_terms_say_what_it_will_be_and_its_sums_what_it_is(train_on: str) -> None:
+    """sums() is of the residual as it is, terms() of the residual at the next scan."""
     learner = Learner(train_on, DELTA)
-    mass, squares = learner.residual.norms(learner.at)
+    mass, squares = learner.residual.sums(learner.at)
     assert mass == float(np.abs(DELTA).sum())
     assert squares == float((DELTA**2).sum())
     one, other, sign = learner.residual.terms(learner.at)

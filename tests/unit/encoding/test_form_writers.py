@@ -46,7 +46,7 @@ class Desk:
 
     def write(self, writer: FormWriter, stride: StepSizes = ONE) -> WrittenMessage:
         """Scan for hits and write them."""
-        return writer.write(self.scan.find(self.at, stride.least), self.at, stride)
+        return writer.write(self.scan.find(self.at, stride.hit_min), self.at, stride)
 
     def read(self, written: WrittenMessage) -> dict[int, int]:
         """Return a message's quanta by parameter index."""

@@ -21,7 +21,7 @@ from sparkstrom.rehearsal.measurement import (
     count_rows_to_measure,
     summarize_workers,
 )
-from sparkstrom.spark.executor.measurement import check_barrier_stages
+from sparkstrom.spark.executor.rehearsal_measurement import check_barrier_stages
 from tests.unit.rehearsal.recipes import network, recipe, rows, sample
 
 

@@ -31,7 +31,7 @@ from sparkstrom.rehearsal.rehearse import RehearsalRequest
 from sparkstrom.rehearsal.result import (
     ALL_REDUCE,
     ONE_PROCESS,
-    OURS,
+    SPARKSTROM,
     Rehearsal,
     make_run,
     seconds_to,
@@ -102,8 +102,8 @@ def simulated() -> Rehearsal:
 def test_each_number_of_workers_stands_beside_one_process_and_ddp(simulated: Rehearsal) -> None:
     """Results are of one process, each number of workers per scaling rule, and DDP."""
     assert [(run.system, run.workers, run.scaling) for run in simulated.runs] == [
-        (ONE_PROCESS, 1, ""), (OURS, 1, "sequential"),
-        (OURS, 4, "sequential"), (OURS, 4, "ddp"), (ALL_REDUCE, 4, ""),
+        (ONE_PROCESS, 1, ""), (SPARKSTROM, 1, "sequential"),
+        (SPARKSTROM, 4, "sequential"), (SPARKSTROM, 4, "ddp"), (ALL_REDUCE, 4, ""),
     ]  # fmt: skip
     one, *_, ours, _, ddp = simulated.runs
     assert simulated.is_held_out
@@ -134,7 +134,7 @@ def test_a_model_that_fails_has_a_line_with_the_reason() -> None:
     """One process and the workers have minibatches of 8 rows, DDP with 4 ranks has 32."""
     made = rehearsed(Picky([COLUMNS, 8, 2]))
     *failed, ddp = made.runs
-    assert [run.system for run in failed] == [ONE_PROCESS, OURS, OURS]
+    assert [run.system for run in failed] == [ONE_PROCESS, SPARKSTROM, SPARKSTROM]
     assert all("Expected more than 8 values, got 8" in run.error for run in failed)
     assert str(made).count("got 8") == 3
     assert ddp.error == ""
@@ -284,28 +284,32 @@ def of_fits(to_loss: float | None, *fits: tuple[str, str, float, str]) -> Rehear
 def test_a_run_that_failed_reaches_no_loss_and_is_not_the_best(to_loss: float | None) -> None:
     """A failed run has no times or speedup and is never the best."""
     made = of_fits(
-        to_loss, (ONE_PROCESS, "", 8.0, ""), (OURS, "ddp", 1.0, "too far"), (OURS, "limited", 2, "")
+        to_loss,
+        (ONE_PROCESS, "", 8.0, ""),
+        (SPARKSTROM, "ddp", 1.0, "too far"),
+        (SPARKSTROM, "limited", 2, ""),
     )
     _, failed, limited = made.runs
     assert (failed.seconds_to_loss, failed.speedup, failed.accuracy) == (None, None, None)
     assert limited.speedup == 4.0
     assert (made.best_scaling, made.pays_up_to) == ("limited", 4)
-    alone = of_fits(to_loss, (ONE_PROCESS, "", 8.0, ""), (OURS, "ddp", 1.0, "too far"))
+    alone = of_fits(to_loss, (ONE_PROCESS, "", 8.0, ""), (SPARKSTROM, "ddp", 1.0, "too far"))
     assert (alone.best.system, alone.pays_up_to) == (ONE_PROCESS, 1)
     assert made.best is (limited if to_loss else made.runs[0])
 
 
 def test_no_run_is_faster_than_one_process_that_failed() -> None:
     """If the single process failed, there are no speedups."""
-    made = of_fits(1.0, (ONE_PROCESS, "", 8.0, "too far"), (OURS, "ddp", 1.0, ""))
+    made = of_fits(1.0, (ONE_PROCESS, "", 8.0, "too far"), (SPARKSTROM, "ddp", 1.0, ""))
     assert [run.speedup for run in made.runs] == [None, None]
     assert made.best is made.runs[1]
-    assert of_fits(None, (ONE_PROCESS, "", 8.0, "bad"), (OURS, "", 1.0, "")).runs[1].speedup is None
+    without_loss = of_fits(None, (ONE_PROCESS, "", 8.0, "bad"), (SPARKSTROM, "", 1.0, ""))
+    assert without_loss.runs[1].speedup is None
 
 
 def test_there_is_no_advice_if_all_runs_failed() -> None:
     """If all runs failed, the verdict has no advice and lists the failures."""
-    systems = ((ONE_PROCESS, ""), (OURS, "ddp"), (OURS, "limited"))
+    systems = ((ONE_PROCESS, ""), (SPARKSTROM, "ddp"), (SPARKSTROM, "limited"))
     made = of_fits(None, *((*system, 1.0, "too far") for system in systems))
     assert made.best is made.runs[0]
     advice, *failures = made.verdict()

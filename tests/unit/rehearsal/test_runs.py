@@ -16,7 +16,7 @@ from sparkstrom.observe.progress import ProgressDisplay
 from sparkstrom.rehearsal import run_process, runs
 from sparkstrom.rehearsal.data import SampledData
 from sparkstrom.rehearsal.fit import SimulatedFit
-from sparkstrom.rehearsal.result import ALL_REDUCE, ONE_PROCESS, OURS
+from sparkstrom.rehearsal.result import ALL_REDUCE, ONE_PROCESS, SPARKSTROM
 from sparkstrom.rehearsal.run_process import RunProcess, free_memory_bytes
 from sparkstrom.rehearsal.runs import Run, RunScheduler, RunSimulator, plan_runs
 from tests.unit.rehearsal.recipes import conditions, momentum_network, recipe, sample
@@ -66,12 +66,12 @@ def test_a_rehearsal_consists_of_these_runs() -> None:
     """A rehearsal has one process, each number of workers per scaling rule, and all-reduce."""
     assert [
         Run(ONE_PROCESS, 1),
-        Run(OURS, 1, "sequential"),
-        Run(OURS, 4, "sequential"),
-        Run(OURS, 4, "ddp"),
+        Run(SPARKSTROM, 1, "sequential"),
+        Run(SPARKSTROM, 4, "sequential"),
+        Run(SPARKSTROM, 4, "ddp"),
         Run(ALL_REDUCE, 4),
     ] == RUNS
-    assert plan_runs((2,), (), "limited")[1] == Run(OURS, 2, "limited")
+    assert plan_runs((2,), (), "limited")[1] == Run(SPARKSTROM, 2, "limited")
 
 
 def test_other_processes_simulate_the_same_bits(alone: list[SimulatedFit], starts: Starts) -> None:

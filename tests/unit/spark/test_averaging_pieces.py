@@ -18,7 +18,6 @@ from sparkstrom.spark.rounds.array_exchange import (
     EndOfStream,
     ReportRecord,
     SplitArray,
-    address_records,
     choose_target,
     count_target_bytes,
     group_by_load,
@@ -26,6 +25,7 @@ from sparkstrom.spark.rounds.array_exchange import (
     mean_pieces,
     pack_record,
     read_complete,
+    route_records,
     send_payload,
     sources_of_group,
     split_arrays,
@@ -45,7 +45,7 @@ WEIGHTS = [32.0, 32.0, 17.0, 1.0, 32.0]
 def sent(worker: int, targets: int) -> list[tuple[int, bytes]]:
     """Return one worker's records with their targets; pieces have at most 512 bytes."""
     pieces = split_arrays(worker, ARRAYS[worker].items(), WEIGHTS[worker], 512)
-    return list(address_records([ReportRecord(worker, "hello"), *pieces], worker, 0, targets, 512))
+    return list(route_records([ReportRecord(worker, "hello"), *pieces], worker, 0, targets, 512))
 
 
 def put_together(pieces: Any) -> dict[str, np.ndarray]:

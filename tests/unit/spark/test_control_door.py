@@ -40,7 +40,7 @@ from sparkstrom.spark.controller.driver_server import (
     ControlServer,
     RejectionLog,
 )
-from sparkstrom.spark.controller.remote_master import create_initial_progress
+from sparkstrom.spark.controller.remote_controller import create_initial_progress
 from sparkstrom.spark.controller.task import DriverConnection
 from sparkstrom.transport.encrypted_tcp import (
     GREETING,

@@ -23,7 +23,7 @@ from sparkstrom.worker.network_setup import (
     exclude_controller_port,
     require_ports_on_one_host,
 )
-from sparkstrom.worker.task_environment import ExecutorName, read_executor_name
+from sparkstrom.worker.task_environment import ExecutorInfo, read_executor_info
 
 LISTED = [
     InterfaceAddress("lo", "127.0.0.1"),
@@ -170,6 +170,6 @@ def test_an_executor_is_known_by_what_spark_started_it_with(tmp_path: Path) -> N
     stat = (Path("/proc") / str(pid) / "stat").read_text()
     (tmp_path / str(pid) / "stat").write_text(stat)
     (tmp_path / str(pid) / "cmdline").write_text(words)
-    assert read_executor_name(tmp_path) == ExecutorName("12", "node7", 4)
+    assert read_executor_info(tmp_path) == ExecutorInfo("12", "node7", 4)
     (tmp_path / str(pid) / "cmdline").write_text("java\0org.apache.spark.deploy.SparkSubmit\0")
-    assert read_executor_name(tmp_path) == ExecutorName("driver", "", 1)
+    assert read_executor_info(tmp_path) == ExecutorInfo("driver", "", 1)

@@ -25,7 +25,7 @@ from sparkstrom.spark.executor.entry_points import LazyPickle
 from sparkstrom.transport.aeron.media_driver import DriverOptions
 from sparkstrom.transport.bind_address import InterfaceAddress
 from sparkstrom.worker.network_setup import ControllerRoute
-from sparkstrom.worker.task_environment import ExecutorName, TaskEnvironment
+from sparkstrom.worker.task_environment import ExecutorInfo, TaskEnvironment
 
 NOWHERE = ControlEndpoint(None, bytes(32))
 MEDIA = MediaDriverConfig("0-driver", DriverOptions())
@@ -90,7 +90,7 @@ def test_its_address_is_in_the_network_that_was_named(
 
     monkeypatch.setattr(socket, "getaddrinfo", named)
     monkeypatch.setattr(controller_entry, "get_task_context", lambda: PLACE)
-    monkeypatch.setattr(controller_entry, "read_executor_name", lambda: ExecutorName("1", "node7"))
+    monkeypatch.setattr(controller_entry, "read_executor_info", lambda: ExecutorInfo("1", "node7"))
     monkeypatch.setattr(controller_entry, "list_interface_addresses", lambda: LISTED)
     monkeypatch.setattr(controller_entry, "candidate_ports", lambda *given: iter([40123]))
     choice = parse_controller(controller)

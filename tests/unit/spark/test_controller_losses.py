@@ -28,7 +28,7 @@ from sparkstrom.observe.progress import ProgressDisplay
 from sparkstrom.runtime.master_control import MasterControl, Progress
 from sparkstrom.runtime.optimizer_states import OptimizerStates
 from sparkstrom.spark.controller.driver_messages import EndController, GetSnapshot
-from sparkstrom.spark.controller.remote_master import RemoteController
+from sparkstrom.spark.controller.remote_controller import RemoteController
 from tests.unit.spark.test_checkpoint_keeper import MODEL, SPEC, Master
 
 NO_DATA: Any = None
@@ -250,7 +250,7 @@ def test_a_driver_that_was_suspended_reads_what_came_before_it_gives_up(
             master._ending.set()
         return False
 
-    job = SimpleNamespace(wait=wait, tasks=lambda: ([], []), task_errors=list)
+    job = SimpleNamespace(wait=wait, count_tasks=lambda: ([], []), task_errors=list)
     master._monitor_task(cast(Any, job), None)
     assert isinstance(master.failure, ControllerLost) is not is_heard_again
     assert len(looks) == (4 if is_heard_again else 2)

@@ -67,11 +67,11 @@ def test_a_program_that_is_run_again_repeats_no_fit_and_goes_on_with_the_last(
     first = find(made, said)
     assert first is not None
     assert first.action is ResumeAction.SKIP
-    made.mark_over(1)
+    made.mark_ended(1)
     second = find(made, said)
     assert second is not None
     assert second.action is ResumeAction.RESUME
-    made.mark_over(2)
+    made.mark_ended(2)
     assert find(made, said) is None  # the network's own parameters are newer
     assert "has the result of fit 1" in said[0]
     assert "it has 10 minibatches of fit 2, 1 of 5 epochs are complete" in said[1]
@@ -90,7 +90,7 @@ def test_after_a_stream_neither_its_rows_nor_those_of_earlier_fits_are_trained_a
     keys = FitKey(1), FitKey(2, "q", 0), FitKey(3, "q", 1)
     for key in keys:
         made.record_summary(key, {"fit": key.number})
-        made.mark_over(key.number)
+        made.mark_ended(key.number)
     last = keys[-1] if done else FitKey(4, "q", 2)
     fit = progressed(model, key=last, epochs_done=done, summaries=made.summaries_for(last))
     CheckpointDirectory(str(tmp_path)).write(build_checkpoint(model, fit))
@@ -101,7 +101,7 @@ def test_after_a_stream_neither_its_rows_nor_those_of_earlier_fits_are_trained_a
         assert found is not None
         assert found.checkpoint.summaries == {"1": {"fit": 1}, str(last.number): {"fit": 3}}
         actions.append(found.action)
-        again.mark_over(key.number)
+        again.mark_ended(key.number)
     last_action = ResumeAction.START_FROM if done else ResumeAction.RESUME
     assert actions == [ResumeAction.SKIP, ResumeAction.SKIP, last_action]
     again.record_summary(FitKey(3, "q", 2), {"fit": 5})
@@ -195,7 +195,7 @@ def test_a_fit_that_fails_before_it_begins_uses_nothing_up(
     again = find(made)
     assert again is not None
     assert again.action is ResumeAction.RESUME
-    made.mark_over(2)
+    made.mark_ended(2)
     assert find(made) is None
 
 
@@ -219,7 +219,7 @@ def test_a_fit_that_was_interrupted_uses_its_checkpoint_up(
 def be_interrupted(made: FitCheckpoints) -> None:
     """Find a checkpoint, record that the fit is over, and raise KeyboardInterrupt."""
     assert find(made) is not None
-    made.mark_over(2)
+    made.mark_ended(2)
     raise KeyboardInterrupt
 
 
@@ -409,7 +409,7 @@ def test_parameters_assigned_after_a_fit_are_what_the_next_one_starts_with(
     assert find(made) is None
     done = progressed(model, key=FitKey(1), epochs_done=5)
     CheckpointDirectory(str(tmp_path)).write(build_checkpoint(model, done))
-    made.mark_over(1)
+    made.mark_ended(1)
     if assigns:
         made.mark_assigned()
     for _ in range(2):
@@ -428,7 +428,7 @@ def test_parameters_assigned_before_the_first_fit_do_not_hide_its_checkpoint(
         found = find(made)
         assert found is not None
         assert found.action is action
-        made.mark_over(number)
+        made.mark_ended(number)
 
 
 def test_where_there_is_none_the_name_is_said(tmp_path: Path, model: FlatModel) -> None:

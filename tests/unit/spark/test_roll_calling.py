@@ -144,10 +144,10 @@ def test_a_server_in_local_mode_counts_the_cores_of_its_process(
     monkeypatch: pytest.MonkeyPatch, number: str, cores: int
 ) -> None:
     """In local mode a task reports the cores of its process, otherwise those of its executor."""
-    place, executor = SimpleNamespace(host="h", jvm="7"), SimpleNamespace(number=number, cores=2)
+    place, executor = SimpleNamespace(host="h", jvm="7"), SimpleNamespace(id=number, cores=2)
     monkeypatch.setattr(jobs, "count_cores", lambda: 6)
     monkeypatch.setattr(jobs, "get_task_context", lambda: place)
-    monkeypatch.setattr(jobs, "read_executor_name", lambda: executor)
+    monkeypatch.setattr(jobs, "read_executor_info", lambda: executor)
     assert list(jobs.identify_executor(())) == [("h/7", cores)]
 
 

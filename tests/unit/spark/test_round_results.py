@@ -18,7 +18,7 @@ from sparkstrom.protocol.common.fit_spec import FitSpec
 from sparkstrom.rounds.averaging import RoundResults
 from sparkstrom.spark.rounds.array_exchange import ReportRecord, split_arrays
 from sparkstrom.spark.rounds.backend import assemble_results, train_and_collect
-from sparkstrom.spark.rounds.tasks import SparkRoundReport, SparkRoundsJob, address_records
+from sparkstrom.spark.rounds.tasks import SparkRoundReport, SparkRoundsJob, route_records
 
 MODEL = DenseNetwork([20, 32, 10], updater=Adam())
 ARRAYS = ("parameters", "updater/mean", "updater/square")
@@ -50,7 +50,7 @@ class Rows:
         report.shapes = {name: (array.shape, array.dtype.str) for name, array in arrays.items()}
         size = self._job.piece_bytes
         records = [ReportRecord(worker, report), *split_arrays(worker, arrays.items(), 1.0, size)]
-        yield from address_records(records, worker, 0, targets, size)
+        yield from route_records(records, worker, 0, targets, size)
 
     @contextlib.contextmanager
     def results(self, run: Any) -> Iterator[Any]:

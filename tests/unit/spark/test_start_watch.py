@@ -31,7 +31,7 @@ class Job:
         self.errors, self.looked_at = list(errors), 0
         self.retried = list[str]()  # errors of second attempts
 
-    def tasks(self) -> tuple[int, int]:
+    def count_tasks(self) -> tuple[int, int]:
         return 1, len(self.errors)
 
     def task_errors(self, first_attempt: int = 0) -> list[str]:
@@ -135,9 +135,9 @@ class Status:
 def test_failures_of_the_stage_that_makes_the_rows_do_not_count() -> None:
     """Only failures in the job's own stage count, not those of the stage that makes the rows."""
     rows = Status(s3_0="OSError: reset").job()
-    assert (rows.tasks(), rows.task_errors()) == ((2, 0), [])
+    assert (rows.count_tasks(), rows.task_errors()) == ((2, 0), [])
     workers = Status(s4_0="OSError: first", s4_1="OSError: second").job()
-    assert workers.tasks() == (2, 2)
+    assert workers.count_tasks() == (2, 2)
     assert workers.task_errors() == ["OSError: first", "OSError: second"]
     assert workers.task_errors(first_attempt=1) == ["OSError: second"]
 

@@ -255,7 +255,7 @@ class RemoteController:
             if is_over:
                 self._take_result(job)
                 return
-            if job.tasks()[1]:
+            if job.count_tasks()[1]:
                 self._fail_as_lost(next(iter(job.task_errors()), "its task failed"))
                 return
             is_silent = was_connected and self._silence_s() > DISCONNECTED_MAX_S

@@ -25,17 +25,17 @@ SIMULTANEOUS_EVENTS_MAX = 20_000  # more calls at one virtual time are an endles
 SLOTS_PER_S = 64  # time slots of the queue
 
 # Virtual time, order of scheduling, function, arguments.
-TimelineEntry = tuple[float, int, Callable[..., object], tuple[Any, ...]]
+ScheduledCall = tuple[float, int, Callable[..., object], tuple[Any, ...]]
 
 
-class Timeline:
+class VirtualClock:
     """The virtual clock of one run, its random generator, transcript and count of faults."""
 
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)
         self.now_s = 0.0
-        self._slot, self._due = 0, list[TimelineEntry]()  # the current slot and its heap
-        self._later: dict[int, list[TimelineEntry]] = {}
+        self._slot, self._due = 0, list[ScheduledCall]()  # the current slot and its heap
+        self._later: dict[int, list[ScheduledCall]] = {}
         self._slots: list[int] = []  # keys of ``_later``, as a heap
         self._order = itertools.count()
         self.transcript: list[str] = []
@@ -97,7 +97,7 @@ class WorldView(Protocol):
     """The parts of a running world that checkers and the network may read."""
 
     size: RunSize
-    time: Timeline
+    time: VirtualClock
     master: Master
     shape: TopologyChecker  # checks the tree; faults excuse missing progress in it
 
