@@ -17,22 +17,22 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         description="Start a Spark session, run small jobs on every executor, and report problems "
         "with remedies. Exit code 1: training would fail; 2: wrong arguments.",
     )
-    parser.add_argument("--master", help="Spark's master URL (default: spark-submit's)")
+    parser.add_argument("--master", help="URL of Spark's master (default: as for spark-submit)")
     parser.add_argument(
         "--conf",
         action="append",
         default=[],
         metavar="KEY=VALUE",
-        help="as for spark-submit, including spark.sparkstrom.*; repeatable",
+        help="Spark option, as for spark-submit, or spark.sparkstrom.* option; repeatable",
     )
     parser.add_argument(
         "--wait",
         type=float,
         default=60.0,
         metavar="S",
-        help="seconds to wait for executors (default: %(default)s)",
+        help="longest wait for executors, in seconds (default: %(default)s)",
     )
-    parser.add_argument("--json", action="store_true", help="print one JSON document")
+    parser.add_argument("--json", action="store_true", help="print the report as one JSON document")
 
 
 def run(args: argparse.Namespace) -> int:

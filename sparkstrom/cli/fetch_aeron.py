@@ -11,11 +11,13 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser = subparsers.add_parser(
         "fetch-aeron",
         help="download the Aeron library into this environment (CPython 3.11)",
-        description="Download the pinned Aeron library and check its hash.",
+        description="Download the Aeron library in the pinned version, and check its hash.",
     )
-    parser.add_argument("--wheel", type=Path, help="a pyaeron wheel that you have already")
     parser.add_argument(
-        "--target", type=Path, help="the file to write (default: where sparkstrom looks for it)"
+        "--wheel", type=Path, help="take the library from this pyaeron wheel (default: download it)"
+    )
+    parser.add_argument(
+        "--target", type=Path, help="file to write (default: where sparkstrom looks for it)"
     )
 
 

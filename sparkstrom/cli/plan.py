@@ -31,7 +31,12 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         " Spark, such as 512m or 2g.",
     )
     add = parser.add_argument
-    add("--params", required=True, metavar="N", help="parameters of the model, such as 25e6")
+    add(
+        "--params",
+        required=True,
+        metavar="N",
+        help="number of parameters of the model, such as 25e6",
+    )
     add("--workers", type=int, required=True, metavar="N", help="number of workers")
     add(
         "--workers-per-node",
@@ -41,29 +46,56 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="workers per executor (default: 1)",
     )
     add("--executors-per-host", type=int, metavar="N", help="executors per host (default: 1)")
-    add("--optimizer", default="adam", help="sgd, momentum, adam, ... (default: %(default)s)")
-    add("--library", default="torch", help="dense, torch, jax or keras (default: %(default)s)")
-    add("--buffers", default="0", metavar="SIZE", help="running statistics (default: 0)")
-    add("--batch-memory", default="512m", metavar="SIZE", help="batch_memory_bytes (default: 512m)")
+    add(
+        "--optimizer",
+        default="adam",
+        help="optimizer, such as sgd, momentum or adam (default: %(default)s)",
+    )
+    add(
+        "--library",
+        default="torch",
+        help="kind of model: dense, torch, jax or keras (default: %(default)s)",
+    )
+    add(
+        "--buffers",
+        default="0",
+        metavar="SIZE",
+        help="size of the model's running statistics, such as BatchNorm's (default: %(default)s)",
+    )
+    add(
+        "--batch-memory",
+        default="512m",
+        metavar="SIZE",
+        help="memory for a worker's rows, option batch_memory_bytes (default: %(default)s)",
+    )
     add(
         "--averaging",
         choices=[*SAVE_UPDATER_VALUES],
-        help="plan rounds of ParameterAveragingTrainingMaster with this save_updater",
+        help="plan rounds of ParameterAveragingTrainingMaster with this save_updater (default:"
+        " gradient sharing)",
     )
-    add("--outer", action="store_true", help="with --averaging: use an outer optimizer")
-    add("--log", metavar="SIZE", help="log_bytes (default: 64m)")
-    add("--window", metavar="SIZE", help="window_bytes (default: 8m)")
-    add("--train-on", help="local or replica (default: local)")
+    add("--outer", action="store_true", help="use an outer optimizer; needs --averaging")
+    add("--log", metavar="SIZE", help="size of the log of commits, option log_bytes (default: 64m)")
+    add(
+        "--window",
+        metavar="SIZE",
+        help="limit of waiting updates, option window_bytes (default: 8m)",
+    )
+    add("--train-on", help="parameters to train on: local or replica (default: local)")
     add(
         "--checkpoints",
         choices=["one", "all"],
-        help="write checkpoints with the optimizer states of one or all workers",
+        help="write checkpoints with the optimizer states of one or all workers (default: no"
+        " checkpoints)",
     )
-    add("--mesh", help="plain, mesh or auto (default: auto)")
-    add("--fan-out", type=int, metavar="N", help="mesh_fan_out (default: 8)")
-    add("--controller", help="driver, executor or auto, which counts as driver (default: auto)")
+    add("--mesh", help="topology: plain, mesh or auto (default: auto)")
+    add("--fan-out", type=int, metavar="N", help="most children of a node in a mesh (default: 8)")
+    add(
+        "--controller",
+        help="place of the controller: driver, executor or auto, planned as driver (default: auto)",
+    )
     add("--port", type=int, metavar="N", help="first UDP port (default: 40123)")
-    add("--json", action="store_true", help="print one JSON document")
+    add("--json", action="store_true", help="print the plan as one JSON document")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -19,29 +19,86 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser = subparsers.add_parser(
         "rehearse",
         help="simulate a script's fit with k workers in virtual time: loss, seconds, bytes, best k",
-        description="Runs a script unchanged until it calls fit, simulates that fit with each"
-        " number of workers, and ends there: docs/rehearse.md. Options of the script follow after"
-        " --, as in: sparkstrom rehearse --workers 1,4 train.py -- --lr 0.1",
+        description="Run a script unchanged until it calls fit, simulate that fit with each number"
+        " of workers, and exit (see docs/rehearse.md). The script's own options follow after --, as"
+        " in: sparkstrom rehearse --workers 1,4 train.py -- --lr 0.1",
     )
     add = parser.add_argument
-    add("script", type=Path, metavar="SCRIPT.py", help="the script that is to be submitted")
-    add("arguments", nargs="*", metavar="ARGUMENT", help="of the script")
-    add("--workers", default="1,4,16", metavar="K,...", help="such as 1,4,16 (%(default)s)")
-    add("--scaling", metavar="RULE,...", help="of sequential, limited, ddp (default: the script's)")
-    add("--measure", action="store_true", help="on the executors: steps, encoding and links")
-    add("--link", metavar="RATE", help="of each host, each way (default: 1gbit)")
-    add("--latency", metavar="TIME", help="one way (default: 1ms)")
-    add("--step", metavar="TIME", help="of one worker, such as 120ms (default: measured here)")
-    add("--jitter", metavar="SHARE", help="of step times: standard deviation over mean")
-    add("--encode", metavar="TIME", help="to encode an update (default: measured here)")
-    add("--apply", metavar="TIME", help="to apply another worker's update")
-    add("--straggler", metavar="NxSPEED", help="slow workers, such as 1x0.5")
-    add("--kill", default="0", metavar="N", help="workers that die during the fit (%(default)s)")
-    add("--to-loss", metavar="LOSS", help="to reach (default: one process's lowest, and 5 %%)")
-    add("--rows", default="20000", metavar="N", help="of a random sample (%(default)s)")
-    add("--seed", default="0", metavar="N", help="of sample and step times (%(default)s)")
-    add("--save", metavar="PAGE.html", help="write a page with plots")
-    add("--json", action="store_true", help="one JSON document on stdout, with all figures")
+    add("script", type=Path, metavar="SCRIPT.py", help="script to submit later")
+    add("arguments", nargs="*", metavar="ARGUMENT", help="argument of the script; repeatable")
+    add(
+        "--workers",
+        default="1,4,16",
+        metavar="K,...",
+        help="numbers of workers to simulate (default: %(default)s)",
+    )
+    add(
+        "--scaling",
+        metavar="RULE,...",
+        help="scaling rules to compare: sequential, limited, ddp (default: the script's)",
+    )
+    add(
+        "--measure",
+        action="store_true",
+        help="measure step times, encoding and links on the executors",
+    )
+    add(
+        "--link",
+        metavar="RATE",
+        help="rate of each host's link in each direction (default: 1gbit, or measured)",
+    )
+    add("--latency", metavar="TIME", help="latency in one direction (default: 1ms, or measured)")
+    add(
+        "--step",
+        metavar="TIME",
+        help="mean time of a training step, such as 120ms (default: measured)",
+    )
+    add(
+        "--jitter",
+        metavar="SHARE",
+        help="standard deviation of step times / their mean (default: measured, or 0 with --step)",
+    )
+    add(
+        "--encode",
+        metavar="TIME",
+        help="processor time to encode an update (default: measured, or estimated with --step)",
+    )
+    add(
+        "--apply",
+        metavar="TIME",
+        help="processor time to apply an update (default: measured, or estimated with --step)",
+    )
+    add(
+        "--straggler",
+        metavar="NxSPEED",
+        help="number of slow workers and their speed, such as 1x0.5: one at half speed"
+        " (default: none)",
+    )
+    add(
+        "--kill",
+        default="0",
+        metavar="N",
+        help="number of workers that die during the fit (default: %(default)s)",
+    )
+    add(
+        "--to-loss",
+        metavar="LOSS",
+        help="loss to reach (default: one process's lowest loss plus 5 %%)",
+    )
+    add(
+        "--rows",
+        default="20000",
+        metavar="N",
+        help="number of rows in a random sample of the data (default: %(default)s)",
+    )
+    add(
+        "--seed",
+        default="0",
+        metavar="N",
+        help="seed of the sample, the placement of rows and the step times (default: %(default)s)",
+    )
+    add("--save", metavar="PAGE.html", help="write an HTML page with plots")
+    add("--json", action="store_true", help="print all figures as one JSON document")
 
 
 def run(args: argparse.Namespace) -> int:

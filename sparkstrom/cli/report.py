@@ -11,18 +11,24 @@ from sparkstrom.base.errors import UsageError
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the sub-command ``report`` with its arguments."""
-    parser = subparsers.add_parser("report", help="turn a run log into one HTML page with plots")
+    parser = subparsers.add_parser(
+        "report",
+        help="turn a run log into one HTML page with plots",
+        description="Turn a run log into one HTML page with plots.",
+    )
     parser.add_argument(
         "log",
         nargs="?",
         type=Path,
-        help="a run log, or a directory with its newest log (default: $SPARKSTROM_RUNS, or "
+        help="run log, or a directory, whose newest log is taken (default: $SPARKSTROM_RUNS, or "
         "sparkstrom-runs)",
     )
     parser.add_argument(
-        "-o", "--output", type=Path, help="the page to write (default: beside the log, as .html)"
+        "-o", "--output", type=Path, help="page to write (default: beside the log, as .html)"
     )
-    parser.add_argument("--fit", type=int, metavar="N", help="only fit N of the log, from 1")
+    parser.add_argument(
+        "--fit", type=int, metavar="N", help="show only fit N of the log, from 1 (default: all)"
+    )
 
 
 def run(args: argparse.Namespace) -> int:

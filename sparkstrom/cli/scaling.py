@@ -29,19 +29,43 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         " (formula: docs/scaling.md). Write times as 300ms or 0.3s, rates as 1gbit.",
     )
     add = parser.add_argument
-    add("--params", metavar="N", help="parameters of the model, such as 25e6")
-    add("--step", metavar="TIME", help="time of one worker for one minibatch, such as 300ms")
-    add("--density", help=f"fraction of parameters in an update ({DEFAULTS['density']})")
-    add("--link", metavar="RATE", help=f"rate of each host's link, each way ({DEFAULTS['link']})")
-    add("--latency", metavar="TIME", help=f"one way ({DEFAULTS['latency']})")
-    add("--workers", default="2..64", help="a range, or a list such as 2,4,8 (%(default)s)")
-    add("--fan-out", type=int, default=8, metavar="N", help="mesh_fan_out (%(default)s)")
-    add("--spread", help=f"standard deviation of step times over their mean ({DEFAULTS['spread']})")
+    add("--params", metavar="N", help="number of parameters of the model, such as 25e6")
+    add("--step", metavar="TIME", help="time of one worker alone for a minibatch, such as 300ms")
+    add(
+        "--density",
+        help=f"fraction of the parameters in an update (default: {DEFAULTS['density']})",
+    )
+    add(
+        "--link",
+        metavar="RATE",
+        help=f"rate of each host's link in each direction (default: {DEFAULTS['link']})",
+    )
+    add(
+        "--latency",
+        metavar="TIME",
+        help=f"latency in one direction (default: {DEFAULTS['latency']})",
+    )
+    add(
+        "--workers",
+        default="2..64",
+        help="numbers of workers: a range, or a list such as 2,4,8 (default: %(default)s)",
+    )
+    add(
+        "--fan-out",
+        type=int,
+        default=8,
+        metavar="N",
+        help="most children of a node in a mesh (default: %(default)s)",
+    )
+    add(
+        "--spread",
+        help=f"standard deviation of step times / their mean (default: {DEFAULTS['spread']})",
+    )
     add(
         "--encoding",
         default=None,
         metavar="TIME",
-        help="time to encode an update (default: from --params)",
+        help="time to encode an update (default: estimated from --params)",
     )
     add(
         "--measure",
@@ -55,8 +79,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         type=Path,
         dest="rehearsal",
         metavar="REHEARSAL.json",
-        help="what sparkstrom rehearse --json printed: parameters, step, spread, density, encoding"
-        " and links are taken from it where they are not given",
+        help="output of sparkstrom rehearse --json, from which to take the values of options that"
+        " are not given: parameters, step, spread, density, encoding, link and latency",
     )
     add("--json", action="store_true", help="print one JSON document with all figures")
 

@@ -26,58 +26,73 @@ TRANSPORT_MODES = ("objects", "codec", "endpoint")
 REPLICA_MODES = ("numbers", "real")
 
 NUMBER_OPTIONS: dict[str, tuple[type, str]] = {  # fields of RunSize and Faults: type, help
-    "epochs": (int, "epochs per partition"),
-    "batches": (int, "minibatches per epoch and partition"),
-    "publish_every": (int, "steps between publications; 0: when the last one is committed"),
-    "max_lead": (int, "steps that a worker may be ahead of the slowest"),
-    "max_staleness": (int, "steps that a worker may take beside an uncommitted update"),
-    "log_bytes": (int, "the master's log"),
-    "merged_bytes": (int, "what a sum of commits costs"),
-    "fan_out": (int, "children of a node in a mesh"),
-    "depth": (int, "levels of a mesh"),
-    "per_executor": (int, "workers in one executor"),
-    "bandwidth": (float, "bytes per second that one host can send; 0: no bound"),
-    "rate": (float, "bytes per second of each host's interface, in links and links-mesh"),
-    "params": (int, "parameters of the model that messages are as long as"),
-    "density": (float, "share of its parameters in an update"),
-    "narrow": (int, "hosts whose interface is narrower than the others'"),
-    "narrows": (int, "times that a host's interface gets narrower"),
-    "slow_pollers": (int, "workers that look at their streams seldom"),
-    "downlink_bytes": (int, "under way from a node to one child"),
-    "empty_partitions": (int, "partitions without rows"),
-    "resumed": (int, "number from which positions are drawn that the fit goes on from; 0: none"),
-    "copies": (int, "copies of an updater's state that the driver wants"),
-    "copies_of_all": (int, "times that it wants a copy of everybody's"),
-    "last_copies": (int, "whose updaters' states its end waits for: 0: none, 1: one's, 2: all"),
-    "kept_files": (int, "residuals left by an earlier fit"),
-    "window_bytes": (int, "uncommitted updates of one worker"),
-    "loss": (float, "share of messages that are lost"),
-    "repeat": (float, "share of messages that arrive twice"),
-    "late": (float, "share of messages that are overtaken by others"),
-    "delay_ms_max": (float, "longest delay of the others, ms"),
-    "step_s_max": (float, "longest step of a slow trainer, seconds"),
-    "restart_s_max": (float, "longest time until Spark starts a task again, seconds"),
-    "quiet_after_s": (float, "seconds of training after which no message is lost any more"),
-    "crashes": (int, "worker processes that die"),
-    "executor_crashes": (int, "executors that die"),
-    "doubles": (int, "tasks started again although the first attempt lives"),
-    "late_attempts": (int, "tasks of an earlier stage attempt that start or fail late"),
-    "cuts": (int, "workers that are out of reach for a while"),
-    "splits": (int, "times that half of the workers is out of the others' reach"),
-    "isolations": (int, "times that nobody can speak with the driver program"),
-    "slow": (int, "workers that are ten times slower"),
-    "drift": (float, "share by which the workers' clocks go fast or slow"),
-    "leaps": (int, "times that a worker's clock goes forward"),
-    "breaks": (int, "single streams that break for good"),
-    "exiles": (int, "workers that are out of reach for ever"),
-    "master_lost": (int, "whether the driver program ends in the middle"),
-    "controller_dies": (int, "times that the controller is lost, and another goes on from a copy"),
-    "pauses": (int, "workers that stand still for a while"),
-    "master_pauses": (int, "times that the driver program stands still"),
-    "edge_deaths": (int, "media drivers that die"),
-    "driver_deaths": (int, "media drivers that die between two effects"),
-    "stop": (float, "chance that the fit is stopped early"),
-    "failure": (float, "chance that training raises in a worker"),
+    "epochs": (int, "number of epochs"),
+    "batches": (int, "number of minibatches per epoch and partition"),
+    "publish_every": (
+        int,
+        "number of steps between publications; 0: publish when the last one is committed",
+    ),
+    "max_lead": (int, "most steps that a worker may be ahead of the slowest"),
+    "max_staleness": (int, "most steps that a worker may take after its oldest uncommitted update"),
+    "log_bytes": (int, "bytes of commits that a node keeps in its log"),
+    "merged_bytes": (int, "bytes that nodes assume for a sum of commits"),
+    "fan_out": (int, "most children of a node in a mesh"),
+    "depth": (int, "number of levels of a mesh below the master"),
+    "per_executor": (int, "number of workers in one executor"),
+    "bandwidth": (float, "bytes per second that one host can send; 0: no limit"),
+    "rate": (
+        float,
+        "bytes per second of each host's interface in each direction, in links and links-mesh",
+    ),
+    "params": (int, "number of parameters of the model whose message lengths are used"),
+    "density": (float, "share of the parameters in an update, 0 to 1"),
+    "narrow": (int, "number of hosts whose interface has a lower rate from the start"),
+    "narrows": (int, "number of times that the rate of a host's interface drops"),
+    "slow_pollers": (int, "number of workers that poll their streams rarely"),
+    "downlink_bytes": (int, "most bytes under way from a node to one child"),
+    "empty_partitions": (int, "number of partitions without rows"),
+    "resumed": (int, "seed of the positions at which a resumed fit begins; 0: a new fit"),
+    "copies": (int, "number of times that the driver program copies one worker's optimizer state"),
+    "copies_of_all": (int, "number of times that it copies all workers' optimizer states"),
+    "last_copies": (
+        int,
+        "optimizer states to copy before the fit ends; 0: none, 1: one worker's, 2: all",
+    ),
+    "kept_files": (int, "number of residual files left by an earlier fit"),
+    "window_bytes": (int, "most bytes of a worker's uncommitted updates"),
+    "loss": (float, "share of direct and repeated control messages that are lost, 0 to 1"),
+    "repeat": (float, "share of the same messages that arrive twice, 0 to 1"),
+    "late": (float, "share of the same messages that later ones overtake, 0 to 1"),
+    "delay_ms_max": (float, "longest delay of all other messages, in milliseconds"),
+    "step_s_max": (float, "longest step of the slowest trainer, in seconds"),
+    "restart_s_max": (float, "longest time until Spark restarts a lost task, in seconds"),
+    "quiet_after_s": (
+        float,
+        "seconds of training after which no message is lost, repeated or late",
+    ),
+    "crashes": (int, "number of worker processes that die"),
+    "executor_crashes": (int, "number of executors that die"),
+    "doubles": (int, "number of tasks that are started again although the first attempt lives"),
+    "late_attempts": (int, "number of tasks of an earlier stage attempt that start or fail late"),
+    "cuts": (int, "number of workers that are unreachable for a while"),
+    "splits": (int, "number of times that half of the workers cannot reach the others for a while"),
+    "isolations": (int, "number of times that no worker can reach the driver program for a while"),
+    "slow": (int, "number of workers whose steps take ten times as long"),
+    "drift": (float, "share by which the workers' clocks run fast or slow, 0 to 1"),
+    "leaps": (int, "number of times that a worker's clock jumps forward"),
+    "breaks": (int, "number of single streams that break for good"),
+    "exiles": (int, "number of workers that become unreachable forever"),
+    "master_lost": (int, "1: the driver program dies in the middle of the fit; 0: it lives"),
+    "controller_dies": (
+        int,
+        "number of times that the controller dies and a new one resumes from a copy",
+    ),
+    "pauses": (int, "number of workers that are suspended for a while"),
+    "master_pauses": (int, "number of times that the driver program is suspended for a while"),
+    "edge_deaths": (int, "number of media drivers that die"),
+    "driver_deaths": (int, "number of media drivers that die between two effects of one call"),
+    "stop": (float, "chance that the fit is stopped early, 0 to 1"),
+    "failure": (float, "chance that training in a worker raises an exception, 0 to 1"),
 }
 AT_LEAST_ONE = ("epochs", "batches", "max_lead", "fan_out", "depth", "per_executor")
 FRACTION_OPTIONS = ("loss", "repeat", "late", "stop", "failure", "drift", "density")
@@ -85,42 +100,57 @@ FRACTION_OPTIONS = ("loss", "repeat", "late", "stop", "failure", "drift", "densi
 
 DESCRIPTION = (
     "Run the protocol in virtual time under seeded faults, and check its invariants. Sizes and"
-    " faults that are not given are drawn from each seed."
+    " faults that are not given have fixed values or are drawn from each seed."
 )
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments to a parser."""
-    parser.add_argument("--nodes", type=int, default=4, help="workers (default: %(default)s)")
-    parser.add_argument("--seeds", default="0:50", help="A:B, or one (default: %(default)s)")
+    parser.add_argument(
+        "--nodes", type=int, default=4, help="number of workers (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--seeds",
+        default="0:50",
+        help="seeds: A:B, from A to B - 1, or a single one (default: %(default)s)",
+    )
     parser.add_argument(
         "--mode",
         default="plain",
-        help="topology: plain or mesh, or links or links-mesh: the same with messages of real "
-        "length over interfaces of a certain rate (default: %(default)s)",
+        help="topology, plain or mesh; links and links-mesh are the same with messages of "
+        "realistic length over interfaces of limited rate (default: %(default)s)",
     )
     parser.add_argument(
         "--through",
         default=None,
-        help="what messages go through, in plain and mesh: endpoint (frames, seals, outboxes), "
-        "codec (their bytes alone) or objects (nothing); drawn from each seed if not given",
+        help="form in which the network carries messages, in plain and mesh: endpoint (encrypted "
+        "frames), codec (encoded bytes) or objects (Python objects) (default: drawn from each "
+        "seed)",
     )
     parser.add_argument(
         "--replicas",
         default=None,
-        help="what is trained, in plain and mesh: real (a small model, with the replica and the "
-        "encoder of a real fit) or numbers; drawn from each seed if not given",
+        help="what workers train, in plain and mesh: real (a small model, with the replica and "
+        "encoder of a real fit) or numbers (a few integers) (default: drawn from each seed)",
     )
-    parser.add_argument("--json", action="store_true", help="one JSON object per line and seed")
-    parser.add_argument("--transcript", action="store_true", help="what happened, on stderr")
-    parser.add_argument("--jobs", type=int, default=None, help="processes (default: all cores)")
-    parser.add_argument("--calm", action="store_true", help="no faults but those given")
+    parser.add_argument(
+        "--json", action="store_true", help="print a line with a JSON object for each seed"
+    )
+    parser.add_argument(
+        "--transcript", action="store_true", help="print each run's events to stderr"
+    )
+    parser.add_argument(
+        "--jobs", type=int, default=None, help="number of processes (default: one per core)"
+    )
+    parser.add_argument(
+        "--calm", action="store_true", help="simulate only the faults that are given"
+    )
     parser.add_argument(
         "--shrink",
         action=argparse.BooleanOptionalAction,
         default=None,
-        help="look for the smallest run in which the first bad seed still fails, and tell what "
-        "happens in it (default: unless --json)",
+        help="find the smallest run in which the first failing seed still fails, and print its "
+        "events (default: on, but off with --json)",
     )
     for name, (kind, what) in NUMBER_OPTIONS.items():
         flag = "--" + name.replace("_", "-")
