@@ -84,17 +84,18 @@ class Kernels(Protocol):
     def find_levels_local(
         self, local: F32, theta: F32, codes: I32, tau: float, top: int, levels: U8, /
     ) -> int:
-        """Write each hit's level, the largest l <= top with |local - theta| >= tau * 2^l.
+        """Write the level of each hit to ``levels``: the largest l <= top that the hit reaches.
 
-        Returns the highest of the levels.
+        A hit reaches level l if |local - theta| >= tau * 2^l. ``codes`` contains the hits' codes.
+        Returns the highest of the levels; 0 without hits.
         """
 
     def find_levels_replica(
         self, residual: F32, codes: I32, tau: float, top: int, levels: U8, /
     ) -> int:
-        """Write each hit's level, the largest l <= top with |residual| >= tau * 2^l.
+        """Write each hit's level to ``levels``, as ``find_levels_local`` does, for ``residual``.
 
-        Returns the highest of the levels.
+        Returns the highest of the levels; 0 without hits.
         """
 
     def move_levels(
@@ -108,7 +109,7 @@ class Kernels(Protocol):
         q: float,
         /,
     ) -> tuple[int, int]:
-        """Apply hits like ``move``, with steps times 2^level; return (overflows, first)."""
+        """Apply hits like ``move``, with both steps multiplied by 2^level of the hit."""
 
     def shift_codes(self, codes: I32, start: int, /) -> None:
         """Add ``start`` to the index in each hit code (``index`` or ``~index``), in place."""

@@ -105,7 +105,8 @@ class FormWriter(Protocol):
     ) -> WrittenMessage:
         """Encode the hits of the last scan, and apply the message to the residual and theta.
 
-        ``hits`` is the number of hits, at least 1. Returns the message with its statistics.
+        ``hits`` is the number of hits, at least 1; ``arrays`` has theta and the arrays of the
+        residual, which are changed by ``step_sizes``. Returns the message with its statistics.
         """
 
 
@@ -117,7 +118,10 @@ class GapsWriter:
         self._residual, self._space = residual, space
 
     def write(self, hits: int, arrays: PublicationArrays, step_sizes: StepSizes) -> WrittenMessage:
-        """Encode and apply the hits; see ``FormWriter.write``."""
+        """Encode the hits as Rice-coded gaps between indices, with signs, and apply them.
+
+        Arguments and result are those of ``FormWriter.write``.
+        """
         space = self._space
         codes = space.codes[:hits]
         on_host = space.memory.to_host(codes)

@@ -133,7 +133,7 @@ def find_levels_local(local: F32, theta: F32, codes: I32, tau: float, top: int, 
     codes   i32[hits]  in    from a scan with this tau, no index twice
     top     i64        in    0 .. 7: the highest level to use
     levels  u8[hits]   out   level of each hit
-    returns i64              the highest level
+    returns i64              the highest of the levels; 0 without hits
     """
     return find_levels_replica(local - theta, codes, tau, top, levels)
 

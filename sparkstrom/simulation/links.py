@@ -236,7 +236,10 @@ class LinkStream:
 
 
 class Links:
-    """The network of all hosts; sends the bursts of their streams in virtual time."""
+    """All hosts with their network interfaces; transmits the bursts of streams in virtual time.
+
+    ``rate`` is the rate at which each new host sends and receives, in bytes per second.
+    """
 
     def __init__(self, time: VirtualClock, rate: float) -> None:
         self._time, self._rate = time, rate

@@ -318,13 +318,17 @@ class Network:
     def _deliver_to_master(
         self, target: SimProcess | None, sender: NodeId | None, edge: int, message: Message
     ) -> None:
-        """Deliver a direct message to the master."""
+        """Deliver a direct message, which uses no edge, to the master; use only ``message``."""
         self._to_master(None, message)
 
     def _deliver_to_root(
         self, target: SimProcess | None, sender: NodeId | None, edge: int, message: Message
     ) -> None:
-        """Deliver a message to the master if both ends have this edge and its stream is intact."""
+        """Deliver a message to the master over the edge from ``sender``.
+
+        Drop the message if the master no longer has this edge, or if its stream is broken.
+        ``target`` is not used.
+        """
         assert sender is not None, "a node with an edge has an id"
         slot = self._master_slots.get(sender)
         if slot is None or slot.edge != edge:

@@ -1,8 +1,8 @@
-"""CPU kernels that scan for hits, apply updates and clip, and the names of all other CPU kernels.
+"""CPU kernels that scan for hits, apply updates and clip residuals; exports all CPU kernels.
 
-The kernels are compiled with Numba; ``encoding.reference_kernels`` documents the arguments. A
-backend is one module with all kernels, so this module also exports those of ``bitmaps`` and
-``levels``.
+The kernels are compiled with Numba; ``encoding.reference_kernels`` documents the arguments. Callers
+get all kernels of a backend from one module, which is this one for the CPU, so it also exports
+those of ``bitmaps`` and ``levels``.
 
 A scan finds hits: parameters whose residual (what is learned but not sent) has reached the
 threshold tau. It examines each block of parameters in one vectorised loop. If the block has hits,

@@ -5,13 +5,14 @@ occurs twice in an update, so results do not depend on the order of threads.
 ``encoding.reference_kernels`` documents the arguments.
 
 A parameter overflows if its absolute value exceeds ``limit``, up to which float32 sums are exact.
-Kernels count overflows in ``answer`` by ``count_if``. Functions return (overflows, first): their
-number, and the index of the first one or -1.
+Kernels call ``count_if`` with each result; it counts the overflows in ``answer`` i32[2], and also
+stores there which came first. Functions return (overflows, first): their number, and the index of
+the first one or -1.
 
-Sums that are returned, of what is clipped and of a residual's absolute values and squares, are
-added in a tree within each tile of ``device.TILE`` parameters, and the tiles' sums are added on the
-host. They are reproducible to the bit, but may differ from the CPU's sequential sums. Squares of
-float32 are computed in float64, where they are exact.
+Some functions return a sum: of the changes by clipping, or of a residual's absolute values or
+squares. They add the values in a tree within each tile of ``device.TILE`` parameters, and the sums
+of all tiles on the host. The result is reproducible to the bit, but may differ from the CPU's
+sequential sum. Squares of float32 are computed in float64, where they are exact.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Options, data and features that need RDDs are rejected, with an alternative in the message. A client
 cannot list executors, so a job reports the executors that run its tasks. If there are no executors,
-that job would wait forever, so it is cancelled after the seconds of the option ``start_timeout``.
+that job would wait forever, so it is cancelled after ``start_timeout`` seconds, an option of fits.
 """
 
 from __future__ import annotations

@@ -391,9 +391,9 @@ def _list_homes(roots: tuple[Path, ...]) -> set[str]:
 
 
 def _remove_dead_drivers(home: Path) -> bool:
-    """Remove the dead drivers of a home if the home is private to this user.
+    """Remove the dead drivers under ``home``, the directory of one key under one root.
 
-    Return whether any driver is left.
+    Return whether any driver is left; False if ``home`` is missing or not private to this user.
     """
     with open_private_directory(home) as opened:
         if opened is None:
@@ -412,7 +412,11 @@ def _list_drivers(home: int) -> list[str]:
 
 
 def _remove_home(path: Path) -> None:
-    """Remove a home that has no drivers, unless a new worker is already using it."""
+    """Remove a directory of drivers (``DriverHome``) that has none, with its links and start lock.
+
+    Do nothing if ``path`` does not exist or is not private to this user. Keep the directory if a
+    new worker has already created files in it.
+    """
     with open_private_directory(path) as opened:
         if opened is None:
             return  # no driver ever used this root, or it is not ours

@@ -140,7 +140,10 @@ def pointer_to(typing: Any, address: Any) -> Any:
 
 @native
 def copy_bytes(typing: Any, target: Any, source: Any, count: Any) -> Any:
-    """Call ``memcpy`` between two addresses."""
+    """Copy ``count`` bytes from address ``source`` to address ``target``, which must not overlap.
+
+    This is a Numba intrinsic: compiled code passes all three as int64, and gets no result.
+    """
 
     def build(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         """Generate the LLVM code of ``memcpy``."""
