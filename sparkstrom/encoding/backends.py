@@ -79,7 +79,10 @@ class Kernels(Protocol):
         """
 
     def sample(self, one: F32, other: F32, sign: int, seed: int, where: I32, sizes: F32, /) -> None:
-        """Write random indices to ``where``, and |one + sign * other| at these to ``sizes``."""
+        """Sample residuals: write random indices to ``where``, and the residuals to ``sizes``.
+
+        ``sizes`` gets the absolute values, |one + sign * other|. ``seed`` determines the indices.
+        """
 
     def find_levels_local(
         self, local: F32, theta: F32, codes: I32, tau: float, top: int, levels: U8, /
@@ -175,7 +178,10 @@ class Kernels(Protocol):
     def apply_hits_both(
         self, theta: F32, local: F32, indices: I32, quanta: I32, q: float, /
     ) -> tuple[int, int]:
-        """Add to theta as ``apply_hits`` does, and to local, to keep local - theta."""
+        """Add to theta as ``apply_hits`` does, and to local, to keep local - theta.
+
+        Returns the result of ``apply_hits``; overflows of local are not counted.
+        """
 
     def sum_hits(self, total: I32, indices: I32, quanta: I32, /) -> tuple[int, int]:
         """Add quanta to the integer sums ``total`` at ``indices``.
@@ -187,7 +193,10 @@ class Kernels(Protocol):
         """Add ``total`` * q, a sum of updates, to theta; return (overflows, first or -1)."""
 
     def add_quanta_both(self, theta: F32, local: F32, total: I32, q: float, /) -> tuple[int, int]:
-        """Add to theta as ``add_quanta`` does, and to local, to keep local - theta."""
+        """Add to theta as ``add_quanta`` does, and to local, to keep local - theta.
+
+        Returns the result of ``add_quanta``; overflows of local are not counted.
+        """
 
     def clip_local(self, local: F32, theta: F32, limit: float, /) -> float:
         """Clip local to within ``limit`` of theta; return the sum of absolute changes."""
@@ -196,10 +205,10 @@ class Kernels(Protocol):
         """Clip the residual f32[n] to +-limit; return the sum of absolute changes."""
 
     def residual_sums_local(self, local: F32, theta: F32, /) -> tuple[float, float]:
-        """Return (sum of |local - theta|, sum of its squares), in float64."""
+        """Return (sum of |local - theta|, sum of (local - theta)^2), in float64."""
 
     def residual_sums_replica(self, residual: F32, /) -> tuple[float, float]:
-        """Return (sum of |residual|, sum of its squares), in float64."""
+        """Return (sum of |residual|, sum of residual^2), in float64."""
 
 
 Read = Callable[[int, int], NDArray[Any]]  # (begin, end) -> entries begin to end - 1, on the host
@@ -242,7 +251,7 @@ class Memory(Protocol):
         """Return a view of the array's entries in the slice ``where``."""
 
     def reader(self, array: NDArray[Any], /) -> Read:
-        """Return a thread-safe function that reads ranges of ``array``."""
+        """Return a thread-safe function (begin, end) that returns that range on the host."""
 
 
 @dataclass(frozen=True, slots=True)

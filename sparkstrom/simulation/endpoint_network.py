@@ -1,4 +1,4 @@
-"""Simulated networks that are more realistic than ``simulation.network``, in virtual time.
+"""Simulated computer networks that are more realistic than ``simulation.network``.
 
 In an ``EndpointNetwork``, processes send encrypted frames through the message endpoints of real
 fits. In a ``BandwidthNetwork``, messages have realistic lengths, and links have limited rates.
@@ -77,7 +77,7 @@ class VirtualReceiver(Generic[OwnerT]):
 
 
 class FrameCarrier(Protocol[OwnerT]):
-    """The network between senders and receivers."""
+    """Interface of the simulated path between senders and receivers."""
 
     receivers: dict[FrameDestination, VirtualReceiver[OwnerT]]
 
@@ -230,7 +230,10 @@ class LossyFrame(bytes):
 
 
 class LossMarkingSeal(Seal):
-    """Encrypts frames, marks those that may get lost, and checks that no nonce is used twice."""
+    """Encrypts frames, marks those that may get lost, and checks that no nonce is used twice.
+
+    ``violation`` is called with a text about each nonce that is used again.
+    """
 
     def __init__(self, violation: Callable[[str], None]) -> None:
         super().__init__(SEAL_KEY, JOB_ID)
@@ -254,7 +257,8 @@ class EndpointNetwork(Network):
 
     Messages become sealed frames, queue in outboxes and pass replay counters, as in a real fit.
     Delays and losses apply to frames. Recorded frames are sometimes replayed to any receiver, which
-    must reject them. ``delivery`` checks that received messages equal the sent ones.
+    must reject them. ``delivery`` checks that received messages equal the sent ones, and
+    ``step_master`` passes an event to the master. The other arguments are those of ``Network``.
     """
 
     def __init__(
@@ -581,7 +585,8 @@ StreamTarget = tuple[SimProcess | None, ArrivalHandler, int]  # receiver, its ha
 class BandwidthNetwork(Network):
     """A ``Network`` whose messages have realistic lengths and share ``Links`` of limited rate.
 
-    ``traffic`` checks all streams.
+    ``traffic`` checks all streams, and ``step_master`` passes an event to the master. The other
+    arguments are those of ``Network``.
     """
 
     def __init__(

@@ -51,7 +51,7 @@ LINKS_START_S = 600.0  # each worker fetches its replica before training begins
 
 
 def draw_scenario(seed: int, nodes: int, mode: str) -> tuple[RunSize, Faults]:
-    """Return the size and the faults of a seed's run.
+    """Return the size and the faults of a seed's run with ``nodes`` workers.
 
     ``mode`` is plain (all workers are children of the master), mesh (workers relay messages to
     others), links (messages of realistic length over links of limited rate) or links-mesh.
@@ -138,7 +138,8 @@ def _with_mesh(size: RunSize, rng: random.Random) -> RunSize:
 def draw_link_scenario(seed: int, nodes: int, *, mesh: bool) -> tuple[RunSize, Faults]:
     """Return size and faults of a run with realistic message lengths over links.
 
-    The links carry 0.1 to 3 times the bytes that undisturbed training would send.
+    The links carry 0.1 to 3 times the bytes that undisturbed training would send. ``mesh``:
+    whether workers relay messages to other workers.
     """
     rng = random.Random(f"links of {seed}")
     publish_every = rng.choice((0, 0, 1, 4))  # 0: when the previous update is committed

@@ -292,7 +292,7 @@ class InvariantChecker:
             self.report_violation(f"I5: {process.name} ended with success: {command.reason}")
 
     def check_failure(self, process: SimProcess, command: Directive, *, expected: bool) -> None:
-        """Check I5: a failed task was superseded, raised in training, or fails as ``expected``."""
+        """Check I5: a failed task was replaced, raised in training, or fails as ``expected``."""
         attempts = [p.identity.attempt for p in self._processes_of(process)]
         superseded = command.cause is TaskEnding.SUPERSEDED
         superseded = superseded and process.identity.attempt < max(attempts)

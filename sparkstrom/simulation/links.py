@@ -62,7 +62,7 @@ class SizedFrame(bytes):
 
     message: Message  # the whole message, in each of its frames
     size: int  # bytes
-    sender: NodeId | None
+    sender: NodeId | None  # id of the sender
     last: bool  # whether it completes the message
 
     def __len__(self) -> int:
@@ -261,11 +261,11 @@ class Links:
             self._send_next_burst(host)
 
     def acknowledge(self, stream: LinkStream, size: int) -> None:
-        """Report to the sender, after the network's delay, that the receiver has taken bytes."""
+        """Report to the sender, after a delay, that the receiver has taken ``size`` bytes."""
         self._time.after(WIRE_DELAY_S, self._on_acknowledged, stream, size)
 
     def _on_acknowledged(self, stream: LinkStream, size: int) -> None:
-        """Continue sending after an acknowledgement."""
+        """Continue sending after ``size`` bytes were acknowledged."""
         stream.under_way -= size
         self.schedule(stream)
 
@@ -462,7 +462,10 @@ class TrafficChecker:
         return PACE_MARGIN * (step_s + hops * (QUEUE_S_MAX + busiest_s + report_s))
 
     def check_pace(self, head: int, now_s: float, *, calm: bool, pace_s: float) -> None:
-        """Check F2: while training is ``calm``, a commit follows ``head`` within ``pace_s``."""
+        """Check F2: while training is ``calm``, the commit after number ``head`` comes in time.
+
+        It may come up to ``pace_s`` seconds later.
+        """
         commit, since_s = self._commit
         if head != commit or not calm:
             self._commit = head, now_s

@@ -55,7 +55,7 @@ class PublishedUpdate:
     first: int  # contains the minibatches first + 1 to last
     last: int  # number of the last minibatch in it
     payload: bytes  # encoded entries
-    commit: CommitNo | None = None  # None until it has one
+    commit: CommitNo | None = None  # number of its commit; None: not committed yet
     buffers: bool = False  # a report of buffers, not an update of parameters
 
 

@@ -53,7 +53,7 @@ ModelFactory = Callable[[], FlatModel]
 
 
 def make_small_network() -> FlatModel:
-    """Return a built-in dense network with 53 parameters."""
+    """Return sparkstrom's dense neural network, with 53 parameters."""
     return DenseNetwork(
         [INPUTS, HIDDEN, CLASSES], hidden="tanh", updater=Sgd(LEARNING_RATE), seed=1
     )

@@ -306,7 +306,7 @@ class SparkNetwork(Dl4jMethodNames, TrainedNetwork):
             return rehearse(make_recipe(*fit), sample, request, progress, measure, cpus=cpus)
 
     def _measure_cluster(self, recipe: FitRecipe, sample: RowSample) -> ClusterMeasurement:
-        """Measure a step's time and the network's speed on executors; return a summary.
+        """Measure a step's time, and the links between executors' hosts; return a summary.
 
         There are as many measuring tasks as a fit would have workers. Their input, a recipe for the
         fit and a sample of rows, is the same.

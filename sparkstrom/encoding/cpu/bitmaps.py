@@ -75,9 +75,9 @@ def _may_overflow(theta: F32, start: np.uint64, size: int, step: float, q: float
 def _count_overflow(
     value: float, amount: float, at: np.uint64, q: float, so_far: tuple[int, int]
 ) -> tuple[int, int]:
-    """Return ``so_far`` updated for a parameter to which ``amount`` will be added.
+    """Return ``so_far``, updated for the parameter ``at``, to which ``amount`` will be added.
 
-    ``so_far``: (number of overflows, index of the first or -1).
+    ``value`` is the parameter's value before; ``so_far`` is (overflows, index of the first or -1).
     """
     overflows, first = so_far
     if amount != 0 and abs(np.float64(value) + np.float64(amount)) > EXACT_QUANTA * q:

@@ -209,7 +209,10 @@ def _index_of_code(code: np.int32) -> np.uint64:
 def move(
     theta: F32, other: F32, codes: I32, step: float, other_step: float, q: float
 ) -> tuple[int, int]:
-    """Add hits' signed steps to theta and ``other``; return (overflows, index of first or -1)."""
+    """Add +-step to theta and +-other_step to ``other`` at the hits in ``codes``.
+
+    Return (overflows of theta, index of the first one or -1).
+    """
     overflows, first, hits = 0, -1, codes.shape[0]
     limit, both = EXACT_QUANTA * q, other_step != 0
     for j in range(hits):
@@ -312,7 +315,7 @@ def clip_replica(residual: F32, limit: float) -> float:
 
 @kernel("UniTuple(f8, 2)(f4[::1], f4[::1])")
 def residual_sums_local(local: F32, theta: F32) -> tuple[float, float]:
-    """Return (sum of |local - theta|, sum of its squares), in float64."""
+    """Return (sum of |local - theta|, sum of (local - theta)^2), in float64."""
     mass, square = 0.0, 0.0
     for i in range(local.shape[0]):
         value = np.float64(local[i] - theta[i])
@@ -322,7 +325,7 @@ def residual_sums_local(local: F32, theta: F32) -> tuple[float, float]:
 
 @kernel("UniTuple(f8, 2)(f4[::1])")
 def residual_sums_replica(residual: F32) -> tuple[float, float]:
-    """Return (sum of |residual|, sum of its squares), in float64."""
+    """Return (sum of |residual|, sum of residual^2), in float64."""
     mass, square = 0.0, 0.0
     for i in range(residual.shape[0]):
         value = np.float64(residual[i])

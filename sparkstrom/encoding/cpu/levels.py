@@ -69,7 +69,7 @@ def _append_if_chosen(
 
 @kernel("i8(f4[::1], f4[::1], f4, i8, i8, i4[::1])")
 def choose_local(local: F32, theta: F32, tau: float, limit: int, seed: int, codes: I32) -> int:
-    """Write codes of hits in local - theta, those below 2 tau at random; return their number."""
+    """Write codes of hits in local - theta, a random part of those below 2 tau; return how many."""
     hits, n = U64(0), local.shape[0]
     for part in range(n // WORD):
         base, word = U64(part * WORD), U64(0)
@@ -86,7 +86,7 @@ def choose_local(local: F32, theta: F32, tau: float, limit: int, seed: int, code
 
 @kernel("i8(f4[::1], f4, i8, i8, i4[::1])")
 def choose_replica(residual: F32, tau: float, limit: int, seed: int, codes: I32) -> int:
-    """Write codes of hits in the residual, those below 2 tau at random; return their number."""
+    """Write codes of hits in the residual, a random part of those below 2 tau; return how many."""
     hits, n = U64(0), residual.shape[0]
     for part in range(n // WORD):
         base, word = U64(part * WORD), U64(0)
@@ -103,7 +103,7 @@ def choose_replica(residual: F32, tau: float, limit: int, seed: int, codes: I32)
 
 @kernel("void(f4[::1], f4[::1], i8, i8, i4[::1], f4[::1])")
 def sample(one: F32, other: F32, sign: int, seed: int, where: I32, sizes: F32) -> None:
-    """Write random indices to ``where``, and |one + sign * other| at these to ``sizes``."""
+    """Sample residuals: write random indices to ``where``, |one + sign * other| to ``sizes``."""
     n, taken, factor = U64(one.shape[0]), where.shape[0], np.float32(sign)
     for j in range(taken):
         where[j] = (_hash_index(U64(j), U64(seed)) * n) >> U64(32)

@@ -151,7 +151,7 @@ def _shift(codes: Any, start: Any) -> None:
 
 @kernel("void(f4[::1], f4[::1], f4, u8, i4[::1], f4[::1])")
 def _sample(one: Any, other: Any, sign: Any, seed: Any, where: Any, sizes: Any) -> None:
-    """Write random indices to ``where``, and |one + sign * other| at these to ``sizes``."""
+    """Sample residuals: write random indices to ``where``, |one + sign * other| to ``sizes``."""
     j = cuda.grid(1)
     if j < where.shape[0]:
         at = (_hash_index(j, seed) * U64(one.shape[0])) >> U64(32)
@@ -160,7 +160,7 @@ def _sample(one: Any, other: Any, sign: Any, seed: Any, where: Any, sizes: Any) 
 
 
 def sample(one: Any, other: Any, sign: int, seed: int, where: Any, sizes: Any) -> None:
-    """Write random indices to ``where``, and |one + sign * other| at these to ``sizes``."""
+    """Sample residuals: write random indices to ``where``, |one + sign * other| to ``sizes``."""
     of = (
         checked_array(one, F32, "one"),
         checked_array(other, F32, "other"),
@@ -173,13 +173,13 @@ def sample(one: Any, other: Any, sign: int, seed: int, where: Any, sizes: Any) -
 
 
 def choose_local(local: Any, theta: Any, tau: float, limit: int, seed: int, codes: Any) -> int:
-    """Write codes of hits in local - theta, those below 2 tau at random; return their number."""
+    """Write codes of hits in local - theta, a random part of those below 2 tau; return how many."""
     values = checked_array(local, F32, "local")
     return _choose_hits((values, checked_array(theta, F32, "theta"), True), tau, limit, seed, codes)
 
 
 def choose_replica(residual: Any, tau: float, limit: int, seed: int, codes: Any) -> int:
-    """Write codes of hits in the residual, those below 2 tau at random; return their number."""
+    """Write codes of hits in the residual, a random part of those below 2 tau; return how many."""
     values = checked_array(residual, F32, "residual")
     return _choose_hits((values, values, False), tau, limit, seed, codes)
 

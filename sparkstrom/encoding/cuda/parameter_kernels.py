@@ -44,7 +44,7 @@ F32, F64, I32 = np.float32, np.float64, np.int32
 def _move_kernel(
     theta: Any, other: Any, codes: Any, step: Any, other_step: Any, limit: Any, answer: Any
 ) -> None:
-    """Add each hit's signed steps to theta and ``other``; count overflows."""
+    """Add +-step to theta and +-other_step to ``other`` at each hit; count overflows of theta."""
     j = cuda.grid(1)
     if j < codes.shape[0]:
         code = codes[j]
@@ -149,7 +149,10 @@ def _sums_kernel(values: Any, theta: Any, difference: Any, masses: Any, squares:
 def move(
     theta: Any, other: Any, codes: Any, step: float, other_step: float, q: float
 ) -> tuple[int, int]:
-    """Add hits' signed steps to theta and ``other``; return (overflows, index of first or -1)."""
+    """Add +-step to theta and +-other_step to ``other`` at the hits in ``codes``.
+
+    Return (overflows of theta, index of the first one or -1).
+    """
     to, also, where = (
         _float_array("theta", theta),
         _float_array("other", other),
@@ -262,12 +265,12 @@ def _clip_residual(
 
 
 def residual_sums_local(local: Any, theta: Any) -> tuple[float, float]:
-    """Return (sum of |local - theta|, sum of its squares), in float64."""
+    """Return (sum of |local - theta|, sum of (local - theta)^2), in float64."""
     return _residual_sums(_float_array("local", local), _float_array("theta", theta), True)
 
 
 def residual_sums_replica(residual: Any) -> tuple[float, float]:
-    """Return (sum of |residual|, sum of its squares), in float64."""
+    """Return (sum of |residual|, sum of residual^2), in float64."""
     values = _float_array("residual", residual)
     return _residual_sums(values, values, False)
 

@@ -171,7 +171,7 @@ class StreamsOpened(msgspec.Struct, frozen=True):
     """The node listens on fresh streams; its previous edge to the parent is closed."""
 
     address: Address
-    alone: bool = False  # True: edges to all children are closed, too (the media driver died)
+    alone: bool = False  # True: edges to all children are also closed (the media driver died)
 
 
 class UpdatePublished(msgspec.Struct, frozen=True):
@@ -459,7 +459,7 @@ class Note(msgspec.Struct, frozen=True):
     """Instruction to log a sentence for the user: a departure, a refusal or a loss."""
 
     text: str
-    departure: bool = False  # True: ``Members.departures`` lists it, too
+    departure: bool = False  # True: ``Members.departures`` also lists it
 
 
 class ShowWorkerLog(msgspec.Struct, frozen=True):

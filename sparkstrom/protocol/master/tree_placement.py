@@ -116,7 +116,10 @@ class Placement:
         return [effect for member in moving for effect in self.send_order_if_due(member, now_s)]
 
     def send_order_if_due(self, member: Member, now_s: float) -> list[Effect]:
-        """Send a member its order if its parent's place is confirmed and none was sent just now."""
+        """Send a member its order if its parent's place is confirmed and none was sent just now.
+
+        The time limit for attaching runs only while the parent can answer, with a replica.
+        """
         node, live = member.node, self._members.live
         assert not member.placed, f"node {node} has its place"
         self.suspects.setdefault(node, now_s)
@@ -197,7 +200,10 @@ class Placement:
         return self._suspect(silent.child, now_s)
 
     def _suspect(self, node: NodeId, now_s: float) -> list[Effect]:
-        """Take over the leases of a node and of all nodes below it, and probe those nodes."""
+        """Take over the leases of a node and of all nodes below it, and probe those nodes.
+
+        Nodes whose leases the master already holds are left out.
+        """
         effects: list[Effect] = []
         for asked in (node, *self.tree.descendants(node)):
             member = self._members.live[asked]

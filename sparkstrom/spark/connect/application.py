@@ -92,7 +92,10 @@ USE_CLASSIC_HINT = "or start the program with spark-submit, without .remote(...)
 
 
 def check_options(strategy: Strategy[CommonOptions]) -> None:
-    """Raise UsageError for options that need RDDs, a controller's host, or partition counts."""
+    """Raise UsageError for options that Spark Connect cannot support.
+
+    These need RDDs, a host for the controller, or the number of a DataFrame's partitions.
+    """
     master = strategy.master
     if master.rdd_training_approach == "export":
         raise UsageError(
@@ -432,7 +435,7 @@ class ConnectApplication:
             return evaluate_dataframe(model, metrics, data, columns)
 
     def delete_worker_files(self, network: str) -> None:
-        """Run a job that deletes the files that a network's workers left on executors."""
+        """Run a job that deletes the files that workers of the SparkNetwork ``network`` left."""
         slots = self._slots.total if self._slots is not None else 1
         self._run_tasks(partial(delete_worker_files, network), slots, "deleting workers' files")
 

@@ -200,7 +200,10 @@ def _format_matrix(matrix: UdpMatrix) -> str:
 
 
 def _shorten(name: str, width: int = CELL_WIDTH) -> str:
-    """Return ``name``; if it is longer than ``width``, "~" and its end, which is distinctive."""
+    """Return ``name``; if it is longer than ``width``, return "~" and its end.
+
+    The ends of names differ more than their beginnings.
+    """
     return name if len(name) <= width else "~" + name[1 - width :]
 
 

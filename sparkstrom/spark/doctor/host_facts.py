@@ -243,7 +243,7 @@ ProbeResult = tuple[int, dict[int, PeerResult], str]
 class InspectionTask:
     """The input of the tasks that inspect executors' hosts."""
 
-    void: VoidConfiguration  # network options
+    void: VoidConfiguration  # network options, such as ports
     workers: int  # number of workers that a fit would have
     controller: Endpoint  # the driver's address; the port is not used
 

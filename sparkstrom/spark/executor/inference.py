@@ -694,7 +694,7 @@ def _check_missing(position: int, values: NDArray[Any], rows: int) -> None:
 
 
 def _reshape(array: NDArray[Any], shapes: UdfShapes, position: int) -> NDArray[Any]:
-    """Reshape each row to ``shapes[position]``; without shapes, a number to an array of one."""
+    """Reshape each row to ``shapes[position]``; without shapes, make a number an array of one."""
     if shapes is None:
         return array if array.ndim > 1 else array.reshape(-1, 1)
     try:

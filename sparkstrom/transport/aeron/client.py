@@ -118,7 +118,7 @@ U8 = npt.NDArray[np.uint8]
 class SubscriptionPoller:
     """All subscriptions of one client, and the memory for the frames received. Not thread-safe.
 
-    One call polls all subscriptions without the GIL.
+    One call of ``poll`` polls all subscriptions without the GIL.
     """
 
     def __init__(self, aeron: AeronLibrary, frame_max: int, bell: Doorbell) -> None:
@@ -320,7 +320,8 @@ class AeronSender:
     def is_opening(self) -> bool:
         """Poll the request once; return False once the media driver has answered.
 
-        Raise DriverLost if Aeron's client has stopped waiting for the driver.
+        If it refused the request, later offers return CLOSED or raise SetupError. Raise DriverLost
+        if Aeron's client has stopped waiting for the driver.
         """
         if self._failure is not None:
             raise self._failure

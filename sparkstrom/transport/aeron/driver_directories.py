@@ -367,7 +367,7 @@ def is_driver_in_use(directory: str | Path, dir_fd: int | None = None) -> bool:
 
 
 def remove_stale_homes(roots: tuple[Path, ...], keep: str) -> None:
-    """Remove what dead drivers of this user left under ``roots``, except in the home ``keep``.
+    """Remove what dead drivers of this user left under ``roots``, except in homes named ``keep``.
 
     Failures are ignored, because the caller does not depend on the result.
     """
@@ -382,7 +382,7 @@ def remove_stale_homes(roots: tuple[Path, ...], keep: str) -> None:
 
 
 def _list_homes(roots: tuple[Path, ...]) -> set[str]:
-    """Return the names of this user's homes under ``roots``."""
+    """Return the names of this user's homes, and of their directories in other ``roots``."""
     names: set[str] = set()
     for root in roots:
         with suppress(OSError):
@@ -405,7 +405,7 @@ def _remove_dead_drivers(home: Path) -> bool:
 
 
 def _list_drivers(home: int) -> list[str]:
-    """Return the names of the driver directories in an open home directory."""
+    """Return the names of the drivers' directories in the open directory ``home``."""
     with os.scandir(home) as entries:
         names = [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
     return [name for name in names if TOKEN_PATTERN.fullmatch(name)]
