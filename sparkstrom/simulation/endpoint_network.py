@@ -5,8 +5,9 @@ fits. In a ``BandwidthNetwork``, messages have realistic lengths, and links have
 
 ``VirtualTransport`` implements the transport interface without waiting. Frames that are in flight
 or not yet polled occupy the receiver's buffer, so a receiver that does not poll causes
-back-pressure. The ``FrameCarrier`` is the network between senders and receivers: it decides which
-frames are delayed or lost.
+back-pressure. A ``FrameCarrier`` carries frames from senders to receivers, and decides which frames
+are delayed or lost. The owner of an endpoint, a transport or a stream is the process that uses it;
+None means the master.
 """
 
 from __future__ import annotations
@@ -90,11 +91,17 @@ class FrameCarrier(Protocol[OwnerT]):
         receiver: VirtualReceiver[OwnerT],
         frames: Sequence[bytes],
     ) -> None:
-        """Send frames; subtract those that get lost from ``receiver.unread_bytes``."""
+        """Send frames from a sender to its receiver, or lose some of them.
+
+        The sender has added the frames to ``receiver.unread_bytes``; subtract those that get lost.
+        """
 
 
 class VirtualSender(Generic[OwnerT]):
-    """The sending end of a stream to ``place``; implements ``transport.base.Sender``."""
+    """The sending end of a stream to ``place``; implements ``transport.base.Sender``.
+
+    ``frame_bytes_max`` is the longest frame to accept, in bytes.
+    """
 
     def __init__(
         self,
@@ -140,7 +147,7 @@ class VirtualSender(Generic[OwnerT]):
 class VirtualTransport(Generic[OwnerT]):
     """A transport over a ``FrameCarrier``; implements ``transport.base.Transport``.
 
-    ``frame_bytes_max`` is the longest data frame.
+    ``endpoint`` is its address, and ``frame_bytes_max`` the longest data frame, in bytes.
     """
 
     def __init__(
@@ -443,7 +450,7 @@ class EndpointNetwork(Network):
         frames: list[bytes],
         start_s: float,
     ) -> None:
-        """Schedule the arrival of frames after all earlier ones of the stream."""
+        """Schedule the arrival of frames that leave at ``start_s``, after all earlier ones."""
         if frames:
             at_s = max(start_s + self._draw_delay_s(), sender.newest_s)
             sender.newest_s = at_s
@@ -460,7 +467,10 @@ class EndpointNetwork(Network):
         frame: bytes,
         start_s: float,
     ) -> None:
-        """Send a frame that may get lost, arrive twice or late; sometimes replay another one."""
+        """Send a frame that may get lost, arrive twice or late; sometimes replay an older frame.
+
+        ``start_s`` is the virtual time at which the frame leaves.
+        """
         copies = self._draw_copies()
         receiver.unread_bytes += (copies - 1) * len(frame)
         for _ in range(copies):
@@ -700,7 +710,7 @@ class BandwidthNetwork(Network):
         return stream
 
     def _path_outage_end_s(self, owner: SimProcess | None, target: SimProcess | None) -> float:
-        """Return the end of the outage between two processes; 0 without one."""
+        """Return the virtual time at which the outage between two processes ends; 0 without one."""
         until_s, now_s = self._outage_end_s(owner, target), self._time.now_s
         if target is not None and target.cut is not None and target.cut.down:
             until_s = max(until_s, target.cut.until_s if target.cut.until_s > now_s else 0.0)
@@ -722,7 +732,10 @@ class BandwidthNetwork(Network):
         *,
         direct: bool = False,
     ) -> None:
-        """Queue a message on its edge's stream; direct messages, short and rare, skip the links."""
+        """Queue a message on its edge's stream; see ``Network._transmit`` for the arguments.
+
+        Direct messages, which are short and rare, do not use the links.
+        """
         if direct:
             super()._transmit(owner, target, arrive, sender, edge, message, direct=True)
             return
@@ -771,7 +784,10 @@ class BandwidthNetwork(Network):
         arrive(target, frame.sender, edge, frame.message)
 
     def _report_partial_arrival(self, stream: LinkStream, sender: NodeId | None) -> None:
-        """Report to the receiving node how many bytes of an incomplete message have arrived."""
+        """Report to the receiving node how many bytes of an incomplete message have arrived.
+
+        Do nothing if the edge to ``sender`` or its data stream has ended.
+        """
         target, _, edge = self._targets[stream]
         assert sender is not None, "a node with an edge has an id"
         slot = self._slots_of(target).get(sender)

@@ -217,13 +217,16 @@ class LinkStream:
         return whole
 
     def arrive(self, size: int, frames: list[SizedFrame]) -> None:
-        """Queue a burst for the receiver and notify it."""
+        """Queue a burst of ``size`` bytes, which completes ``frames``; notify the receiver."""
         self._arrived_bursts.append((size, frames))
         self.waiting += size
         self.notify_receiver(self)
 
     def take(self, bytes_max: int) -> list[SizedFrame]:
-        """Return arrived frames up to about ``bytes_max`` bytes; free their room in the window."""
+        """Return arrived frames, whole bursts up to about ``bytes_max`` bytes; acknowledge them.
+
+        The sender then has as much more room in the receiver's window.
+        """
         frames: list[SizedFrame] = []
         taken = 0
         while self._arrived_bursts and taken < bytes_max:
@@ -270,7 +273,7 @@ class Links:
         self.schedule(stream)
 
     def _send_next_burst(self, host: LinkHost) -> None:
-        """Send a burst of the host's next stream that may send bytes."""
+        """Send a burst of the host's next stream that may send bytes; without one, become idle."""
         host.busy = False
         while host.send_queue:
             stream = host.send_queue.popleft()
@@ -284,7 +287,7 @@ class Links:
                 return
 
     def _on_burst_sent(self, stream: LinkStream, size: int) -> None:
-        """Schedule the arrival of a burst that has left its host."""
+        """Schedule the arrival of a burst of ``size`` bytes, which has left; send the next burst."""
         host, target, now_s = stream.source, stream.target, self._time.now_s
         host.busy = False
         if not stream.is_closed:

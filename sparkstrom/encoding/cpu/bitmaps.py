@@ -64,7 +64,10 @@ def _bitmap_state(value: float, tau: float, half: float, toward: float) -> np.ui
 
 @helper
 def _may_overflow(theta: F32, start: np.uint64, size: int, step: float, q: float) -> bool:
-    """Return whether a step could take any parameter of the block out of the exact range."""
+    """Return whether a step could take any of theta's ``size`` parameters from ``start`` on out.
+
+    That is, out of the range in which float32 sums are exact.
+    """
     bits, largest = theta.view(np.int32), np.int32(0)
     for i in range(size):
         largest = max(largest, np.int32(bits[start + U64(i)] & MAGNITUDE))
@@ -94,7 +97,7 @@ def _sum_bytes(lanes: np.uint32) -> int:
 
 @helper
 def _pack_states(states: U8, size: int, out: U8, at: np.uint64) -> tuple[int, int]:
-    """Pack a block's states into bytes from out[at] on; return (nonzero states, half steps)."""
+    """Pack ``size`` states into bytes from out[at] on; return (nonzero states, half steps)."""
     for i in range(size, (size + 3) // 4 * 4):
         states[U64(i)] = 0
     words, used, halves = states.view(np.uint32), U32(0), U32(0)

@@ -89,7 +89,11 @@ ONE = U64(1)
 
 @helper
 def _append_if_hit(value: float, tau: float, i: int, codes: I32, hits: np.uint64) -> np.uint64:
-    """Append the code of parameter ``i`` if ``value`` is a hit; return the new number of hits."""
+    """Append the code of parameter ``i`` if its residual ``value`` is a hit.
+
+    Return the new number of hits; ``hits`` is the old one. If ``codes`` is full, only count the
+    hit.
+    """
     if not abs(value) >= tau:
         return hits
     if hits < U64(codes.shape[0]):
@@ -101,7 +105,10 @@ def _append_if_hit(value: float, tau: float, i: int, codes: I32, hits: np.uint64
 def _append_block_hits(
     values: F32, tau: float, start: np.uint64, codes: I32, hits: np.uint64
 ) -> np.uint64:
-    """Append the codes of a block's hits, given enough room; return the new number of hits."""
+    """Append the codes of the hits in the block that begins at ``start``; there must be room.
+
+    Return the new number of hits; ``hits`` is the old one.
+    """
     bits = values.view(np.int32)
     for part in range(0, BLOCK, WORD):
         base, word = start + U64(part), U64(0)
