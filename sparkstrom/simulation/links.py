@@ -287,7 +287,7 @@ class Links:
                 return
 
     def _on_burst_sent(self, stream: LinkStream, size: int) -> None:
-        """Schedule the arrival of a burst of ``size`` bytes, which has left; send the next burst."""
+        """Schedule the arrival of a burst of ``size`` bytes that has left; send the next one."""
         host, target, now_s = stream.source, stream.target, self._time.now_s
         host.busy = False
         if not stream.is_closed:

@@ -82,8 +82,8 @@ class SentTraffic:
     """Counts of what one process has sent to another over all their edges."""
 
     newest_s: list[float] = field(default_factory=lambda: [0.0, 0.0])  # last arrival: control, data
-    messages: int = 0
-    bytes: int = 0
+    messages: int = 0  # counted only if the network has ``counts_traffic``
+    bytes: int = 0  # size of these messages
 
 
 class SimProcess:

@@ -419,7 +419,10 @@ class World:
         return any(not self.network.is_unreachable(process) for process in awake)
 
     def _check_invariants(self) -> None:
-        """Check what must hold throughout the run, and schedule the next check."""
+        """Check what must hold throughout the run, and schedule the next check.
+
+        End the run if the driver program and all workers are gone.
+        """
         self.checks.check_bounds(self.master, self.processes)
         self.checks.check_minibatch_count(self.master)
         self.shape.check_tree(self.master)
@@ -709,7 +712,10 @@ class World:
             self.time.over = True
 
     def _arrive_at_master(self, sender: NodeId | None, message: Message) -> None:
-        """Deliver a message to the master once any pause is over; drop it if the master is lost."""
+        """Deliver a message to the master once any pause is over; drop it if the master is lost.
+
+        If the message reports a failure of training, check that the master aborts the fit (I5).
+        """
         if self.is_master_lost:
             return
         if self.time.now_s < self._master_awake_s:

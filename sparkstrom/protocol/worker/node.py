@@ -198,7 +198,10 @@ def _train_directive(
     minibatches_expected: int,
     epochs: int,
 ) -> Directive:
-    """Return a directive to train; cached, because directives are derived after every event."""
+    """Return a directive to train; the arguments are fields of ``Directive``.
+
+    Directives are derived after every event, so they are cached.
+    """
     return Directive(
         Command.TRAIN,
         steps_max=steps_max,
