@@ -485,9 +485,9 @@ SHRINKABLE_SIZES = ("nodes", "epochs", "batches", "kept_files", "empty_partition
 class ShrunkRun:
     """The smallest failing run that was found: size, faults and result."""
 
-    size: RunSize
-    faults: Faults
-    result: RunResult
+    size: RunSize  # its size and options
+    faults: Faults  # its faults
+    result: RunResult  # what it returned
 
     def given(self, seed: int, mode: str) -> dict[str, Any]:
         """Return the fields to set, by name, to repeat this run with its number of nodes.

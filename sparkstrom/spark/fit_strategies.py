@@ -68,7 +68,7 @@ class FitContext:
     """What all fits of one SparkNetwork have in common, apart from the user's options."""
 
     application: Application  # runs the Spark jobs
-    model: FlatModel
+    model: FlatModel  # the model to train
     # The SparkNetwork's id, in the names of files that workers keep on executors for the next fit.
     network: str
     keep: bool  # whether workers keep these files and their optimizer states for the next fit

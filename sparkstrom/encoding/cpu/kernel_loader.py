@@ -70,8 +70,8 @@ class Argument(NamedTuple):
 class Native(NamedTuple):
     """A compiled function in memory: its address and types."""
 
-    address: int
-    arguments: list[Argument]
+    address: int  # in this process
+    arguments: list[Argument]  # types of the arguments, in order
     result: str  # NumPy's name of a number, or "none"
     results: int  # length of the returned tuple; 0: a single number
 
