@@ -149,7 +149,10 @@ class Kernels(Protocol):
         out: U8,
         /,
     ) -> tuple[int, int, int, int]:
-        """Write the residual as a bitmap, and apply it to both arrays; see ``bitmap_local``."""
+        """Write the residual as a bitmap, and apply it to theta and the residual.
+
+        See ``bitmap_local``, except that the residual itself loses tau (or half).
+        """
 
     def bitmap_count(self, packed: U8, n: int, /) -> int:
         """Count the entries of a bitmap of n parameters; return -1 if padding bits are set."""
@@ -233,7 +236,7 @@ class Memory(Protocol):
         """Return the array's content as a host array, which may be the array itself."""
 
     def add(self, target: F32, source: F32, /) -> None:
-        """Add ``source``, which may be on the host, to ``target``, f32[n] both."""
+        """Add ``source``, which may be on the host, to ``target``; both are f32[n]."""
 
     def copy(self, array: NDArray[Any], /) -> NDArray[Any]:
         """Return a copy of the array in the same memory."""

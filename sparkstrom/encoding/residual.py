@@ -193,7 +193,7 @@ class LocalResidual:
     def bitmap(
         self, arrays: PublicationArrays, step_sizes: StepSizes, side: int, scratch: U8, out: U8
     ) -> tuple[int, int, int, int]:
-        """Write local - theta as a bitmap, and apply it to both arrays; see ``Residual.bitmap``."""
+        """Write local - theta as a bitmap, and apply the bitmap to theta and local."""
         steps = (step_sizes.tau, step_sizes.step, side, step_sizes.q)
         return self._kernels.bitmap_local(arrays.learnt, arrays.theta, *steps, scratch, out)
 
@@ -281,7 +281,7 @@ class ReplicaResidual:
     def bitmap(
         self, arrays: PublicationArrays, step_sizes: StepSizes, side: int, scratch: U8, out: U8
     ) -> tuple[int, int, int, int]:
-        """Write the residual as a bitmap, and apply it to both arrays; see ``Residual.bitmap``."""
+        """Write the residual as a bitmap, and apply the bitmap to theta and the residual."""
         steps = (step_sizes.tau, step_sizes.step, side, step_sizes.q)
         return self._kernels.bitmap_replica(self._array, arrays.theta, *steps, scratch, out)
 

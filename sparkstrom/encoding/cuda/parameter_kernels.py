@@ -223,7 +223,7 @@ def _add_quanta(theta: Any, total: Any, q: float, limit: float) -> tuple[int, in
 
 
 def accumulate(residual: Any, delta: Any) -> None:
-    """Add ``delta`` to ``residual``, f32[n] both."""
+    """Add ``delta`` to ``residual``; both are f32[n]."""
     to, much = _float_array("residual", residual), _float_array("delta", delta)
     if to.size:
         _accumulate[blocks_of(to.size), THREADS](to, much)

@@ -332,7 +332,7 @@ class ParentLink:
     def resend_on_new_edge(self, now_s: float) -> list[Effect]:
         """Send the node's own updates again over a new edge, and drop queued updates of others.
 
-        The caller asks the origins of those to send them again.
+        The caller asks the origins of the dropped updates to send them again.
         """
         for update, child in self.waiting:
             if child is not None:

@@ -293,7 +293,7 @@ class ConnectApplication:
         """Run a job with Spark's default number of tasks; return the cores of each executor found.
 
         The keys are the executors' names. In local mode the number of cores is the number of the
-        job's tasks, unless the configuration ``conf`` sets the latter. ``seconds`` and ``notify``
+        job's tasks, unless the configuration ``conf`` sets that number. ``seconds`` and ``notify``
         are as in ``await_slots``.
         """
         run = partial(self._run_tasks, identify_executor, None, "counting executors")
@@ -360,7 +360,7 @@ class ConnectApplication:
     def broadcast_parameters(
         self, theta: Theta, workers: int, state: bytes
     ) -> Iterator[ParametersBroadcast]:
-        """Upload the parameters ``theta`` and one optimizer state; yield a handle of both."""
+        """Upload ``theta`` and one optimizer state; yield a handle of parameters and state."""
         yield self._uploads.upload(pack_parameters(theta, state))
 
     @contextlib.contextmanager
