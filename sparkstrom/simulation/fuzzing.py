@@ -136,7 +136,7 @@ def _with_mesh(size: RunSize, rng: random.Random) -> RunSize:
 
 
 def draw_link_scenario(seed: int, nodes: int, *, mesh: bool) -> tuple[RunSize, Faults]:
-    """Return size and faults of a run with realistic message lengths over links.
+    """Return size and faults of a seed's run with realistic message lengths over links.
 
     The links carry 0.1 to 3 times the bytes that undisturbed training would send. ``mesh``:
     whether workers relay messages to other workers.
@@ -539,7 +539,10 @@ def shrink_failure(result: RunResult, nodes: int, mode: str, given: dict[str, An
 
 
 def _simulate_exactly(seed: int, mode: str, size: RunSize, faults: Faults) -> RunResult:
-    """Run a seed with exactly this size and these faults; return the result."""
+    """Run a seed with exactly this size and these faults; return the result.
+
+    These replace everything that ``draw_scenario`` draws for ``mode``.
+    """
     given = {f.name: getattr(part, f.name) for part in (size, faults) for f in fields(part)}
     return simulate_seed(seed, size.nodes, mode, given)
 

@@ -257,7 +257,10 @@ class FaultInjector:
             self._extend_trouble(victim.paused_until_s)
 
     def _request_optimizer_copy(self, *, everybody: bool = False) -> None:
-        """Request optimizer states for a checkpoint; this is load, not a fault."""
+        """Request optimizer states of one worker, or of all if ``everybody``, for a checkpoint.
+
+        This is load, not a fault.
+        """
         if self._world.phase is not Phase.DONE:
             self._world.step_master(ev.OptimizerCopyRequest(everybody))
 
@@ -550,7 +553,10 @@ class World:
         self._schedule_tick(process, self.size.busy_tick_s if busy else self.size.tick_s)
 
     def _schedule_tick(self, process: SimProcess, mean_delay_s: float) -> None:
-        """Schedule a node's next tick, in place of the one scheduled before."""
+        """Schedule a node's next tick, in place of the one scheduled before.
+
+        The delay is random, from half of ``mean_delay_s`` to one and a half of it.
+        """
         process.ticks += 1
         process.tick_s = self.time.now_s + mean_delay_s * (0.5 + self.time.rng.random())
         self.time.at(process.tick_s, self._send_tick, process, process.ticks)

@@ -196,7 +196,10 @@ def has_room(inbox: Any, length: int) -> Any:
 
 @helper
 def append_frame(inbox: Any, head: int, head_bytes: int, tail: int, tail_bytes: int) -> None:
-    """Append one frame, given in two pieces (address, length), to the caller's buffer."""
+    """Append a frame to the caller's buffer, and record its stream and length.
+
+    The frame is given in two pieces at the addresses ``head`` and ``tail``, with their lengths.
+    """
     target = inbox[INBOX_FRAMES] + inbox[INBOX_USED]
     copy_bytes(target, head, head_bytes)
     copy_bytes(target + head_bytes, tail, tail_bytes)
@@ -211,7 +214,9 @@ def append_frame(inbox: Any, head: int, head_bytes: int, tail: int, tail_bytes: 
 def gather_fragment(inbox: Any, flags: int, session: int, payload: int, length: int) -> int:
     """Add a fragment to the frame of its sender (session); append the frame once it is complete.
 
-    Return CONTINUE, or ABORT if the caller's buffer has no room.
+    The fragment has ``length`` bytes at the address ``payload``; ``flags`` are those of its header.
+    Discard a fragment whose frame's beginning is missing, or a frame that gets too long. Return
+    CONTINUE, or ABORT if the caller's buffer has no room.
     """
     slots = carray(pointer_to(inbox[INBOX_SLOTS]), (GATHER_SLOTS, SLOT_FIELDS), types.int64)
     if flags & BEGIN_FLAG:
