@@ -42,7 +42,8 @@ class Kernels(Protocol):
     value. A hit's code is its index, or ``~index`` if the residual is negative. The residual is
     local - theta for kernels named ``*_local``, and a separate array for ``*_replica``. Results
     (overflows, first) are the number of parameters that left the range in which float32 sums are
-    exact, and the index of the first of them or -1.
+    exact, and the index of the first of them or -1. ``q`` is the quantum, of which theta and all
+    its changes are multiples; ``side`` (+1 or -1) is the sign of a bitmap's half steps.
     """
 
     def scan_local(self, local: F32, theta: F32, tau: float, codes: I32, /) -> tuple[int, int]:
@@ -67,16 +68,14 @@ class Kernels(Protocol):
     ) -> int:
         """Write codes of selected hits in local - theta; return the number of selected hits.
 
-        All hits of at least 2 tau are selected, and smaller ones with a probability of limit/2^32.
+        All hits of at least 2 tau are selected, and smaller ones with a probability of limit/2^32;
+        ``seed`` determines which.
         """
 
     def choose_replica(
         self, residual: F32, tau: float, limit: int, seed: int, codes: I32, /
     ) -> int:
-        """Write codes of selected hits in the residual; return the number of selected hits.
-
-        All hits of at least 2 tau are selected, and smaller ones with a probability of limit/2^32.
-        """
+        """Write codes of selected hits in the residual, like ``choose_local``; return how many."""
 
     def sample(self, one: F32, other: F32, sign: int, seed: int, where: I32, sizes: F32, /) -> None:
         """Sample residuals: write random indices to ``where``, and the residuals to ``sizes``.

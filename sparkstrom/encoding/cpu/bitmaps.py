@@ -8,7 +8,8 @@ of one 32-bit word. An overflow is a parameter that has left the range in which 
 exact.
 
 Arguments of helpers: ``half`` is tau / 2, ``toward`` is the sign of half steps as a float, ``part``
-is a half step with its sign, and ``states`` has one byte for each state of a block.
+is a half step with its sign, ``states`` has one byte for each state of a block, and ``q`` is the
+quantum, the unit of parameters.
 """
 
 # Compiled code mixes NumPy's and Python's scalars, which Numba treats alike, unlike mypy.
