@@ -76,9 +76,11 @@ def decode_image_bytes(
 def decode_image_structs(
     values: list[dict[str, Any]], reject: RejectRow, expected: ExpectedShape
 ) -> NDArray[Any]:
-    """Return equally sized images in Spark's image schema as one uint8 or float32 array.
+    """Return equally sized images in Spark's image schema as an array of uint8 or float32.
 
-    Call ``reject`` for an unsuitable row.
+    The array is [rows, height, width, channels], with the channels BGR reordered to RGB. Call
+    ``reject`` for the first row that is damaged, of another OpenCV type than 8 bits or float32, or
+    of another shape than ``expected`` (None: than the first row).
     """
     arrays = [_read_image_struct(row, value, reject) for row, value in enumerate(values)]
     return _stack_images(arrays, reject, expected)
@@ -421,7 +423,11 @@ class _ArrayReader:
         return array.reshape(rows, *shape)
 
     def _read_vectors(self, column: pa.Array) -> tuple[NDArray[Any], int | None]:
-        """Convert pyspark.ml vectors: structs of type (1 is dense), size, indices and values."""
+        """Convert pyspark.ml vectors: structs of type (1 is dense), size, indices and values.
+
+        Return (array [rows, size], None), or (packed sparse entries, size) for vectors longer than
+        DENSE_MAX. Reject a row whose vector has another size than earlier ones.
+        """
         import pyarrow.compute as pc
 
         is_dense = column.field("type").to_numpy(zero_copy_only=False) == 1

@@ -42,7 +42,8 @@ class Kernels(Protocol):
     value. A hit's code is its index, or ``~index`` if the residual is negative. The residual is
     local - theta for kernels named ``*_local``, and a separate array for ``*_replica``. Results
     (overflows, first) are the number of parameters that left the range in which float32 sums are
-    exact, and the index of the first of them or -1.
+    exact, and the index of the first of them or -1. ``q`` is the quantum, of which theta and all
+    its changes are multiples; ``side`` (+1 or -1) is the sign of a bitmap's half steps.
     """
 
     def scan_local(self, local: F32, theta: F32, tau: float, codes: I32, /) -> tuple[int, int]:
@@ -67,34 +68,36 @@ class Kernels(Protocol):
     ) -> int:
         """Write codes of selected hits in local - theta; return the number of selected hits.
 
-        All hits of at least 2 tau are selected, and smaller ones with a probability of limit/2^32.
+        All hits of at least 2 tau are selected, and smaller ones with a probability of limit/2^32;
+        ``seed`` determines which.
         """
 
     def choose_replica(
         self, residual: F32, tau: float, limit: int, seed: int, codes: I32, /
     ) -> int:
-        """Write codes of selected hits in the residual; return the number of selected hits.
-
-        All hits of at least 2 tau are selected, and smaller ones with a probability of limit/2^32.
-        """
+        """Write codes of selected hits in the residual, like ``choose_local``; return how many."""
 
     def sample(self, one: F32, other: F32, sign: int, seed: int, where: I32, sizes: F32, /) -> None:
-        """Write random indices to ``where``, and |one + sign * other| at these to ``sizes``."""
+        """Sample residuals: write random indices to ``where``, and the residuals to ``sizes``.
+
+        ``sizes`` gets the absolute values, |one + sign * other|. ``seed`` determines the indices.
+        """
 
     def find_levels_local(
         self, local: F32, theta: F32, codes: I32, tau: float, top: int, levels: U8, /
     ) -> int:
-        """Write each hit's level, the largest l <= top with |local - theta| >= tau * 2^l.
+        """Write the level of each hit to ``levels``: the largest l <= top that the hit reaches.
 
-        Returns the highest of the levels.
+        A hit reaches level l if |local - theta| >= tau * 2^l. ``codes`` contains the hits' codes.
+        Returns the highest of the levels; 0 without hits.
         """
 
     def find_levels_replica(
         self, residual: F32, codes: I32, tau: float, top: int, levels: U8, /
     ) -> int:
-        """Write each hit's level, the largest l <= top with |residual| >= tau * 2^l.
+        """Write each hit's level to ``levels``, as ``find_levels_local`` does, for ``residual``.
 
-        Returns the highest of the levels.
+        Returns the highest of the levels; 0 without hits.
         """
 
     def move_levels(
@@ -108,7 +111,7 @@ class Kernels(Protocol):
         q: float,
         /,
     ) -> tuple[int, int]:
-        """Apply hits like ``move``, with steps times 2^level; return (overflows, first)."""
+        """Apply hits like ``move``, with both steps multiplied by 2^level of the hit."""
 
     def shift_codes(self, codes: I32, start: int, /) -> None:
         """Add ``start`` to the index in each hit code (``index`` or ``~index``), in place."""
@@ -145,7 +148,10 @@ class Kernels(Protocol):
         out: U8,
         /,
     ) -> tuple[int, int, int, int]:
-        """Write the residual as a bitmap, and apply it to both arrays; see ``bitmap_local``."""
+        """Write the residual as a bitmap, and apply it to theta and the residual.
+
+        See ``bitmap_local``, except that the residual itself loses tau (or half).
+        """
 
     def bitmap_count(self, packed: U8, n: int, /) -> int:
         """Count the entries of a bitmap of n parameters; return -1 if padding bits are set."""
@@ -174,7 +180,10 @@ class Kernels(Protocol):
     def apply_hits_both(
         self, theta: F32, local: F32, indices: I32, quanta: I32, q: float, /
     ) -> tuple[int, int]:
-        """Add to theta as ``apply_hits`` does, and to local, to keep local - theta."""
+        """Add to theta as ``apply_hits`` does, and to local, to keep local - theta.
+
+        Returns the result of ``apply_hits``; overflows of local are not counted.
+        """
 
     def sum_hits(self, total: I32, indices: I32, quanta: I32, /) -> tuple[int, int]:
         """Add quanta to the integer sums ``total`` at ``indices``.
@@ -186,7 +195,10 @@ class Kernels(Protocol):
         """Add ``total`` * q, a sum of updates, to theta; return (overflows, first or -1)."""
 
     def add_quanta_both(self, theta: F32, local: F32, total: I32, q: float, /) -> tuple[int, int]:
-        """Add to theta as ``add_quanta`` does, and to local, to keep local - theta."""
+        """Add to theta as ``add_quanta`` does, and to local, to keep local - theta.
+
+        Returns the result of ``add_quanta``; overflows of local are not counted.
+        """
 
     def clip_local(self, local: F32, theta: F32, limit: float, /) -> float:
         """Clip local to within ``limit`` of theta; return the sum of absolute changes."""
@@ -195,10 +207,10 @@ class Kernels(Protocol):
         """Clip the residual f32[n] to +-limit; return the sum of absolute changes."""
 
     def residual_sums_local(self, local: F32, theta: F32, /) -> tuple[float, float]:
-        """Return (sum of |local - theta|, sum of its squares), in float64."""
+        """Return (sum of |local - theta|, sum of (local - theta)^2), in float64."""
 
     def residual_sums_replica(self, residual: F32, /) -> tuple[float, float]:
-        """Return (sum of |residual|, sum of its squares), in float64."""
+        """Return (sum of |residual|, sum of residual^2), in float64."""
 
 
 Read = Callable[[int, int], NDArray[Any]]  # (begin, end) -> entries begin to end - 1, on the host
@@ -223,7 +235,7 @@ class Memory(Protocol):
         """Return the array's content as a host array, which may be the array itself."""
 
     def add(self, target: F32, source: F32, /) -> None:
-        """Add ``source``, which may be on the host, to ``target``, f32[n] both."""
+        """Add ``source``, which may be on the host, to ``target``; both are f32[n]."""
 
     def copy(self, array: NDArray[Any], /) -> NDArray[Any]:
         """Return a copy of the array in the same memory."""
@@ -241,7 +253,7 @@ class Memory(Protocol):
         """Return a view of the array's entries in the slice ``where``."""
 
     def reader(self, array: NDArray[Any], /) -> Read:
-        """Return a thread-safe function that reads ranges of ``array``."""
+        """Return a thread-safe function (begin, end) that returns that range on the host."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -105,7 +105,8 @@ class FormWriter(Protocol):
     ) -> WrittenMessage:
         """Encode the hits of the last scan, and apply the message to the residual and theta.
 
-        ``hits`` is the number of hits, at least 1. Returns the message with its statistics.
+        ``hits`` is the number of hits, at least 1; ``arrays`` has theta and the arrays of the
+        residual, which are changed by ``step_sizes``. Returns the message with its statistics.
         """
 
 
@@ -117,7 +118,10 @@ class GapsWriter:
         self._residual, self._space = residual, space
 
     def write(self, hits: int, arrays: PublicationArrays, step_sizes: StepSizes) -> WrittenMessage:
-        """Encode and apply the hits; see ``FormWriter.write``."""
+        """Encode the hits as Rice-coded gaps between indices, with signs, and apply them.
+
+        Arguments and result are those of ``FormWriter.write``.
+        """
         space = self._space
         codes = space.codes[:hits]
         on_host = space.memory.to_host(codes)
@@ -144,7 +148,10 @@ class LevelsWriter:
         self._levels_of: U8 = space.memory.empty(space.codes.size, np.uint8)
 
     def write(self, hits: int, arrays: PublicationArrays, step_sizes: StepSizes) -> WrittenMessage:
-        """Encode and apply the hits (``FormWriter.write``), as ``GAPS`` if none reaches 2 tau."""
+        """Encode and apply the hits, without levels (as ``GAPS``) if none reaches 2 tau.
+
+        Arguments and result are those of ``FormWriter.write``.
+        """
         space = self._space
         codes, found = space.codes[:hits], self._levels_of[:hits]
         top = self._residual.find_levels(arrays, codes, step_sizes.tau, self._top, found)
@@ -499,7 +506,10 @@ class Encoder:
         return StepSizes(least * q, tau * q, step * q, step_quanta=step, q=q)
 
     def _process_residual(self, arrays: PublicationArrays, number: int) -> None:
-        """Post-process the residual; use the full tau, because a shake-up's tau would clip more."""
+        """Post-process the residual after publication ``number``.
+
+        This uses the full tau, because the tau of a shake-up, a third of it, would clip more.
+        """
         if self._clipping is not None:
             tau = grid.tau_quanta(self.tau, self.k) * self.q
             destroyed = self._clipping.process(self._residual, arrays, number, tau)

@@ -36,7 +36,7 @@ def quantum(k: int) -> float:
 def first_exponent(theta: Flat) -> int:
     """Return k of the finest grid whose exact range is at least max(16, 8 max|theta|).
 
-    It is the grid of a network's first fit.
+    It is the grid of a model's first fit.
 
     Raises UsageError naming the index if a parameter is not finite or too large for any grid.
     """

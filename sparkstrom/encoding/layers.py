@@ -162,14 +162,14 @@ class LayeredKernels:
     def choose_local(
         self, local: F32, theta: F32, tau: float, limit: int, seed: int, codes: I32
     ) -> int:
-        """Write codes of hits in local - theta, those below 2 tau at random; return their number.
+        """Write codes of hits, a random part of those below 2 tau; return how many.
 
         Here and in ``choose_replica``, tau is the threshold of the parameter's layer.
         """
         return self._choose(self._kernels.choose_local, (local, theta), tau, limit, seed, codes)
 
     def choose_replica(self, residual: F32, tau: float, limit: int, seed: int, codes: I32) -> int:
-        """Write codes of hits in the residual, those below 2 tau at random; return their number."""
+        """Write codes of hits, a random part of those below 2 tau; return how many."""
         return self._choose(self._kernels.choose_replica, (residual,), tau, limit, seed, codes)
 
     def _choose(
@@ -197,7 +197,7 @@ class LayeredKernels:
     def find_levels_local(
         self, local: F32, theta: F32, codes: I32, tau: float, top: int, levels: U8
     ) -> int:
-        """Write each hit's level in local - theta, by its layer's tau; return the highest level."""
+        """Write to ``levels`` each hit's level, by the tau of its layer; return the highest one."""
         return max(
             self._kernels.find_levels_local(
                 local, theta, own, tau * m, top, self._memory.part(levels, at)
@@ -208,7 +208,7 @@ class LayeredKernels:
     def find_levels_replica(
         self, residual: F32, codes: I32, tau: float, top: int, levels: U8
     ) -> int:
-        """Write each hit's level in the residual, by its layer's tau; return the highest level."""
+        """Write to ``levels`` each hit's level, by the tau of its layer; return the highest one."""
         return max(
             self._kernels.find_levels_replica(
                 residual, own, tau * m, top, self._memory.part(levels, at)
@@ -226,7 +226,10 @@ class LayeredKernels:
         other_step: float,
         q: float,
     ) -> tuple[int, int]:
-        """Apply hits with steps times 2^level and multiplier; return (overflows, first or -1)."""
+        """Add hits' steps, times 2^level and the layer's multiplier, to theta and ``other``.
+
+        Return (overflows of theta, index of one of them or -1).
+        """
         overflows, first = 0, -1
         for own, at, m in self._cut(codes):
             found = self._memory.part(levels, at)
@@ -239,7 +242,10 @@ class LayeredKernels:
     def move(
         self, theta: F32, other: F32, codes: I32, step: float, other_step: float, q: float
     ) -> tuple[int, int]:
-        """Apply hits with steps times the layer's multiplier; return (overflows, first or -1)."""
+        """Add hits' steps, times the layer's multiplier, to theta and ``other``.
+
+        Return (overflows of theta, index of the first one or -1).
+        """
         overflows, first = 0, -1
         for own, _, m in self._cut(codes):
             over, where = self._kernels.move(theta, other, own, m * step, m * other_step, q)
@@ -247,7 +253,10 @@ class LayeredKernels:
         return overflows, first
 
     def clip_local(self, local: F32, theta: F32, limit: float) -> float:
-        """Clip local - theta to each layer's multiple of ``limit``; return the summed changes."""
+        """Clip local - theta to +-``limit`` times each layer's multiplier.
+
+        Return the sum of absolute changes.
+        """
         part = self._memory.part
         return sum(
             self._kernels.clip_local(
@@ -257,7 +266,10 @@ class LayeredKernels:
         )
 
     def clip_replica(self, residual: F32, limit: float) -> float:
-        """Clip the residual to each layer's multiple of ``limit``; return the summed changes."""
+        """Clip the residual to +-``limit`` times each layer's multiplier.
+
+        Return the sum of absolute changes.
+        """
         return sum(
             self._kernels.clip_replica(self._memory.part(residual, slice(start, stop)), limit * m)
             for start, stop, m in self._layers.ranges()

@@ -133,7 +133,7 @@ def find_levels_local(local: F32, theta: F32, codes: I32, tau: float, top: int, 
     codes   i32[hits]  in    from a scan with this tau, no index twice
     top     i64        in    0 .. 7: the highest level to use
     levels  u8[hits]   out   level of each hit
-    returns i64              the highest level
+    returns i64              the highest of the levels; 0 without hits
     """
     return find_levels_replica(local - theta, codes, tau, top, levels)
 
@@ -343,12 +343,12 @@ def clip_replica(residual: F32, limit: float) -> float:
 
 
 def residual_sums_local(local: F32, theta: F32) -> tuple[float, float]:
-    """Return (sum of |local - theta|, sum of its squares), in float64."""
+    """Return (sum of |local - theta|, sum of (local - theta)^2), in float64."""
     return residual_sums_replica(local - theta)
 
 
 def residual_sums_replica(residual: F32) -> tuple[float, float]:
-    """Return (sum of |residual|, sum of its squares), in float64."""
+    """Return (sum of |residual|, sum of residual^2), in float64."""
     wide = residual.astype(np.float64)
     return float(np.abs(wide).sum()), float(np.square(wide).sum())
 

@@ -80,7 +80,7 @@ class Residual(Protocol):
     ) -> int:
         """Write each hit's level, the largest l <= top with |residual| >= tau * 2^l, to ``levels``.
 
-        Returns the highest of the levels.
+        Returns the highest of the levels; 0 without hits.
         """
 
     def move(
@@ -118,7 +118,10 @@ class Residual(Protocol):
         """Add ``delta``, the change that a training step made, to the residual; publish nothing."""
 
     def add_saved(self, saved: Flat, local: Flat, /) -> None:
-        """Add a residual f32[n_params] that an earlier fit left over, possibly to ``local``."""
+        """Add ``saved``, the residual f32[n_params] of an earlier fit, to this residual.
+
+        LocalResidual adds it to ``local``; ReplicaResidual does not use ``local``.
+        """
 
     def state(self) -> EncoderState:
         """Return the state to keep for the next fit."""
@@ -166,13 +169,13 @@ class LocalResidual:
     def choose(
         self, arrays: PublicationArrays, tau: float, limit: int, seed: int, codes: I32
     ) -> int:
-        """Write codes of hits in local - theta, small ones at random; return their number."""
+        """Write codes of hits, a random part of those below 2 tau; return how many."""
         return self._layered.choose_local(arrays.learnt, arrays.theta, tau, limit, seed, codes)
 
     def find_levels(
         self, arrays: PublicationArrays, codes: I32, tau: float, top: int, levels: U8
     ) -> int:
-        """Write each hit's level in local - theta, at most ``top``; return the highest level."""
+        """Write to ``levels`` each hit's level, at most ``top``; return the highest one, or 0."""
         return self._layered.find_levels_local(arrays.learnt, arrays.theta, codes, tau, top, levels)
 
     def move(self, arrays: PublicationArrays, codes: I32, step_sizes: StepSizes) -> tuple[int, int]:
@@ -190,7 +193,7 @@ class LocalResidual:
     def bitmap(
         self, arrays: PublicationArrays, step_sizes: StepSizes, side: int, scratch: U8, out: U8
     ) -> tuple[int, int, int, int]:
-        """Write local - theta as a bitmap, and apply it to both arrays; see ``Residual.bitmap``."""
+        """Write local - theta as a bitmap, and apply the bitmap to theta and local."""
         steps = (step_sizes.tau, step_sizes.step, side, step_sizes.q)
         return self._kernels.bitmap_local(arrays.learnt, arrays.theta, *steps, scratch, out)
 
@@ -254,13 +257,13 @@ class ReplicaResidual:
     def choose(
         self, arrays: PublicationArrays, tau: float, limit: int, seed: int, codes: I32
     ) -> int:
-        """Write codes of hits again, small ones (below 2 tau) at random; return their number."""
+        """Write codes of hits again, a random part of those below 2 tau; return how many."""
         return self._layered.choose_replica(self._array, tau, limit, seed, codes)
 
     def find_levels(
         self, arrays: PublicationArrays, codes: I32, tau: float, top: int, levels: U8
     ) -> int:
-        """Write each hit's level in the residual, at most ``top``; return the highest level."""
+        """Write to ``levels`` each hit's level, at most ``top``; return the highest one, or 0."""
         return self._layered.find_levels_replica(self._array, codes, tau, top, levels)
 
     def move(self, arrays: PublicationArrays, codes: I32, step_sizes: StepSizes) -> tuple[int, int]:
@@ -278,7 +281,7 @@ class ReplicaResidual:
     def bitmap(
         self, arrays: PublicationArrays, step_sizes: StepSizes, side: int, scratch: U8, out: U8
     ) -> tuple[int, int, int, int]:
-        """Write the residual as a bitmap, and apply it to both arrays; see ``Residual.bitmap``."""
+        """Write the residual as a bitmap, and apply the bitmap to theta and the residual."""
         steps = (step_sizes.tau, step_sizes.step, side, step_sizes.q)
         return self._kernels.bitmap_replica(self._array, arrays.theta, *steps, scratch, out)
 

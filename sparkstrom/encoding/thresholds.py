@@ -180,9 +180,10 @@ class AutoThreshold:
         return min(max(fraction * change, self.sent_fraction_min), self.sent_fraction_max)
 
     def next_tau(self, state: ThresholdState, sent_fraction: float | None) -> ThresholdState:
-        """Return the last state; if it has no tau, a tau of 0. Called only if all residuals are 0.
+        """Return ``state`` unchanged; if it has no tau, return a state with a tau of 0.
 
-        ``sent_fraction`` is not used.
+        Normally, tau is derived from the residuals (``tau.SampledTau``). This method is called only
+        if all residuals are 0, when nothing is sent. ``sent_fraction`` is not used.
         """
         return state if "tau" in state else {"tau": 0.0}
 

@@ -319,6 +319,8 @@ def write_sparse(
 
     indices i32[count]    in   ascending and unique
     quanta  i32[count]    in   multiples of ``unit``, in absolute value at least ``least * unit``
+    rice    i64           in   parameter of the Rice code of gaps
+    order   i64           in   order of the Exp-Golomb code of sizes
     out     u8[capacity]  out  capacity >= length + FLUSH_BYTES
     """
     at, word, bits, next_index = U64(0), U64(0), U64(0), np.int64(0)
@@ -359,6 +361,8 @@ def read_sparse(
     quanta: I32,
 ) -> int:
     """Decode the entries of an untrusted sparse sum; return 0 or an index into ``REASONS``.
+
+    ``unit``, ``least``, ``rice`` and ``order`` come from the header, as in ``write_sparse``.
 
     indices i32[count]  out  ascending, below n_params; garbage unless the result is 0
     quanta  i32[count]  out  all nonzero; garbage unless the result is 0

@@ -2,16 +2,18 @@
 
 The path of a fit: ``SparkNetwork.fit`` or ``ParallelWrapper.fit`` checks the arguments and prepares
 the data. ``FitSession.run`` connects listeners and checkpoints to a ``FitRunner``. The runner opens
-the network, starts the tasks and runs a ``FitSupervisor``, which waits for their end and dispatches
-events to all listeners (``fit.events``). The strategy (``fit.strategy``) contains everything that
-depends on whether the fit shares gradients or is round-based.
+the transport between controller and workers, starts the tasks and runs a ``FitSupervisor``, which
+waits for their end and dispatches events to all listeners (``fit.events``). The strategy
+(``fit.strategy``) contains everything that depends on whether the fit shares gradients or is
+round-based.
 
 The controller numbers the workers' updates. If it runs in a Spark task, it is lost when that task
 dies. Another runner then continues the fit from the newest checkpoint. For a fit that writes no
 checkpoints, the driver program keeps copies with the same content in a temporary directory, and the
 next runner continues from the newest copy. If neither exists, it begins where the lost one began.
-Checkpoints and copies contain each minibatch at most once, so no minibatch is applied twice. The
-new runner's network has another key, so its members reject messages of the old network.
+Checkpoints and copies contain each minibatch at most once, so no minibatch is applied twice. Each
+runner draws its own encryption key, so its controller and workers reject messages from processes of
+an earlier runner.
 """
 
 from __future__ import annotations

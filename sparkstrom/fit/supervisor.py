@@ -136,10 +136,10 @@ class FitSupervisor:
         return STAGE_ATTEMPTS_HINT if STAGE_FAILED in cause else ""
 
     def _wait_for_controller(self) -> None:
-        """Wait until a controller task reports its end, after all other tasks have returned.
+        """Wait at most CONTROLLER_END_S until a controller in a Spark task reports its end.
 
-        Raise TrainingError if it does not report its end, or if the controller is in this process
-        and has not finished.
+        Call this after all other tasks have returned. A controller in this process is not waited
+        for. Raise TrainingError if the controller has not finished then.
         """
         until_s = time.monotonic() + CONTROLLER_END_S
         while self._master.drains_after_tasks and time.monotonic() < until_s:

@@ -19,10 +19,12 @@ F32 = NDArray[np.float32]
 
 
 class Activation(NamedTuple):
-    """An activation function a = f(z) and the multiplication by its derivative, both in place."""
+    """An activation function a = f(z), and the multiplication of a gradient by its derivative."""
 
-    forward: Callable[[F32], F32]
-    backward: Callable[[F32, F32], None]  # called as (a, upstream): upstream *= f'(z)
+    forward: Callable[[F32], F32]  # called with z: replaces z in place by f(z), and returns z
+    # Called with the output a and the gradient of the loss by a: multiplies the latter in place by
+    # the derivative f'(z), which is computed from a.
+    backward: Callable[[F32, F32], None]
 
 
 def _relu(z: F32) -> F32:

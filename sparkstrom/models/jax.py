@@ -142,7 +142,10 @@ class MomentumScaler:
         return update(updates, state._replace(inner_opt_state=inner), *args, **kw)
 
     def _scale_in_function(self, function: FunctionType) -> FunctionType:
-        """Return a copy of the function in whose closure variables all momenta are scaled."""
+        """Return a copy of the function with new closure variables, in which momenta are scaled.
+
+        The function and the objects in its closure stay unchanged.
+        """
         assert function.__closure__ is not None
         cells = tuple(CellType() for _ in function.__closure__)
         copied = FunctionType(

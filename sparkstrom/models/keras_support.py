@@ -392,7 +392,11 @@ def describe_loss(loss: Any) -> Any:
 
 
 def get_variable_name(variable: Any) -> str:
-    """Return the end of a variable's path, "layer/variable", which is equal in all processes."""
+    """Return a name of a variable that is equal in all processes.
+
+    This is the end of its path, "layer/variable". All states of random generators have one name,
+    ``SEED_STATE``.
+    """
     return SEED_STATE if is_seed(variable) else "/".join(variable.path.split("/")[-2:])
 
 

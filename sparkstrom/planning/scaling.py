@@ -182,9 +182,10 @@ class NetworkLoad:
         )
 
     def link_times_s(self, link_bits_s: float) -> tuple[float, float]:
-        """Return how many seconds the busiest worker's and the driver's link need for the load.
+        """Return the seconds that links need for the load, as (busiest worker's, driver's).
 
-        Control messages take their share of each link first, but at most nine tenths of it.
+        A link carries ``link_bits_s`` bits per second in each direction; the slower direction
+        counts. The rate of control messages is subtracted first, at most nine tenths of the link.
         """
         load, with_control = self.with_control(0.0), self.with_control(1.0)
         times_s = []

@@ -68,11 +68,12 @@ def count_rows_to_measure(recipe: FitRecipe) -> int:
 
 
 def measure_times(recipe: FitRecipe, batches: Batches, environment: TaskEnvironment) -> StepTimes:
-    """Time some training steps on ``batches``; return each operation's median time, to two digits.
+    """Train some steps on ``batches``; return the median time of each operation and the jitter.
 
-    Because of the rounding, two rehearsals on a quiet machine are usually equal. To repeat one
-    exactly, pass the times of its result. Raise the model's errors, and TrainingError for a loss
-    that is not finite.
+    The jitter is the relative standard deviation of a step's time, estimated from the median
+    absolute deviation. Values are rounded to two significant digits, so that two rehearsals on a
+    quiet machine are usually equal. To repeat a rehearsal exactly, give ``rehearse`` the times in
+    its result. Raise the model's errors, and TrainingError for a loss that is not finite.
     """
     model: FlatModel = pickle.loads(recipe.packed)
     job = replace(recipe.job(1), model=model)

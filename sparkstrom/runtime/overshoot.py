@@ -86,7 +86,12 @@ class OvershootControl:
 
     @property
     def summed_workers(self) -> int | None:
-        """The limit when more than ``UNLIMITED_WORKERS`` last trained; None if it had no effect."""
+        """The number of workers as which all workers' updates together count.
+
+        This is the limit when more than ``UNLIMITED_WORKERS`` workers last trained. None: the
+        updates were never limited, because so many never trained or the limit was no smaller than
+        the number of workers.
+        """
         limit = int(self._limit) if self._is_enabled else self.limit
         has_effect = self._is_used and limit is not None and limit < self._workers
         return limit if has_effect else None

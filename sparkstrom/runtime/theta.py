@@ -1,10 +1,11 @@
 """Hold the shared parameters in one process (``Theta``), and a worker's replica of them.
 
 Parameters are exact: all are multiples of one grid step, or quantum, so sums need no rounding.
-Decoded updates are pairs of arrays (indices, quanta), with the quanta to add at each index.
-Processes that have applied all commits (updates that the master has numbered) once each have the
-same bits, whatever the order and the backend. Arrays are in the memory of theta's backend (host or
-GPU); some methods return copies on the host.
+Decoded updates are pairs of arrays (indices, quanta), with the quanta to add at each index. A
+commit is an update that the master has numbered. Two processes that have applied the same commits,
+each commit once, have parameters that are equal to the bit, whatever the order of the commits and
+the backend. Arrays are in the memory of theta's backend (host or GPU); some methods return copies
+on the host.
 """
 
 from __future__ import annotations

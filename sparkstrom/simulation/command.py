@@ -269,7 +269,11 @@ def _print_violations(result: RunResult, args: argparse.Namespace) -> None:
 def _repeat_command(
     result: RunResult, args: argparse.Namespace, nodes: int, options: dict[str, Any], calm: bool
 ) -> str:
-    """Return the shell command that repeats a run with ``options`` and prints its transcript."""
+    """Return the shell command that repeats a run of ``nodes`` workers and prints its transcript.
+
+    ``options`` are the fields of RunSize and Faults to set, by name; ``calm``: the others of Faults
+    are as in NO_FAULTS.
+    """
     words = ["python -m sparkstrom.simulation", f"--nodes {nodes}", f"--seeds {result.seed}"]
     words += [f"--mode {args.mode}", *(["--calm"] if calm else [])]
     words += [f"--{name.replace('_', '-')} {value}" for name, value in options.items()]

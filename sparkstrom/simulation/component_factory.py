@@ -118,5 +118,5 @@ class ComponentFactory:
         return SimProcess(name, identity, limits, **given)
 
     def merged(self, effect: SendMerged) -> MergedRange:
-        """Return the message with the sum of commits that an effect requests."""
+        """Return the message that answers ``effect``: the sum of a range of commits."""
         return make_merged_range(effect, self.size.message_sizes.sum_bytes(effect.count))

@@ -1,12 +1,13 @@
-"""Simulated networks that are more realistic than ``simulation.network``, in virtual time.
+"""Simulated computer networks that are more realistic than ``simulation.network``.
 
 In an ``EndpointNetwork``, processes send encrypted frames through the message endpoints of real
 fits. In a ``BandwidthNetwork``, messages have realistic lengths, and links have limited rates.
 
 ``VirtualTransport`` implements the transport interface without waiting. Frames that are in flight
 or not yet polled occupy the receiver's buffer, so a receiver that does not poll causes
-back-pressure. The ``FrameCarrier`` is the network between senders and receivers: it decides which
-frames are delayed or lost.
+back-pressure. A ``FrameCarrier`` carries frames from senders to receivers, and decides which frames
+are delayed or lost. The owner of an endpoint, a transport or a stream is the process that uses it;
+None means the master.
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ class VirtualReceiver(Generic[OwnerT]):
 
 
 class FrameCarrier(Protocol[OwnerT]):
-    """The network between senders and receivers."""
+    """Interface of the simulated path between senders and receivers."""
 
     receivers: dict[FrameDestination, VirtualReceiver[OwnerT]]
 
@@ -90,11 +91,17 @@ class FrameCarrier(Protocol[OwnerT]):
         receiver: VirtualReceiver[OwnerT],
         frames: Sequence[bytes],
     ) -> None:
-        """Send frames; subtract those that get lost from ``receiver.unread_bytes``."""
+        """Send frames from a sender to its receiver, or lose some of them.
+
+        The sender has added the frames to ``receiver.unread_bytes``; subtract those that get lost.
+        """
 
 
 class VirtualSender(Generic[OwnerT]):
-    """The sending end of a stream to ``place``; implements ``transport.base.Sender``."""
+    """The sending end of a stream to ``place``; implements ``transport.base.Sender``.
+
+    ``frame_bytes_max`` is the longest frame to accept, in bytes.
+    """
 
     def __init__(
         self,
@@ -140,7 +147,7 @@ class VirtualSender(Generic[OwnerT]):
 class VirtualTransport(Generic[OwnerT]):
     """A transport over a ``FrameCarrier``; implements ``transport.base.Transport``.
 
-    ``frame_bytes_max`` is the longest data frame.
+    ``endpoint`` is its address, and ``frame_bytes_max`` the longest data frame, in bytes.
     """
 
     def __init__(
@@ -230,7 +237,10 @@ class LossyFrame(bytes):
 
 
 class LossMarkingSeal(Seal):
-    """Encrypts frames, marks those that may get lost, and checks that no nonce is used twice."""
+    """Encrypts frames, marks those that may get lost, and checks that no nonce is used twice.
+
+    ``violation`` is called with a text about each nonce that is used again.
+    """
 
     def __init__(self, violation: Callable[[str], None]) -> None:
         super().__init__(SEAL_KEY, JOB_ID)
@@ -254,7 +264,8 @@ class EndpointNetwork(Network):
 
     Messages become sealed frames, queue in outboxes and pass replay counters, as in a real fit.
     Delays and losses apply to frames. Recorded frames are sometimes replayed to any receiver, which
-    must reject them. ``delivery`` checks that received messages equal the sent ones.
+    must reject them. ``delivery`` checks that received messages equal the sent ones, and
+    ``step_master`` passes an event to the master. The other arguments are those of ``Network``.
     """
 
     def __init__(
@@ -439,7 +450,7 @@ class EndpointNetwork(Network):
         frames: list[bytes],
         start_s: float,
     ) -> None:
-        """Schedule the arrival of frames after all earlier ones of the stream."""
+        """Schedule the arrival of frames that leave at ``start_s``, after all earlier ones."""
         if frames:
             at_s = max(start_s + self._draw_delay_s(), sender.newest_s)
             sender.newest_s = at_s
@@ -456,7 +467,10 @@ class EndpointNetwork(Network):
         frame: bytes,
         start_s: float,
     ) -> None:
-        """Send a frame that may get lost, arrive twice or late; sometimes replay another one."""
+        """Send a frame that may get lost, arrive twice or late; sometimes replay an older frame.
+
+        ``start_s`` is the virtual time at which the frame leaves.
+        """
         copies = self._draw_copies()
         receiver.unread_bytes += (copies - 1) * len(frame)
         for _ in range(copies):
@@ -581,7 +595,8 @@ StreamTarget = tuple[SimProcess | None, ArrivalHandler, int]  # receiver, its ha
 class BandwidthNetwork(Network):
     """A ``Network`` whose messages have realistic lengths and share ``Links`` of limited rate.
 
-    ``traffic`` checks all streams.
+    ``traffic`` checks all streams, and ``step_master`` passes an event to the master. The other
+    arguments are those of ``Network``.
     """
 
     def __init__(
@@ -695,7 +710,7 @@ class BandwidthNetwork(Network):
         return stream
 
     def _path_outage_end_s(self, owner: SimProcess | None, target: SimProcess | None) -> float:
-        """Return the end of the outage between two processes; 0 without one."""
+        """Return the virtual time at which the outage between two processes ends; 0 without one."""
         until_s, now_s = self._outage_end_s(owner, target), self._time.now_s
         if target is not None and target.cut is not None and target.cut.down:
             until_s = max(until_s, target.cut.until_s if target.cut.until_s > now_s else 0.0)
@@ -717,7 +732,10 @@ class BandwidthNetwork(Network):
         *,
         direct: bool = False,
     ) -> None:
-        """Queue a message on its edge's stream; direct messages, short and rare, skip the links."""
+        """Queue a message on its edge's stream; see ``Network._transmit`` for the arguments.
+
+        Direct messages, which are short and rare, do not use the links.
+        """
         if direct:
             super()._transmit(owner, target, arrive, sender, edge, message, direct=True)
             return
@@ -766,7 +784,10 @@ class BandwidthNetwork(Network):
         arrive(target, frame.sender, edge, frame.message)
 
     def _report_partial_arrival(self, stream: LinkStream, sender: NodeId | None) -> None:
-        """Report to the receiving node how many bytes of an incomplete message have arrived."""
+        """Report to the receiving node how many bytes of an incomplete message have arrived.
+
+        Do nothing if the edge to ``sender`` or its data stream has ended.
+        """
         target, _, edge = self._targets[stream]
         assert sender is not None, "a node with an edge has an id"
         slot = self._slots_of(target).get(sender)

@@ -51,7 +51,7 @@ LINKS_START_S = 600.0  # each worker fetches its replica before training begins
 
 
 def draw_scenario(seed: int, nodes: int, mode: str) -> tuple[RunSize, Faults]:
-    """Return the size and the faults of a seed's run.
+    """Return the size and the faults of a seed's run with ``nodes`` workers.
 
     ``mode`` is plain (all workers are children of the master), mesh (workers relay messages to
     others), links (messages of realistic length over links of limited rate) or links-mesh.
@@ -136,9 +136,10 @@ def _with_mesh(size: RunSize, rng: random.Random) -> RunSize:
 
 
 def draw_link_scenario(seed: int, nodes: int, *, mesh: bool) -> tuple[RunSize, Faults]:
-    """Return size and faults of a run with realistic message lengths over links.
+    """Return size and faults of a seed's run with realistic message lengths over links.
 
-    The links carry 0.1 to 3 times the bytes that undisturbed training would send.
+    The links carry 0.1 to 3 times the bytes that undisturbed training would send. ``mesh``:
+    whether workers relay messages to other workers.
     """
     rng = random.Random(f"links of {seed}")
     publish_every = rng.choice((0, 0, 1, 4))  # 0: when the previous update is committed
@@ -484,9 +485,9 @@ SHRINKABLE_SIZES = ("nodes", "epochs", "batches", "kept_files", "empty_partition
 class ShrunkRun:
     """The smallest failing run that was found: size, faults and result."""
 
-    size: RunSize
-    faults: Faults
-    result: RunResult
+    size: RunSize  # its size and options
+    faults: Faults  # its faults
+    result: RunResult  # what it returned
 
     def given(self, seed: int, mode: str) -> dict[str, Any]:
         """Return the fields to set, by name, to repeat this run with its number of nodes.
@@ -538,7 +539,10 @@ def shrink_failure(result: RunResult, nodes: int, mode: str, given: dict[str, An
 
 
 def _simulate_exactly(seed: int, mode: str, size: RunSize, faults: Faults) -> RunResult:
-    """Run a seed with exactly this size and these faults; return the result."""
+    """Run a seed with exactly this size and these faults; return the result.
+
+    These replace everything that ``draw_scenario`` draws for ``mode``.
+    """
     given = {f.name: getattr(part, f.name) for part in (size, faults) for f in fields(part)}
     return simulate_seed(seed, size.nodes, mode, given)
 

@@ -87,7 +87,10 @@ class InvariantChecker:
             self.violations.append(text)
 
     def begin(self, size: RunSize, *, calm: bool) -> None:
-        """Record which minibatches were trained before this fit, and whether it has no faults."""
+        """Record the minibatches that were trained before this fit.
+
+        ``calm``: whether the run has no faults.
+        """
         self._is_calm = calm
         for partition in range(size.nodes):
             if minibatches := size.start_of(partition).minibatches:
@@ -184,14 +187,20 @@ class InvariantChecker:
     def check_optimizer_copies(
         self, payloads: tuple[bytes, ...], processes: list[SimProcess]
     ) -> None:
-        """Check I3: the driver's optimizer states are complete copies from workers that trained."""
+        """Check I3: the driver's optimizer states are complete copies, each of another worker.
+
+        ``payloads`` are the encoded states. The workers must have trained.
+        """
         for payload in payloads:
             self._attempt_of_copy(payload, processes[0])
         if len(set(payloads)) < len(payloads):
             self.report_violation(f"I3: the driver has {len(payloads)} copies, and some twice")
 
     def _attempt_of_copy(self, payload: bytes, process: SimProcess) -> int:
-        """Return the attempt that an optimizer state was copied from; check the state."""
+        """Return the attempt from which the optimizer state ``payload`` was copied; check I3.
+
+        ``process`` is named in messages, and determines the size of chunks.
+        """
         starts = range(0, len(payload), process.copy_bytes)
         parts = {payload[start : start + OPTIMIZER_STRUCT.size] for start in starts}
         attempt, steps, fresh = OPTIMIZER_STRUCT.unpack(payload[: OPTIMIZER_STRUCT.size])
@@ -292,7 +301,7 @@ class InvariantChecker:
             self.report_violation(f"I5: {process.name} ended with success: {command.reason}")
 
     def check_failure(self, process: SimProcess, command: Directive, *, expected: bool) -> None:
-        """Check I5: a failed task was superseded, raised in training, or fails as ``expected``."""
+        """Check I5: a failed task was replaced, raised in training, or fails as ``expected``."""
         attempts = [p.identity.attempt for p in self._processes_of(process)]
         superseded = command.cause is TaskEnding.SUPERSEDED
         superseded = superseded and process.identity.attempt < max(attempts)
@@ -375,7 +384,10 @@ class InvariantChecker:
                 self.report_violation(f"I3: {process.name} ended with another replica")
 
     def _check_coverage(self, index: int, goal: int) -> None:
-        """Check I2: each minibatch is in one committed update, or produced no update entries."""
+        """Check I2: each minibatch is in one committed update, or produced no update entries.
+
+        ``index`` is the partition, and ``goal`` the number of its last minibatch.
+        """
         trained = self._trained_partitions[index]
         if missing := self._missing_minibatches(index, goal):
             self.report_violation(f"I2: partition {index}: minibatches {sorted(missing)} of {goal} "
@@ -561,7 +573,8 @@ class TopologyChecker:
     def check_progress(self, processes: list[SimProcess], head: int, now_s: float) -> None:
         """Check that every process makes progress two leases after the last fault.
 
-        A process below a node that fetches a snapshot may wait while that fetch makes progress.
+        ``head`` is the number of the newest commit. A process below a node that fetches a snapshot
+        may wait while that fetch makes progress.
         """
         alive = [process for process in processes if process.alive]
         by_id = self._by_id(alive)

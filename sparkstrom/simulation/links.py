@@ -62,7 +62,7 @@ class SizedFrame(bytes):
 
     message: Message  # the whole message, in each of its frames
     size: int  # bytes
-    sender: NodeId | None
+    sender: NodeId | None  # id of the sender
     last: bool  # whether it completes the message
 
     def __len__(self) -> int:
@@ -217,13 +217,16 @@ class LinkStream:
         return whole
 
     def arrive(self, size: int, frames: list[SizedFrame]) -> None:
-        """Queue a burst for the receiver and notify it."""
+        """Queue a burst of ``size`` bytes, which completes ``frames``; notify the receiver."""
         self._arrived_bursts.append((size, frames))
         self.waiting += size
         self.notify_receiver(self)
 
     def take(self, bytes_max: int) -> list[SizedFrame]:
-        """Return arrived frames up to about ``bytes_max`` bytes; free their room in the window."""
+        """Return arrived frames, whole bursts up to about ``bytes_max`` bytes; acknowledge them.
+
+        The sender then has as much more room in the receiver's window.
+        """
         frames: list[SizedFrame] = []
         taken = 0
         while self._arrived_bursts and taken < bytes_max:
@@ -236,7 +239,10 @@ class LinkStream:
 
 
 class Links:
-    """The network of all hosts; sends the bursts of their streams in virtual time."""
+    """All hosts with their network interfaces; transmits the bursts of streams in virtual time.
+
+    ``rate`` is the rate at which each new host sends and receives, in bytes per second.
+    """
 
     def __init__(self, time: VirtualClock, rate: float) -> None:
         self._time, self._rate = time, rate
@@ -258,16 +264,16 @@ class Links:
             self._send_next_burst(host)
 
     def acknowledge(self, stream: LinkStream, size: int) -> None:
-        """Report to the sender, after the network's delay, that the receiver has taken bytes."""
+        """Report to the sender, after a delay, that the receiver has taken ``size`` bytes."""
         self._time.after(WIRE_DELAY_S, self._on_acknowledged, stream, size)
 
     def _on_acknowledged(self, stream: LinkStream, size: int) -> None:
-        """Continue sending after an acknowledgement."""
+        """Continue sending after ``size`` bytes were acknowledged."""
         stream.under_way -= size
         self.schedule(stream)
 
     def _send_next_burst(self, host: LinkHost) -> None:
-        """Send a burst of the host's next stream that may send bytes."""
+        """Send a burst of the host's next stream that may send bytes; without one, become idle."""
         host.busy = False
         while host.send_queue:
             stream = host.send_queue.popleft()
@@ -281,7 +287,7 @@ class Links:
                 return
 
     def _on_burst_sent(self, stream: LinkStream, size: int) -> None:
-        """Schedule the arrival of a burst that has left its host."""
+        """Schedule the arrival of a burst of ``size`` bytes that has left; send the next one."""
         host, target, now_s = stream.source, stream.target, self._time.now_s
         host.busy = False
         if not stream.is_closed:
@@ -459,7 +465,10 @@ class TrafficChecker:
         return PACE_MARGIN * (step_s + hops * (QUEUE_S_MAX + busiest_s + report_s))
 
     def check_pace(self, head: int, now_s: float, *, calm: bool, pace_s: float) -> None:
-        """Check F2: while training is ``calm``, a commit follows ``head`` within ``pace_s``."""
+        """Check F2: while training is ``calm``, the commit after number ``head`` comes in time.
+
+        It may come up to ``pace_s`` seconds later.
+        """
         commit, since_s = self._commit
         if head != commit or not calm:
             self._commit = head, now_s

@@ -1,4 +1,4 @@
-"""A simulated network of edges between neighbours and direct messages to and from the master.
+"""A simulated computer network: edges between neighbours, and messages to and from the master.
 
 An edge connects a node with its parent in the tree, by a control and a data stream each way. Like
 Aeron's, a stream is ordered and reliable. It survives an outage shorter than its liveness timeout;
@@ -51,7 +51,7 @@ class NetworkPartition:
 
 
 class Network:
-    """The network of one run, which delivers messages in virtual time.
+    """The simulated computer network of one run, which delivers messages in virtual time.
 
     Args:
         time: the run's virtual clock.
@@ -309,7 +309,10 @@ class Network:
         return phase_s + math.ceil((at_s - phase_s) / self._poll_s) * self._poll_s
 
     def _departure_s(self, owner: SimProcess | None, message: Message) -> float:
-        """Return when a message will have left its host, whose sending rate is limited."""
+        """Return the virtual time at which a message will have left the host of ``owner``.
+
+        The host sends one message after another at a limited rate, and is busy until that time.
+        """
         size = len(getattr(message, "payload", b"")) + CONTROL_BYTES
         begins_s = max(self._time.now_s, self._free_s.get(owner, 0.0))
         self._free_s[owner] = begins_s + size / self._faults.bandwidth
@@ -318,13 +321,17 @@ class Network:
     def _deliver_to_master(
         self, target: SimProcess | None, sender: NodeId | None, edge: int, message: Message
     ) -> None:
-        """Deliver a direct message to the master."""
+        """Deliver a direct message, which uses no edge, to the master; use only ``message``."""
         self._to_master(None, message)
 
     def _deliver_to_root(
         self, target: SimProcess | None, sender: NodeId | None, edge: int, message: Message
     ) -> None:
-        """Deliver a message to the master if both ends have this edge and its stream is intact."""
+        """Deliver a message to the master over the edge from ``sender``.
+
+        Drop the message if the master no longer has this edge, or if its stream is broken.
+        ``target`` is not used.
+        """
         assert sender is not None, "a node with an edge has an id"
         slot = self._master_slots.get(sender)
         if slot is None or slot.edge != edge:
@@ -375,13 +382,19 @@ class Network:
             target.handle(ev.Received(MASTER, message), now_s)
 
     def _is_reachable(self, process: SimProcess) -> bool:
-        """Return True if a process is alive and no outage keeps messages from it."""
+        """Return True if a process is alive and no outage blocks messages to it.
+
+        Count the message if an outage blocks it.
+        """
         if not process.alive:
             return False
         return process.cut is None or not self._count_if_blocked(process.cut, up=False)
 
     def _partition_end_s(self, source: SimProcess | None, target: SimProcess | None) -> float:
-        """Return the end of the partition between two processes; 0 without one."""
+        """Return the end of the network partition between two processes; 0 without one.
+
+        Count the message that it delays.
+        """
         until_s, now_s = 0.0, self._time.now_s
         for split in self._splits:
             if split.until_s > now_s and (source in split.apart) != (target in split.apart):

@@ -55,7 +55,7 @@ class PublishedUpdate:
     first: int  # contains the minibatches first + 1 to last
     last: int  # number of the last minibatch in it
     payload: bytes  # encoded entries
-    commit: CommitNo | None = None  # None until it has one
+    commit: CommitNo | None = None  # number of its commit; None: not committed yet
     buffers: bool = False  # a report of buffers, not an update of parameters
 
 
@@ -82,8 +82,8 @@ class SentTraffic:
     """Counts of what one process has sent to another over all their edges."""
 
     newest_s: list[float] = field(default_factory=lambda: [0.0, 0.0])  # last arrival: control, data
-    messages: int = 0
-    bytes: int = 0
+    messages: int = 0  # counted only if the network has ``counts_traffic``
+    bytes: int = 0  # size of these messages
 
 
 class SimProcess:

@@ -53,7 +53,7 @@ ModelFactory = Callable[[], FlatModel]
 
 
 def make_small_network() -> FlatModel:
-    """Return a built-in dense network with 53 parameters."""
+    """Return sparkstrom's dense neural network, with 53 parameters."""
     return DenseNetwork(
         [INPUTS, HIDDEN, CLASSES], hidden="tanh", updater=Sgd(LEARNING_RATE), seed=1
     )
@@ -140,7 +140,7 @@ class RealComponentFactory(ComponentFactory):
         return RealProcess(name, identity, limits, job=self.job, **given)
 
     def merged(self, effect: SendMerged) -> MergedRange:
-        """Return the message with the sum of commits that an effect requests."""
+        """Return the message that answers ``effect``: the sum of a range of commits."""
         return self._sum_theta.merge(effect)
 
 

@@ -96,9 +96,9 @@ class VirtualClock:
 class WorldView(Protocol):
     """The parts of a running world that checkers and the network may read."""
 
-    size: RunSize
-    time: VirtualClock
-    master: Master
+    size: RunSize  # size and options of the run
+    time: VirtualClock  # the run's clock
+    master: Master  # the protocol's master
     shape: TopologyChecker  # checks the tree; faults excuse missing progress in it
 
     @property

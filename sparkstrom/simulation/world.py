@@ -257,7 +257,10 @@ class FaultInjector:
             self._extend_trouble(victim.paused_until_s)
 
     def _request_optimizer_copy(self, *, everybody: bool = False) -> None:
-        """Request optimizer states for a checkpoint; this is load, not a fault."""
+        """Request optimizer states of one worker, or of all if ``everybody``, for a checkpoint.
+
+        This is load, not a fault.
+        """
         if self._world.phase is not Phase.DONE:
             self._world.step_master(ev.OptimizerCopyRequest(everybody))
 
@@ -419,7 +422,10 @@ class World:
         return any(not self.network.is_unreachable(process) for process in awake)
 
     def _check_invariants(self) -> None:
-        """Check what must hold throughout the run, and schedule the next check."""
+        """Check what must hold throughout the run, and schedule the next check.
+
+        End the run if the driver program and all workers are gone.
+        """
         self.checks.check_bounds(self.master, self.processes)
         self.checks.check_minibatch_count(self.master)
         self.shape.check_tree(self.master)
@@ -547,7 +553,10 @@ class World:
         self._schedule_tick(process, self.size.busy_tick_s if busy else self.size.tick_s)
 
     def _schedule_tick(self, process: SimProcess, mean_delay_s: float) -> None:
-        """Schedule a node's next tick, in place of the one scheduled before."""
+        """Schedule a node's next tick, in place of the one scheduled before.
+
+        The delay is random, from half of ``mean_delay_s`` to one and a half of it.
+        """
         process.ticks += 1
         process.tick_s = self.time.now_s + mean_delay_s * (0.5 + self.time.rng.random())
         self.time.at(process.tick_s, self._send_tick, process, process.ticks)
@@ -709,7 +718,10 @@ class World:
             self.time.over = True
 
     def _arrive_at_master(self, sender: NodeId | None, message: Message) -> None:
-        """Deliver a message to the master once any pause is over; drop it if the master is lost."""
+        """Deliver a message to the master once any pause is over; drop it if the master is lost.
+
+        If the message reports a failure of training, check that the master aborts the fit (I5).
+        """
         if self.is_master_lost:
             return
         if self.time.now_s < self._master_awake_s:

@@ -243,14 +243,14 @@ class Application(ControllerApplication, Protocol):
         ...
 
     def delete_worker_files(self, network: str) -> None:
-        """Delete the files that a network's workers left on executors.
+        """Delete the files that workers of a ``SparkNetwork`` left on executors.
 
-        ``network`` is the network's id, which the files' names contain.
+        ``network`` is the SparkNetwork's id, which the files' names contain.
         """
 
 
 class Predictor:
-    """Predicts and evaluates with a network's current parameters, on executors or in this process.
+    """Predicts and evaluates with a trained model, on executors or in this process.
 
     Args:
         application: Runs the Spark jobs.

@@ -286,7 +286,7 @@ class ClassicApplication:
         return evaluate_source(model, metrics, partitioning.create_source(data, columns))
 
     def delete_worker_files(self, network: str) -> None:
-        """Run a job that deletes the files that a network's workers left on executors."""
+        """Run a job that deletes the files that workers of the SparkNetwork ``network`` left."""
         slots = get_slots(self._context).total
         forget = partial(delete_worker_files, network)
         self._context.parallelize(range(slots), slots).mapPartitions(forget).count()

@@ -7,6 +7,8 @@ per worker, and all these tasks must run at the same time.
 With dynamic allocation, the number of executors is not known in advance, so a fit guesses it.
 Spark requests executors until every task has a slot, and late workers join the running fit. A
 round-based fit runs ordinary jobs with one task per worker; with fewer executors it takes longer.
+
+``context`` is a SparkContext, and ``conf`` is Spark's configuration.
 """
 
 from __future__ import annotations

@@ -65,11 +65,12 @@ from sparkstrom.worker.training_job import ParametersBroadcast, StateBroadcast, 
 
 @dataclass(frozen=True, slots=True)
 class FitContext:
-    """What all fits of one network have in common, apart from the user's options."""
+    """What all fits of one SparkNetwork have in common, apart from the user's options."""
 
     application: Application  # runs the Spark jobs
-    model: FlatModel
-    network: str  # id in the names of files that workers keep on executors for the next fit
+    model: FlatModel  # the model to train
+    # The SparkNetwork's id, in the names of files that workers keep on executors for the next fit.
+    network: str
     keep: bool  # whether workers keep these files and their optimizer states for the next fit
 
 
@@ -79,7 +80,7 @@ class SparkFitRunner(FitRunner):
     The controller coordinates the workers. It runs in this program or in its own Spark task.
 
     Args:
-        context: What all fits of the network have in common.
+        context: What all fits of the SparkNetwork have in common.
         options: The user's options, with ``controller="auto"`` resolved.
         spec: Number of workers, epochs and other facts of this fit.
         theta: The driver's copy of the parameters, which the fit updates.

@@ -392,7 +392,7 @@ class StartMonitor(FitListener):
         job: The Spark job.
         say: Shows a line to the user.
         controller: The host and port at which the workers reach the controller.
-        void: The network's options.
+        void: Network options: addresses and ports.
     """
 
     def __init__(

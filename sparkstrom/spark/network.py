@@ -1,8 +1,9 @@
 """Define SparkNetwork, which trains a model on Spark executors and holds its parameters.
 
 ``make_application`` returns the ``Application``, sparkstrom's interface to Spark, for the
-SparkSession or SparkContext with which a network is made. ``each_batch`` returns a function that
-trains a network on one micro-batch; Spark calls it for each micro-batch of a streaming query.
+SparkSession or SparkContext with which a SparkNetwork is made. ``each_batch`` returns a function
+that trains a SparkNetwork on one micro-batch; Spark calls it for each micro-batch of a streaming
+query.
 """
 
 from __future__ import annotations
@@ -306,7 +307,7 @@ class SparkNetwork(Dl4jMethodNames, TrainedNetwork):
             return rehearse(make_recipe(*fit), sample, request, progress, measure, cpus=cpus)
 
     def _measure_cluster(self, recipe: FitRecipe, sample: RowSample) -> ClusterMeasurement:
-        """Measure a step's time and the network's speed on executors; return a summary.
+        """Measure a step's time, and the links between executors' hosts; return a summary.
 
         There are as many measuring tasks as a fit would have workers. Their input, a recipe for the
         fit and a sample of rows, is the same.
@@ -485,7 +486,7 @@ class SparkNetwork(Dl4jMethodNames, TrainedNetwork):
         model: FlatModel | None = None,
         progress: bool | str = True,
     ) -> SparkNetwork:
-        """Return a network with the model and parameters that ``save`` wrote.
+        """Return a SparkNetwork with the model and parameters that ``save`` wrote.
 
         Args:
             path: File that ``save`` wrote; a local path or a URL, as in ``save``.

@@ -275,7 +275,7 @@ class UdpProbe:
         return True
 
     def _proof(self, kind: int, sender: int, length: int, stamp_ns: int, receiver: int) -> bytes:
-        """Return the authentication code of a header for its receiver."""
+        """Return the authentication code of a header's fields for the process ``receiver``."""
         content = PROOF_INPUT.pack(kind, sender, length, stamp_ns, receiver)
         return hashlib.blake2b(content, digest_size=PROOF_BYTES, key=self._group.token).digest()
 
@@ -311,7 +311,10 @@ class UdpProbe:
             self._on_datagram(datagram)
 
     def _on_datagram(self, datagram: bytes) -> None:
-        """Verify one datagram, record what it shows and reply to it."""
+        """Record what a datagram shows, and reply to it.
+
+        Ignore a datagram that is truncated, or not authentic.
+        """
         if len(datagram) < HEADER.size:
             return
         proof, kind, sender, length, stamp_ns = HEADER.unpack_from(datagram)

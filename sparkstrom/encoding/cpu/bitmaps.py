@@ -8,7 +8,8 @@ of one 32-bit word. An overflow is a parameter that has left the range in which 
 exact.
 
 Arguments of helpers: ``half`` is tau / 2, ``toward`` is the sign of half steps as a float, ``part``
-is a half step with its sign, and ``states`` has one byte for each state of a block.
+is a half step with its sign, ``states`` has one byte for each state of a block, and ``q`` is the
+quantum, the unit of parameters.
 """
 
 # Compiled code mixes NumPy's and Python's scalars, which Numba treats alike, unlike mypy.
@@ -64,7 +65,10 @@ def _bitmap_state(value: float, tau: float, half: float, toward: float) -> np.ui
 
 @helper
 def _may_overflow(theta: F32, start: np.uint64, size: int, step: float, q: float) -> bool:
-    """Return whether a step could take any parameter of the block out of the exact range."""
+    """Return whether a step could take any of theta's ``size`` parameters from ``start`` on out.
+
+    That is, out of the range in which float32 sums are exact.
+    """
     bits, largest = theta.view(np.int32), np.int32(0)
     for i in range(size):
         largest = max(largest, np.int32(bits[start + U64(i)] & MAGNITUDE))
@@ -75,9 +79,9 @@ def _may_overflow(theta: F32, start: np.uint64, size: int, step: float, q: float
 def _count_overflow(
     value: float, amount: float, at: np.uint64, q: float, so_far: tuple[int, int]
 ) -> tuple[int, int]:
-    """Return ``so_far`` updated for a parameter to which ``amount`` will be added.
+    """Return ``so_far``, updated for the parameter ``at``, to which ``amount`` will be added.
 
-    ``so_far``: (number of overflows, index of the first or -1).
+    ``value`` is the parameter's value before; ``so_far`` is (overflows, index of the first or -1).
     """
     overflows, first = so_far
     if amount != 0 and abs(np.float64(value) + np.float64(amount)) > EXACT_QUANTA * q:
@@ -94,7 +98,7 @@ def _sum_bytes(lanes: np.uint32) -> int:
 
 @helper
 def _pack_states(states: U8, size: int, out: U8, at: np.uint64) -> tuple[int, int]:
-    """Pack a block's states into bytes from out[at] on; return (nonzero states, half steps)."""
+    """Pack ``size`` states into bytes from out[at] on; return (nonzero states, half steps)."""
     for i in range(size, (size + 3) // 4 * 4):
         states[U64(i)] = 0
     words, used, halves = states.view(np.uint32), U32(0), U32(0)

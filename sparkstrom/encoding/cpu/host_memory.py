@@ -33,7 +33,7 @@ def to_host(array: NDArray[Any]) -> NDArray[Any]:
 
 
 def add(target: NDArray[np.float32], source: NDArray[np.float32]) -> None:
-    """Add ``source`` to ``target``, f32[n] both."""
+    """Add ``source`` to ``target``; both are f32[n]."""
     target += source
 
 

@@ -70,8 +70,8 @@ class Argument(NamedTuple):
 class Native(NamedTuple):
     """A compiled function in memory: its address and types."""
 
-    address: int
-    arguments: list[Argument]
+    address: int  # in this process
+    arguments: list[Argument]  # types of the arguments, in order
     result: str  # NumPy's name of a number, or "none"
     results: int  # length of the returned tuple; 0: a single number
 
@@ -400,7 +400,7 @@ def _run_compilers(parts: dict[str, list[Path]], shares: int, drafts: str) -> No
 
 
 def _compile_error(text: str) -> SetupError:
-    """Return the error for a compiler that failed with this output."""
+    """Return the error for a compiler that failed with the output ``text``."""
     end = text[-ERROR_TEXT_MAX:].strip()
     return SetupError(f"kernels could not be compiled on this host: {end}")
 
@@ -487,7 +487,7 @@ class Compiler(Protocol):
         """
 
     def callback(self, signature: str, function: Callable[..., Any], /) -> Any:
-        """Compile a function that C code calls; return the compiled function."""
+        """Compile a function that C code calls; return it. ``signature``: as in ``kernel``."""
 
     def helper(self, function: Callable[..., Any], /) -> Any:
         """Compile a function that only kernels call; return the compiled function."""

@@ -1,8 +1,8 @@
-"""CPU kernels that scan for hits, apply updates and clip, and the names of all other CPU kernels.
+"""CPU kernels that scan for hits, apply updates and clip residuals; exports all CPU kernels.
 
-The kernels are compiled with Numba; ``encoding.reference_kernels`` documents the arguments. A
-backend is one module with all kernels, so this module also exports those of ``bitmaps`` and
-``levels``.
+The kernels are compiled with Numba; ``encoding.reference_kernels`` documents the arguments. Callers
+get all kernels of a backend from one module, which is this one for the CPU, so it also exports
+those of ``bitmaps`` and ``levels``.
 
 A scan finds hits: parameters whose residual (what is learned but not sent) has reached the
 threshold tau. It examines each block of parameters in one vectorised loop. If the block has hits,
@@ -89,7 +89,11 @@ ONE = U64(1)
 
 @helper
 def _append_if_hit(value: float, tau: float, i: int, codes: I32, hits: np.uint64) -> np.uint64:
-    """Append the code of parameter ``i`` if ``value`` is a hit; return the new number of hits."""
+    """Append the code of parameter ``i`` if its residual ``value`` is a hit.
+
+    Return the new number of hits; ``hits`` is the old one. If ``codes`` is full, only count the
+    hit.
+    """
     if not abs(value) >= tau:
         return hits
     if hits < U64(codes.shape[0]):
@@ -101,7 +105,10 @@ def _append_if_hit(value: float, tau: float, i: int, codes: I32, hits: np.uint64
 def _append_block_hits(
     values: F32, tau: float, start: np.uint64, codes: I32, hits: np.uint64
 ) -> np.uint64:
-    """Append the codes of a block's hits, given enough room; return the new number of hits."""
+    """Append the codes of the hits in the block that begins at ``start``; there must be room.
+
+    Return the new number of hits; ``hits`` is the old one.
+    """
     bits = values.view(np.int32)
     for part in range(0, BLOCK, WORD):
         base, word = start + U64(part), U64(0)
@@ -209,7 +216,10 @@ def _index_of_code(code: np.int32) -> np.uint64:
 def move(
     theta: F32, other: F32, codes: I32, step: float, other_step: float, q: float
 ) -> tuple[int, int]:
-    """Add hits' signed steps to theta and ``other``; return (overflows, index of first or -1)."""
+    """Add +-step to theta and +-other_step to ``other`` at the hits in ``codes``.
+
+    Return (overflows of theta, index of the first one or -1).
+    """
     overflows, first, hits = 0, -1, codes.shape[0]
     limit, both = EXACT_QUANTA * q, other_step != 0
     for j in range(hits):
@@ -312,7 +322,7 @@ def clip_replica(residual: F32, limit: float) -> float:
 
 @kernel("UniTuple(f8, 2)(f4[::1], f4[::1])")
 def residual_sums_local(local: F32, theta: F32) -> tuple[float, float]:
-    """Return (sum of |local - theta|, sum of its squares), in float64."""
+    """Return (sum of |local - theta|, sum of (local - theta)^2), in float64."""
     mass, square = 0.0, 0.0
     for i in range(local.shape[0]):
         value = np.float64(local[i] - theta[i])
@@ -322,7 +332,7 @@ def residual_sums_local(local: F32, theta: F32) -> tuple[float, float]:
 
 @kernel("UniTuple(f8, 2)(f4[::1])")
 def residual_sums_replica(residual: F32) -> tuple[float, float]:
-    """Return (sum of |residual|, sum of its squares), in float64."""
+    """Return (sum of |residual|, sum of residual^2), in float64."""
     mass, square = 0.0, 0.0
     for i in range(residual.shape[0]):
         value = np.float64(residual[i])

@@ -1,10 +1,13 @@
 """CPU kernels: find and apply the levels of hits, choose hits at random, and sample residuals.
 
 A hit is a parameter whose residual (what is learned but not sent) reaches the threshold tau. A hit
-of level l reaches tau * 2^l, and its step (the change that is sent) is multiplied by 2^l. An
-overflow is a parameter that has left the range in which float32 sums are exact. Functions with
-loops over hits prefetch memory for later hits, because hits are far apart in memory.
-``encoding.reference_kernels`` documents the arguments.
+of level l reaches tau * 2^l, and its step (the change that is sent) is multiplied by 2^l. If only
+some hits may be sent, all of at least 2 tau and random smaller ones are chosen. From a sample of
+residuals, callers estimate the tau that a given fraction of them reach. An overflow is a parameter
+that has left the range in which float32 sums are exact. Kernels named ``*_local`` compute the
+residual as local - theta; those named ``*_replica`` get it as an array. Loops over hits prefetch
+memory for later hits, because hits are far apart in memory. ``encoding.reference_kernels``
+documents the arguments.
 """
 
 # Compiled code mixes NumPy's and Python's scalars, which Numba treats alike, unlike mypy.
@@ -66,7 +69,7 @@ def _append_if_chosen(
 
 @kernel("i8(f4[::1], f4[::1], f4, i8, i8, i4[::1])")
 def choose_local(local: F32, theta: F32, tau: float, limit: int, seed: int, codes: I32) -> int:
-    """Write codes of hits in local - theta, those below 2 tau at random; return their number."""
+    """Write codes of hits in local - theta, a random part of those below 2 tau; return how many."""
     hits, n = U64(0), local.shape[0]
     for part in range(n // WORD):
         base, word = U64(part * WORD), U64(0)
@@ -83,7 +86,7 @@ def choose_local(local: F32, theta: F32, tau: float, limit: int, seed: int, code
 
 @kernel("i8(f4[::1], f4, i8, i8, i4[::1])")
 def choose_replica(residual: F32, tau: float, limit: int, seed: int, codes: I32) -> int:
-    """Write codes of hits in the residual, those below 2 tau at random; return their number."""
+    """Write codes of hits in the residual, a random part of those below 2 tau; return how many."""
     hits, n = U64(0), residual.shape[0]
     for part in range(n // WORD):
         base, word = U64(part * WORD), U64(0)
@@ -100,7 +103,7 @@ def choose_replica(residual: F32, tau: float, limit: int, seed: int, codes: I32)
 
 @kernel("void(f4[::1], f4[::1], i8, i8, i4[::1], f4[::1])")
 def sample(one: F32, other: F32, sign: int, seed: int, where: I32, sizes: F32) -> None:
-    """Write random indices to ``where``, and |one + sign * other| at these to ``sizes``."""
+    """Sample residuals: write random indices to ``where``, |one + sign * other| to ``sizes``."""
     n, taken, factor = U64(one.shape[0]), where.shape[0], np.float32(sign)
     for j in range(taken):
         where[j] = (_hash_index(U64(j), U64(seed)) * n) >> U64(32)
@@ -123,7 +126,10 @@ def _hit_level(value: float, tau: float, top: int) -> int:
 
 @kernel("i8(f4[::1], f4[::1], i4[::1], f4, i8, u1[::1])")
 def find_levels_local(local: F32, theta: F32, codes: I32, tau: float, top: int, levels: U8) -> int:
-    """Write each hit's level in local - theta, at most ``top``; return the highest level."""
+    """Write the level of each hit in ``codes`` to ``levels``; return the highest one, or 0.
+
+    A level is at most ``top``; the residual is local - theta.
+    """
     highest, hits = 0, codes.shape[0]
     for j in range(hits):
         soon = _index_of_code(codes[U64(min(j + AHEAD, hits - 1))])
@@ -138,7 +144,10 @@ def find_levels_local(local: F32, theta: F32, codes: I32, tau: float, top: int, 
 
 @kernel("i8(f4[::1], i4[::1], f4, i8, u1[::1])")
 def find_levels_replica(residual: F32, codes: I32, tau: float, top: int, levels: U8) -> int:
-    """Write each hit's level in the residual, at most ``top``; return the highest level."""
+    """Write the level of each hit in ``codes`` to ``levels``; return the highest one, or 0.
+
+    A level is at most ``top``.
+    """
     highest, hits = 0, codes.shape[0]
     for j in range(hits):
         prefetch(residual, _index_of_code(codes[U64(min(j + AHEAD, hits - 1))]))
@@ -152,7 +161,11 @@ def find_levels_replica(residual: F32, codes: I32, tau: float, top: int, levels:
 def move_levels(
     theta: F32, other: F32, codes: I32, levels: U8, step: float, other_step: float, q: float
 ) -> tuple[int, int]:
-    """Add hits' signed steps, times 2^level, to both arrays; return (overflows, first or -1)."""
+    """Add each hit's signed ``step`` * 2^level to theta, and ``other_step`` likewise to ``other``.
+
+    If ``other_step`` is 0, ``other`` is not used. ``q`` is the quantum, the unit of parameters.
+    Return (overflows of theta, index of the first one or -1).
+    """
     overflows, first, hits = 0, -1, codes.shape[0]
     limit, both = EXACT_QUANTA * q, other_step != 0
     for j in range(hits):

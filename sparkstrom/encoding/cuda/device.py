@@ -300,6 +300,6 @@ scratch = Scratch()
 
 
 def sum_partial(partial: DeviceArray, size: int) -> float:
-    """Return the sum of the first ``size`` of ``partial`` f64[any], added on the host in order."""
+    """Return the sum of the first ``size`` entries of ``partial`` f64[any], added on the host."""
     host: NDArray[np.float64] = partial[:size].copy_to_host()
     return float(host.sum())

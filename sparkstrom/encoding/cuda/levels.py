@@ -1,8 +1,11 @@
 """CUDA kernels: find and apply the levels of hits, choose hits at random, and sample residuals.
 
 A hit is a parameter whose residual (what is learned but not sent) reaches the threshold tau. A hit
-of level l reaches tau * 2^l, and its step (the change that is sent) is multiplied by 2^l. An
-overflow is a parameter that has left the range in which float32 sums are exact.
+of level l reaches tau * 2^l, and its step (the change that is sent) is multiplied by 2^l. If only
+some hits may be sent, all of at least 2 tau and random smaller ones are chosen. From a sample of
+residuals, callers estimate the tau that a given fraction of them reach. An overflow is a parameter
+that has left the range in which float32 sums are exact. Kernels named ``*_local`` compute the
+residual as local - theta; those named ``*_replica`` get it as an array.
 ``encoding.reference_kernels`` documents the arguments.
 """
 
@@ -148,7 +151,7 @@ def _shift(codes: Any, start: Any) -> None:
 
 @kernel("void(f4[::1], f4[::1], f4, u8, i4[::1], f4[::1])")
 def _sample(one: Any, other: Any, sign: Any, seed: Any, where: Any, sizes: Any) -> None:
-    """Write random indices to ``where``, and |one + sign * other| at these to ``sizes``."""
+    """Sample residuals: write random indices to ``where``, |one + sign * other| to ``sizes``."""
     j = cuda.grid(1)
     if j < where.shape[0]:
         at = (_hash_index(j, seed) * U64(one.shape[0])) >> U64(32)
@@ -157,7 +160,7 @@ def _sample(one: Any, other: Any, sign: Any, seed: Any, where: Any, sizes: Any) 
 
 
 def sample(one: Any, other: Any, sign: int, seed: int, where: Any, sizes: Any) -> None:
-    """Write random indices to ``where``, and |one + sign * other| at these to ``sizes``."""
+    """Sample residuals: write random indices to ``where``, |one + sign * other| to ``sizes``."""
     of = (
         checked_array(one, F32, "one"),
         checked_array(other, F32, "other"),
@@ -170,13 +173,13 @@ def sample(one: Any, other: Any, sign: int, seed: int, where: Any, sizes: Any) -
 
 
 def choose_local(local: Any, theta: Any, tau: float, limit: int, seed: int, codes: Any) -> int:
-    """Write codes of hits in local - theta, those below 2 tau at random; return their number."""
+    """Write codes of hits in local - theta, a random part of those below 2 tau; return how many."""
     values = checked_array(local, F32, "local")
     return _choose_hits((values, checked_array(theta, F32, "theta"), True), tau, limit, seed, codes)
 
 
 def choose_replica(residual: Any, tau: float, limit: int, seed: int, codes: Any) -> int:
-    """Write codes of hits in the residual, those below 2 tau at random; return their number."""
+    """Write codes of hits in the residual, a random part of those below 2 tau; return how many."""
     values = checked_array(residual, F32, "residual")
     return _choose_hits((values, values, False), tau, limit, seed, codes)
 
@@ -195,7 +198,10 @@ def _choose_hits(
 
 
 def find_levels_local(local: Any, theta: Any, codes: Any, tau: float, top: int, levels: Any) -> int:
-    """Write each hit's level in local - theta, at most ``top``; return the highest level."""
+    """Write the level of each hit in ``codes`` to ``levels``; return the highest one, or 0.
+
+    A level is at most ``top``; the residual is local - theta.
+    """
     values = checked_array(local, F32, "local")
     return _find_hit_levels(
         (values, checked_array(theta, F32, "theta"), True), codes, tau, top, levels
@@ -203,7 +209,10 @@ def find_levels_local(local: Any, theta: Any, codes: Any, tau: float, top: int, 
 
 
 def find_levels_replica(residual: Any, codes: Any, tau: float, top: int, levels: Any) -> int:
-    """Write each hit's level in the residual, at most ``top``; return the highest level."""
+    """Write the level of each hit in ``codes`` to ``levels``; return the highest one, or 0.
+
+    A level is at most ``top``.
+    """
     values = checked_array(residual, F32, "residual")
     return _find_hit_levels((values, values, False), codes, tau, top, levels)
 
@@ -211,7 +220,7 @@ def find_levels_replica(residual: Any, codes: Any, tau: float, top: int, levels:
 def _find_hit_levels(
     residual: tuple[DeviceArray, DeviceArray, bool], codes: Any, tau: float, top: int, levels: Any
 ) -> int:
-    """Write each hit's level; return the highest. ``residual`` is as in ``_choose_hits``."""
+    """Write each hit's level; return the highest or 0. ``residual`` is as in ``_choose_hits``."""
     where, found = checked_array(codes, I32, "codes"), checked_array(levels, U8, "levels")
     highest = scratch.zeros("highest", 1)
     if where.size:
@@ -227,7 +236,11 @@ def _find_hit_levels(
 def move_levels(
     theta: Any, other: Any, codes: Any, levels: Any, step: float, other_step: float, q: float
 ) -> tuple[int, int]:
-    """Add hits' signed steps, times 2^level, to both arrays; return (overflows, first or -1)."""
+    """Add each hit's signed ``step`` * 2^level to theta, and ``other_step`` likewise to ``other``.
+
+    If ``other_step`` is 0, ``other`` is not used. ``q`` is the quantum, the unit of parameters.
+    Return (overflows of theta, index of the first one or -1).
+    """
     to, also = checked_array(theta, F32, "theta"), checked_array(other, F32, "other")
     where, found, answer = (
         checked_array(codes, I32, "codes"),

@@ -42,7 +42,7 @@ def to_host(array: Any) -> NDArray[Any]:
 
 
 def add(target: Any, source: Any) -> None:
-    """Add ``source`` to ``target``, f32[n] both; ``source`` may be on the host."""
+    """Add ``source``, which may be on the host, to ``target``; both are f32[n]."""
     accumulate(target, cuda.to_device(source) if isinstance(source, np.ndarray) else source)
 
 

@@ -5,13 +5,14 @@ occurs twice in an update, so results do not depend on the order of threads.
 ``encoding.reference_kernels`` documents the arguments.
 
 A parameter overflows if its absolute value exceeds ``limit``, up to which float32 sums are exact.
-Kernels count overflows in ``answer`` by ``count_if``. Functions return (overflows, first): their
-number, and the index of the first one or -1.
+Kernels call ``count_if`` with each result; it counts the overflows in ``answer`` i32[2], and also
+stores there which came first. Functions return (overflows, first): their number, and the index of
+the first one or -1.
 
-Sums that are returned, of what is clipped and of a residual's absolute values and squares, are
-added in a tree within each tile of ``device.TILE`` parameters, and the tiles' sums are added on the
-host. They are reproducible to the bit, but may differ from the CPU's sequential sums. Squares of
-float32 are computed in float64, where they are exact.
+Some functions return a sum: of the changes by clipping, or of a residual's absolute values or
+squares. They add the values in a tree within each tile of ``device.TILE`` parameters, and the sums
+of all tiles on the host. The result is reproducible to the bit, but may differ from the CPU's
+sequential sum. Squares of float32 are computed in float64, where they are exact.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ F32, F64, I32 = np.float32, np.float64, np.int32
 def _move_kernel(
     theta: Any, other: Any, codes: Any, step: Any, other_step: Any, limit: Any, answer: Any
 ) -> None:
-    """Add each hit's signed steps to theta and ``other``; count overflows."""
+    """Add +-step to theta and +-other_step to ``other`` at each hit; count overflows of theta."""
     j = cuda.grid(1)
     if j < codes.shape[0]:
         code = codes[j]
@@ -148,7 +149,10 @@ def _sums_kernel(values: Any, theta: Any, difference: Any, masses: Any, squares:
 def move(
     theta: Any, other: Any, codes: Any, step: float, other_step: float, q: float
 ) -> tuple[int, int]:
-    """Add hits' signed steps to theta and ``other``; return (overflows, index of first or -1)."""
+    """Add +-step to theta and +-other_step to ``other`` at the hits in ``codes``.
+
+    Return (overflows of theta, index of the first one or -1).
+    """
     to, also, where = (
         _float_array("theta", theta),
         _float_array("other", other),
@@ -219,7 +223,7 @@ def _add_quanta(theta: Any, total: Any, q: float, limit: float) -> tuple[int, in
 
 
 def accumulate(residual: Any, delta: Any) -> None:
-    """Add ``delta`` to ``residual``, f32[n] both."""
+    """Add ``delta`` to ``residual``; both are f32[n]."""
     to, much = _float_array("residual", residual), _float_array("delta", delta)
     if to.size:
         _accumulate[blocks_of(to.size), THREADS](to, much)
@@ -261,12 +265,12 @@ def _clip_residual(
 
 
 def residual_sums_local(local: Any, theta: Any) -> tuple[float, float]:
-    """Return (sum of |local - theta|, sum of its squares), in float64."""
+    """Return (sum of |local - theta|, sum of (local - theta)^2), in float64."""
     return _residual_sums(_float_array("local", local), _float_array("theta", theta), True)
 
 
 def residual_sums_replica(residual: Any) -> tuple[float, float]:
-    """Return (sum of |residual|, sum of its squares), in float64."""
+    """Return (sum of |residual|, sum of residual^2), in float64."""
     values = _float_array("residual", residual)
     return _residual_sums(values, values, False)
 

@@ -288,7 +288,11 @@ def bitmap_decode(packed: Any, n: int, side: int, quanta: int, indices: Any, amo
 
 
 def _find_bitmap(packed: DeviceArray, n: int) -> tuple[DeviceArray, DeviceArray]:
-    """Record a bitmap's entries; return (tile offsets, i32[2]: entries, 1 if padding is set)."""
+    """Record a bitmap's entries as hits.
+
+    Return the number of entries before each tile, and i32[2]: the number of all entries, and 1 if
+    padding bits are set, else 0.
+    """
     places = 4 * int(packed.size)
     tables = _get_scan_arrays(places)
     _find_states[tiles_of(places), THREADS](packed, n, *tables)

@@ -191,7 +191,10 @@ def _batch_norm_arrays(spec: LayerSpec) -> Iterator[ArraySpec]:
 
 
 def has_log_std(spec: LayerSpec) -> bool:
-    """Return whether BatchNormalization stores log10 of the std; before beta4: the variance."""
+    """Return whether BatchNormalization stores log10 of the standard deviation, not the variance.
+
+    DL4J before 1.0.0-beta4 always stored the variance.
+    """
     if spec.variables:
         return VARIANCE not in spec.variables
     return spec.get_bool("uselogstd", False)

@@ -12,10 +12,10 @@ Names in a saved state:
     fit/KEY                the fit that a scheduler was made for, if it depends on the fit's length
 
 A tensor without dimensions is stored as a scalar whose name ends with the dtype, as in
-``state/0.weight/step:float32``. The parts of a container have the container's name followed by
-``~`` and a letter for each level: ``~l0`` is the first element of a list, ``~t0`` of a tuple;
-``~sNAME``, ``~iNUMBER`` and ``~pNAME`` are values of a dict whose key is a string, an integer, or a
-parameter.
+``state/0.weight/step:float32``. A part of a container has the container's name followed by ``~``, a
+letter for the kind of its index or key, and the index or key: ``~l0`` is the first element of a
+list, ``~t0`` of a tuple; ``~sNAME``, ``~iNUMBER`` and ``~pNAME`` are values of a dict whose key is
+a string, an integer, or a parameter. Parts of nested containers have one such suffix per level.
 """
 
 from __future__ import annotations

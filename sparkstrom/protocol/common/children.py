@@ -294,7 +294,10 @@ class Children:
         return out
 
     def feed(self, child: Child, now_s: float) -> list[Effect]:
-        """Send what this child lacks, as far as its link and this node's memory limit have room."""
+        """Send what this child lacks, as far as its link and this node's memory limit have room.
+
+        If the log no longer has what the child needs next, make it fetch a snapshot.
+        """
         log = self._history.log
         if child.stage is PROBE or not (child.sent < log.head or child.chunk_requests):
             return []

@@ -125,7 +125,7 @@ class IgnoreReason(enum.Enum):
 class IgnoredMessages:
     """Counts of ignored messages by message type and reason.
 
-    They are no errors: a network that repeats or reorders messages causes many.
+    Ignored messages are no errors: a network that repeats or reorders messages causes many.
     """
 
     __slots__ = ("counts",)
@@ -171,13 +171,13 @@ class StreamsOpened(msgspec.Struct, frozen=True):
     """The node listens on fresh streams; its previous edge to the parent is closed."""
 
     address: Address
-    alone: bool = False  # True: edges to all children are closed, too (the media driver died)
+    alone: bool = False  # True: edges to all children are also closed (the media driver died)
 
 
 class UpdatePublished(msgspec.Struct, frozen=True):
     """The trainer encoded an update and has already added it to its own shared parameters."""
 
-    payload: Payload
+    payload: Payload  # the encoded update
     seen: CommitNo  # newest commit in the worker's replica when the gradient was computed
     epoch: int  # with ``batch``: the position up to which the update contains training
     batch: int
@@ -401,19 +401,19 @@ class IdAssigned(msgspec.Struct, frozen=True):
 class SendChunk(msgspec.Struct, frozen=True):
     """Instruction to read a chunk of the live replica at this moment and send it."""
 
-    to: NodeId
-    index: int
+    to: NodeId  # the child that requested the chunk
+    index: int  # of the chunk in the snapshot
 
 
 class SendMerged(msgspec.Struct, frozen=True):
     """Instruction to send the sum of ``entries`` as one message for commits after+1 to commit."""
 
-    to: NodeId
-    after: CommitNo
-    commit: CommitNo
+    to: NodeId  # the child
+    after: CommitNo  # the commit before the first one in the sum
+    commit: CommitNo  # the last commit in the sum
     last: LastSeqs  # newest seq of each origin in the sum
     count: int  # estimated number of parameters that the sum changes
-    entries: tuple[Commit | MergedRange, ...]
+    entries: tuple[Commit | MergedRange, ...]  # the commits, or earlier sums of some, in order
 
 
 class SendOptimizerChunk(msgspec.Struct, frozen=True):
@@ -459,7 +459,7 @@ class Note(msgspec.Struct, frozen=True):
     """Instruction to log a sentence for the user: a departure, a refusal or a loss."""
 
     text: str
-    departure: bool = False  # True: ``Members.departures`` lists it, too
+    departure: bool = False  # True: ``Members.departures`` also lists it
 
 
 class ShowWorkerLog(msgspec.Struct, frozen=True):

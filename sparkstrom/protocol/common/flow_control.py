@@ -182,7 +182,7 @@ class Backlog:
     is_reported: bool = False  # a link is reported once
 
     def observe(self, waits: bool, made_bytes: int, carries: float, now_s: float) -> float | None:
-        """Return the bytes per second that training needs, when the link proves too slow for them.
+        """Return the bytes per second that training needs, once, if the link proves to be slower.
 
         This is the case once data have waited for NARROW_S. Return None before and afterwards, and
         if the link's rate suffices, because then a process stalls. ``waits``: whether data wait;

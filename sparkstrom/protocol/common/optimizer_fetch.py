@@ -56,7 +56,10 @@ class OptimizerFetch:
         self.until_s += pause.pause_s
 
     def _restart(self, copy: int | None, count: int) -> None:
-        """Forget all chunks and requests, and begin with this copy; None: with any copy."""
+        """Forget all chunks and requests, and begin with ``copy``, which has ``count`` chunks.
+
+        None: begin with any copy.
+        """
         self.copy, self.count = copy, count
         self.chunks, self.asked_s = {}, {}
 

@@ -79,9 +79,10 @@ class Topology:
     node, depth and fan-out cannot grow, and a cycle is impossible.
     """
 
-    fan_out: int = FAN_OUT
-    depth_max: int = DEPTH
-    version: int = 0
+    fan_out: int = FAN_OUT  # children of a node, at most
+    depth_max: int = DEPTH  # levels below the master, at most
+    version: int = 0  # rises by 1 with each change
+    # The node at each place, and the place of each node.
     nodes: NodesByPlace = field(default_factory=lambda: NodesByPlace().put(0, MASTER))
     places: PlacesByNode = field(default_factory=lambda: PlacesByNode().put(MASTER, 0))
     open_from: int = 1  # no place with a lower number is free

@@ -199,7 +199,7 @@ class WelcomeFactory:
         self._edges = EdgeNo(0)  # the newest edge's number
 
     def make(self, member: Member, parent: NodeId, host: str, port: int) -> Welcome:
-        """Return the welcome that places ``member`` under ``parent``, which has this address."""
+        """Return the welcome that places ``member`` under ``parent``, at ``host`` and ``port``."""
         self._edges = EdgeNo(self._edges + 1)
         stream = FIRST_STREAM + STREAMS_PER_EDGE * self._edges
         position, closed = self._members.partition_of(member).position, self._sequencer.closed

@@ -163,7 +163,7 @@ class Master:
         )
 
     def step(self, event: ev.Event, now_s: float) -> list[Effect]:
-        """Process one event, then enter the next phase if it is due; return the effects of both.
+        """Process one event, then enter the next phase if it is due; return all effects.
 
         After an ``Abort``, only notices of the failure to members are returned.
         """

@@ -265,7 +265,7 @@ class Member:
     # What the member has reported, in statuses and with updates.
     age: tuple[EdgeNo, int] = (EdgeNo(0), 0)  # ``Status.age`` of the newest status
     pending: tuple[Seq, Position] | None = None  # the position counts once the seq is committed
-    steps: int = 0  # only grows
+    steps: int = 0  # training steps of the worker; only grows
     activity: Activity = Activity.CATCHING_UP  # never goes back to CATCHING_UP
     final: Seq | None = None  # seq of its last update; None: more may follow
     audit: AuditAnswer | None = None  # hash of its replica; None: not reported yet
@@ -313,9 +313,9 @@ def send_to_process(join: Join, message: Message) -> SendToProcess:
 class Departure:
     """Record of a node that has left the fit, for the fit's summary."""
 
-    node: NodeId
-    partition: int
-    host: str
+    node: NodeId  # the id that was closed
+    partition: int  # index of its partition
+    host: str  # name of its host
     reason: str  # human-readable
     at_s: float  # on the controller's clock
     ending: TaskEnding = TaskEnding.OTHER  # the reason as an enum member, for code

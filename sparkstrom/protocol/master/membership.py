@@ -28,7 +28,7 @@ from sparkstrom.protocol.master.tree_placement import Placement
 
 
 class MembershipCloser:
-    """Ends the memberships of workers that are silent, leave, are superseded or hold up others.
+    """Ends the memberships of workers that are silent, leave, were replaced or hold up others.
 
     No later update of the worker is committed, and its reports no longer move the partition's
     position. The successor, which starts at this position, therefore neither repeats nor omits

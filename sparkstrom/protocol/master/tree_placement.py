@@ -1,10 +1,12 @@
-"""Assign members their places in the tree, and suspect members that have gone silent.
+"""Assign members their places in the tree, and probe members that may be gone.
 
-A member is a live worker. Its place determines its parent; an edge is the connection to that
-parent. The tree changes at once, and the nodes follow. A node is sent its place, by a message
-called its order, only once its parent's own place is confirmed, so that no cycle ever exists. The
-order is repeated until the parent confirms the edge. A lease is the silence after which a node
-counts as gone.
+A member is a live worker, also called a node. Its place determines its parent; an edge is the
+connection to that parent. ``Placement.tree`` is the intended tree and changes at once; the nodes
+move to their new parents afterwards. A node is sent its place, by a message called its order, only
+once its parent's own place is confirmed, so that no cycle ever exists. The order is repeated until
+the parent confirms the edge. A lease is the silence after which a node counts as gone. A node's
+parent holds its lease. If a parent reports silence, the master suspects the child and all nodes
+below it: it takes over their leases and probes them.
 """
 
 from __future__ import annotations
@@ -28,8 +30,8 @@ QUIET_PER_LEASE = 8  # a member heard from within a lease / 8 is not probed
 class Placement:
     """The intended tree, and each member's progress towards its place in the tree.
 
-    ``leases`` tracks the master's own children, and members that move or are suspected; the other
-    members' parents track theirs. ``endpoint`` is the master's address.
+    ``leases`` holds the leases of the master's own children, and of members that move or are
+    suspected. The parents of all other members hold theirs. ``endpoint`` is the master's address.
     """
 
     def __init__(
@@ -114,7 +116,10 @@ class Placement:
         return [effect for member in moving for effect in self.send_order_if_due(member, now_s)]
 
     def send_order_if_due(self, member: Member, now_s: float) -> list[Effect]:
-        """Send a member its order if its parent's place is confirmed and none was sent just now."""
+        """Send a member its order if its parent's place is confirmed and none was sent just now.
+
+        The time limit for attaching runs only while the parent can answer, with a replica.
+        """
         node, live = member.node, self._members.live
         assert not member.placed, f"node {node} has its place"
         self.suspects.setdefault(node, now_s)
@@ -195,7 +200,10 @@ class Placement:
         return self._suspect(silent.child, now_s)
 
     def _suspect(self, node: NodeId, now_s: float) -> list[Effect]:
-        """Take over the leases of a node and of all nodes below it, and probe those nodes."""
+        """Take over the leases of a node and of all nodes below it, and probe those nodes.
+
+        Nodes whose leases the master already holds are left out.
+        """
         effects: list[Effect] = []
         for asked in (node, *self.tree.descendants(node)):
             member = self._members.live[asked]

@@ -17,18 +17,18 @@ from sparkstrom.protocol.worker.time_limits import LEVELS_ABOVE, NodeLimits, Wai
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """The constant facts with which a worker process joins; ``Join`` explains the fields."""
+    """The constant facts with which a worker process joins; most are fields of ``Join``."""
 
-    token: int
-    partition: int
-    attempt: int
-    rows: int
-    checksum: int
-    batches: int
-    host: str
-    executor: str
-    pid: int
-    version: str
+    token: int  # random number that identifies the process
+    partition: int  # index of the partition that the worker trains
+    attempt: int  # Spark's taskAttemptId; the highest one owns the partition
+    rows: int  # number of rows in the partition
+    checksum: int  # of the rows' content, independent of their order
+    batches: int  # minibatches per epoch
+    host: str  # the worker's host, as Spark knows it
+    executor: str  # equal text means the same executor process
+    pid: int  # the worker's process id
+    version: str  # of sparkstrom; must equal the controller's
     # It starts with the replica of commit 0; sent with ``Attach``, not ``Join``.
     whole: bool = False
     # Where the fit begins in the partition; a worker that starts later succeeds another one.
@@ -44,7 +44,7 @@ class Membership:
         self.ids: dict[NodeId, Seq | None] = {}  # its ids -> seq at which it was closed, or None
         self.count = 1  # rises with each return under a new id
         self.request = 0  # rises with each request for an edge
-        self.address: Address | None = None
+        self.address: Address | None = None  # where it listens; None: nowhere yet
         self.alone = False  # the last request stated that edges to children are gone as well
         self._began_s = now_s
 

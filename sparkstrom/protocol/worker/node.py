@@ -170,8 +170,8 @@ class Directives:
 
         ``max_lead`` limits the steps ahead of the slowest worker. ``max_staleness`` limits the
         steps after this worker's oldest uncommitted update: once that commit has come, so have all
-        earlier ones. If a worker's share of ``lead_minibatches`` or ``age_of_updates`` is
-        larger, it replaces the limit. The lower step count applies.
+        earlier ones. Where a worker's share of ``lead_minibatches`` or of ``age_of_updates`` is
+        larger, it applies instead. The lower of the two step counts is returned.
         """
         limits = self._limits
         limit, waits = None, AHEAD
@@ -198,7 +198,10 @@ def _train_directive(
     minibatches_expected: int,
     epochs: int,
 ) -> Directive:
-    """Return a directive to train; cached, because directives are derived after every event."""
+    """Return a directive to train; the arguments are fields of ``Directive``.
+
+    Directives are derived after every event, so they are cached.
+    """
     return Directive(
         Command.TRAIN,
         steps_max=steps_max,

@@ -77,7 +77,10 @@ class InFlight:
         self.last_seq = update.seq
 
     def acknowledge(self, origin: NodeId, seq: Seq, now_s: float) -> Update | None:
-        """Remove the update that is now committed and return it; None if it was removed before."""
+        """Remove update ``seq`` of the id ``origin``, which is now committed, and return it.
+
+        Return None if it was removed before.
+        """
         update = self._own.pop((origin, seq), None)
         if update is not None:
             self.bytes -= HEADER_BYTES + len(update.payload)
@@ -329,7 +332,7 @@ class ParentLink:
     def resend_on_new_edge(self, now_s: float) -> list[Effect]:
         """Send the node's own updates again over a new edge, and drop queued updates of others.
 
-        The caller asks the origins of those to send them again.
+        The caller asks the origins of the dropped updates to send them again.
         """
         for update, child in self.waiting:
             if child is not None:
@@ -381,7 +384,10 @@ class ParentLink:
         )
 
     def overdue_wait(self, now_s: float) -> Wait | None:
-        """Return the wait for the attach reply or for a commit if it exceeds ``stuck_s``."""
+        """Return the wait for the attach reply or for a commit if it exceeds ``stuck_s``.
+
+        The limit of the wait for the reply is longer, because each level above may also wait.
+        """
         stuck_s = self._limits.stuck_s
         begun_s = now_s - stuck_s  # a wait that began before this time is stuck
         if self._opened_s < begun_s and self.stage is ATTACHING:

@@ -99,7 +99,10 @@ class SnapshotFetch:
         return True
 
     def next_requests(self) -> list[int]:
-        """Return the indices of chunks to request now."""
+        """Return the indices of chunks to request now, and record them as requested.
+
+        At most ASKED_AT_ONCE requests are under way.
+        """
         missing = (i for i in range(self._count) if i not in self._chunks and i not in self._asked)
         out = list(islice(missing, max(0, ASKED_AT_ONCE - len(self._asked))))
         self._asked.update(out)
@@ -240,7 +243,10 @@ class Replication:
         return self.continue_fetch(now_s) + self._children.feed_all(now_s)
 
     def on_merged(self, merged: MergedRange, now_s: float) -> list[Effect]:
-        """Apply a sum of commits if it starts where the node is; otherwise request the commits."""
+        """Apply or hold a sum of commits that starts where the node is.
+
+        After a gap, request the missing commits. Ignore a sum without a commit that is missing.
+        """
         if merged.after != self.received:
             self._report_flag.set()
             if merged.commit <= self.received:
@@ -290,7 +296,10 @@ class Replication:
         self.history.applied = max(self.history.applied, commit)
 
     def follow(self, now_s: float) -> list[Effect]:
-        """Follow the parent from the current replica, or from the replica of commit 0."""
+        """Follow the parent from the current replica, or from the replica of commit 0.
+
+        If a snapshot is being fetched, continue the fetch instead.
+        """
         if self.fetch is not None:
             self.fetch.resume()
             return self.continue_fetch(now_s)

@@ -2,7 +2,7 @@
 
 Options, data and features that need RDDs are rejected, with an alternative in the message. A client
 cannot list executors, so a job reports the executors that run its tasks. If there are no executors,
-that job would wait forever, so it is cancelled after the seconds of the option ``start_timeout``.
+that job would wait forever, so it is cancelled after ``start_timeout`` seconds, an option of fits.
 """
 
 from __future__ import annotations
@@ -92,7 +92,10 @@ USE_CLASSIC_HINT = "or start the program with spark-submit, without .remote(...)
 
 
 def check_options(strategy: Strategy[CommonOptions]) -> None:
-    """Raise UsageError for options that need RDDs, a controller's host, or partition counts."""
+    """Raise UsageError for options that Spark Connect cannot support.
+
+    These need RDDs, a host for the controller, or the number of a DataFrame's partitions.
+    """
     master = strategy.master
     if master.rdd_training_approach == "export":
         raise UsageError(
@@ -290,7 +293,7 @@ class ConnectApplication:
         """Run a job with Spark's default number of tasks; return the cores of each executor found.
 
         The keys are the executors' names. In local mode the number of cores is the number of the
-        job's tasks, unless the configuration ``conf`` sets the latter. ``seconds`` and ``notify``
+        job's tasks, unless the configuration ``conf`` sets that number. ``seconds`` and ``notify``
         are as in ``await_slots``.
         """
         run = partial(self._run_tasks, identify_executor, None, "counting executors")
@@ -357,7 +360,7 @@ class ConnectApplication:
     def broadcast_parameters(
         self, theta: Theta, workers: int, state: bytes
     ) -> Iterator[ParametersBroadcast]:
-        """Upload the parameters ``theta`` and one optimizer state; yield a handle of both."""
+        """Upload ``theta`` and one optimizer state; yield a handle of parameters and state."""
         yield self._uploads.upload(pack_parameters(theta, state))
 
     @contextlib.contextmanager
@@ -432,7 +435,7 @@ class ConnectApplication:
             return evaluate_dataframe(model, metrics, data, columns)
 
     def delete_worker_files(self, network: str) -> None:
-        """Run a job that deletes the files that a network's workers left on executors."""
+        """Run a job that deletes the files that workers of the SparkNetwork ``network`` left."""
         slots = self._slots.total if self._slots is not None else 1
         self._run_tasks(partial(delete_worker_files, network), slots, "deleting workers' files")
 

@@ -460,7 +460,10 @@ class DataFrameRoundsBackend(SparkRoundsBackend):
             yield DataFrameMinibatches(self, made, cut.workers)
 
     def send_parts(self, nbytes: int, parts: Iterator[bytes]) -> PayloadParts:
-        """Put a payload into the job's plan, or a large one into views; return its handle."""
+        """Put a payload, given in parts, into the job's plan, or a large one into views.
+
+        Return a handle of the payload, which has ``nbytes`` bytes.
+        """
         self._largest_bytes = max(self._largest_bytes, nbytes)
         if nbytes <= INLINE_TOTAL_MAX // (
             2 + self._job.spec.workers
@@ -510,7 +513,10 @@ class DataFrameRoundsBackend(SparkRoundsBackend):
 
     @contextlib.contextmanager
     def persisted(self, frame: Any, level: str) -> Iterator[Any]:
-        """Persist a DataFrame during the block; yield a temporary view of that DataFrame."""
+        """Persist a DataFrame during the block; yield a temporary view of that DataFrame.
+
+        ``level`` is the name of Spark's storage level.
+        """
         name = next(self._names)
         with contextlib.ExitStack() as stack:
             # Each undo is registered before its call: an interrupted call may have taken effect.

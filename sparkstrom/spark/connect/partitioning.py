@@ -94,8 +94,8 @@ def partition_dataframe(
 def read_first_blocks(frame: Any, blocks: BlockReader) -> Iterator[Block]:
     """Yield some rows in this program, for a trial step that finds errors before training.
 
-    Yield no rows if the server fails or takes too long to compute them. Raise UsageError for a row
-    that cannot be read.
+    ``blocks`` reads rows from Arrow batches of ``frame``. Yield no rows if the server fails or
+    takes too long to compute them. Raise UsageError for a row that cannot be read.
     """
     group = f"sparkstrom-first-{secrets.token_hex(8)}"
     runner = partial(_to_arrow_batches, frame.limit(FIRST_ELEMENTS))
@@ -109,9 +109,9 @@ def _to_arrow_batches(frame: Any) -> list[Any]:
 
 
 def _shuffle_rows(frame: Any, blocks: BlockReader, workers: int, seed: int) -> Any:
-    """Return a DataFrame of pickled rows, shuffled to workers.
+    """Return a DataFrame of the pickled rows of ``frame``, shuffled to workers by ``seed``.
 
-    The last row of each worker's partition is an end mark.
+    ``blocks`` reads the rows. The last row of each worker's partition is an end mark.
     """
     from pyspark.sql.connect import functions as sql
 

@@ -259,7 +259,7 @@ def _test_reachability(
 def choose_controller_place(
     answers: Sequence[ProbeResult], endpoint: Endpoint
 ) -> ReachabilityResult:
-    """Choose where the controller runs: on an executor only if no host reaches the driver.
+    """Choose where the controller runs: on an executor only if no host reaches this program.
 
     ``answers`` are the results of all probes, and ``endpoint`` is the address that was probed. The
     returned reason names the hosts that do not reach the driver program.

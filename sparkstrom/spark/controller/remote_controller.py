@@ -283,7 +283,8 @@ class RemoteController:
     def _create_lost_error(self, cause: str) -> TrainingError:
         """Return the error for a lost controller: ControllerLost if a new controller may be tried.
 
-        A task that raised a Python error would raise it again, so that is a plain TrainingError.
+        If ``cause`` is a Python error that the task raised, another task would raise it again, so
+        the result is a plain TrainingError.
         """
         place = self._describe_place()
         text = CONTROLLER_LOST.format(place=place, cause=cause)

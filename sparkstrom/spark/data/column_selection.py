@@ -1,6 +1,7 @@
 """Check the columns that a user named against a DataFrame's schema, and select them.
 
-A column's role is its use in training: features, label, weight, or mark of held-out rows.
+A column's role is its use in training: features, label, weight, or mark of held-out rows. ``kind``
+is a column's type in Spark.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ are ignored, and deleted with the directory.
 ``list_minibatch_files`` finds Parquet or npz files that a user wrote. Spark reads Parquet itself;
 ``read_file_rows``, in this module, reads npz files, which contain arrays of rows: ``features`` (or
 ``x``), ``labels`` (or ``label``, ``y``) and optionally ``weights``. The driver program lists files
-and executors read them, so a path must have the same meaning on both.
+and executors read them, so a path must have the same meaning on all these machines.
 """
 
 from __future__ import annotations

@@ -137,7 +137,7 @@ def require_rows(rows: tuple[int, ...]) -> None:
 
 
 def draw_sample(source: RowSource, rows: int, seed: int) -> RowSample:
-    """Return a random sample of at most ``rows`` rows. Raise UsageError if there are none."""
+    """Return at most ``rows`` random rows, chosen by ``seed``; raise UsageError if none exist."""
     draw = partial(sample_partition, source.blocks, rows, seed)
     with translate_job_errors("sampling rows"):
         parts = source.rdd.mapPartitionsWithIndex(draw).collect()

@@ -4,8 +4,8 @@
 check: OK, a warning or a failure. A media driver is Aeron's process, which sends and receives UDP
 for an executor or for the driver program.
 
-All functions are pure; ``host_facts`` and ``examination`` collect the facts. A report can be
-formatted as text or JSON.
+All functions are pure; ``host_facts`` and ``examination`` collect the facts. ``where`` is the name
+of the process to which a finding applies. A report can be formatted as text or JSON.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class Report:
 
 
 def create_ok(check: str, where: str, found: str) -> Finding:
-    """Return a finding of level OK, which needs no remedy."""
+    """Return a finding of level OK, which needs no remedy; for the arguments, see ``Finding``."""
     return Finding(check, Level.OK, where, found)
 
 
@@ -200,7 +200,10 @@ def _format_matrix(matrix: UdpMatrix) -> str:
 
 
 def _shorten(name: str, width: int = CELL_WIDTH) -> str:
-    """Return ``name``; if it is longer than ``width``, "~" and its end, which is distinctive."""
+    """Return ``name``; if it is longer than ``width``, return "~" and its end.
+
+    The ends of names differ more than their beginnings.
+    """
     return name if len(name) <= width else "~" + name[1 - width :]
 
 

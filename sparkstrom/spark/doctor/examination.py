@@ -394,7 +394,8 @@ class _Examination:
     def _run_probes(self, task: ProbeTask) -> list[ProbeResult] | None:
         """Probe UDP from the executors and, at the same time, from the driver; return all results.
 
-        Return None if the executors' job fails, or only an error if the driver can bind no port.
+        Return None if the executors' job fails. If the driver program can bind no port, return
+        only a result with this error.
         """
         is_over = False
         try:

@@ -102,7 +102,7 @@ class InspectionOptions:
     local_edges: int  # number of pairs of neighbours that both use this media driver
     scratch: Path  # directory for temporary files
     gpu: int | None = None  # index of the GPU that Spark assigned to the task; None: none
-    shared_memory: Path = SHARED_MEMORY  # directory for log buffers
+    shared_memory: Path = SHARED_MEMORY  # directory for the media driver's log buffers, in memory
 
 
 def inspect_host(options: InspectionOptions) -> HostFacts:
@@ -243,7 +243,7 @@ ProbeResult = tuple[int, dict[int, PeerResult], str]
 class InspectionTask:
     """The input of the tasks that inspect executors' hosts."""
 
-    void: VoidConfiguration  # network options
+    void: VoidConfiguration  # network options, such as ports
     workers: int  # number of workers that a fit would have
     controller: Endpoint  # the driver's address; the port is not used
 

@@ -168,9 +168,10 @@ def train_partition(
 
 
 def delete_worker_files(network: str, rows: Iterable[Any]) -> Iterator[int]:
-    """Delete a network's residual files on this executor; yield the number of deleted files.
+    """Delete a SparkNetwork's residual files on this executor; yield the number of deleted files.
 
-    A residual is what a worker has learned but not sent. ``network`` is the id in the files' names.
+    A residual is what a worker has learned but not sent. ``network`` is the SparkNetwork's id,
+    which the files' names contain. ``rows`` is not used.
     """
     from sparkstrom.worker.training_task import (
         delete_residuals,

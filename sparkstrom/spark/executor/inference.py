@@ -2,7 +2,8 @@
 
 The model is sent as one broadcast variable, the ``handle`` (or ``model``) of the functions here: an
 object whose ``value`` is a ``TrainedModel``. Each Python worker unpickles it once and caches the
-most recently used models by their digest, so that all tasks and jobs share one copy.
+most recently used models by their digest, so that all tasks and jobs share one copy. In functions
+that run as tasks, ``items`` are the elements of the partition with the number ``index``.
 
 DataFrames are read with a ``pandas_udf``, not ``mapInArrow``: only the columns that the model reads
 are sent to Python, and only its outputs come back. ``mapInArrow`` would carry the whole table both
@@ -668,7 +669,10 @@ def _to_array(position: int, column: Any) -> NDArray[Any]:
 
 
 def _stack_rows(position: int, values: NDArray[Any]) -> NDArray[Any]:
-    """Return arrays of equal length as rows of one array. Raise UsageError if lengths differ."""
+    """Return ``values``, arrays of equal length, as rows of one array.
+
+    Raise UsageError if lengths differ; ``position`` is the column's index, for the message.
+    """
     try:
         return np.stack([np.asarray(one) for one in values])
     except ValueError as error:
@@ -694,7 +698,7 @@ def _check_missing(position: int, values: NDArray[Any], rows: int) -> None:
 
 
 def _reshape(array: NDArray[Any], shapes: UdfShapes, position: int) -> NDArray[Any]:
-    """Reshape each row to ``shapes[position]``; without shapes, a number to an array of one."""
+    """Reshape each row to ``shapes[position]``; without shapes, make a number an array of one."""
     if shapes is None:
         return array if array.ndim > 1 else array.reshape(-1, 1)
     try:
@@ -769,7 +773,7 @@ def add_score_column(
 def _score_columns(
     handle: Any, plan: ArrowReadPlan, penalized: bool, source: str, batches: Iterable[Any]
 ) -> Iterator[Any]:
-    """Yield the losses of a partition's rows, one pandas Series per block of rows."""
+    """Yield the scores (see ``score_block``) of a partition's rows, a Series per block of rows."""
     import pandas as pd
 
     model = get_open_model(handle.value)

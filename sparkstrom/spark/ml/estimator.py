@@ -153,7 +153,7 @@ class SparkstromEstimator(
     def _choose_converter(self, model: FlatModel, dataset: DataFrame) -> OutputConverter | None:
         """Return the function that converts the model's outputs to columns of ``dataset``.
 
-        Return None if no column will be added. Raise UsageError if two of them have the same name.
+        Return None if no column will be added. Raise UsageError if two new columns have one name.
         """
         prediction, *others = map(self.getOrDefault, OUTPUT_PARAMS)
         if not prediction and (get_output_kind(model) == VALUES or not any(others)):
@@ -200,7 +200,7 @@ GridValue.estimator_class = SparkstromEstimator
 
 
 class _EstimatorNetwork(SparkNetwork):
-    """A network that checks before training whether the model's outputs can become columns.
+    """A SparkNetwork that checks before training whether the model's outputs can become columns.
 
     Args:
         spark: The session.

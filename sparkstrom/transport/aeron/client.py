@@ -1,11 +1,12 @@
 """The Aeron transport: one C client of a media driver, with its publications and subscriptions.
 
 A publication is Aeron's sending end of a stream, a subscription the receiving end. The media driver
-takes milliseconds to add either, and seconds if it is starved. Callers must not stop for so long,
-so ``open_sender`` and ``open_receiver`` only send the request, and ``poll`` checks for the reply.
-If no reply arrives in time, the whole client must be closed (DriverLost), because the driver may
-still answer later. All streams to and from a peer use the driver's one endpoint; a stream number
-selects the receiver.
+(Aeron's process that sends and receives UDP) takes milliseconds to add a publication or a
+subscription, and seconds if it gets too little processor time. So that callers do not have to wait
+for it, ``open_sender`` and ``open_receiver`` only send the request, and ``poll`` checks for the
+reply. If no reply arrives in time, the whole client must be closed (DriverLost), because the driver
+may still answer later. All streams to and from a peer use the driver's one endpoint; a stream
+number selects the receiver.
 
 A broken stream never resumes. After 5 s of silence a receiver rejects the old session
 (``rejoin=false``) and its sender returns UNCONNECTED; the protocol then opens a new sender with a
@@ -15,9 +16,9 @@ Local streams (``aeron:ipc``) are logs that both sender and receiver map. They l
 silence does not break them. They end when the receiver closes, or 20 s (the driver's client
 timeout) after its process was killed; until then the sender returns BUSY.
 
-Every call detects a dead media driver by its file lock. Aeron's client gives up a stalled driver
-after DRIVER_TIMEOUT_MS. Both raise DriverLost: close this transport, call ``ensure_driver`` again
-and reopen all streams.
+Every call detects a dead media driver by its file lock. Aeron's client gives up a driver that is
+alive but has stalled for DRIVER_TIMEOUT_MS. In both cases, calls raise DriverLost; the caller then
+closes this transport, calls ``ensure_driver`` again and reopens all streams.
 
 A transport belongs to one thread, and to the process that created it: Aeron's threads do not
 survive a fork.
@@ -117,7 +118,7 @@ U8 = npt.NDArray[np.uint8]
 class SubscriptionPoller:
     """All subscriptions of one client, and the memory for the frames received. Not thread-safe.
 
-    One call polls all subscriptions without the GIL.
+    One call of ``poll`` polls all subscriptions without the GIL.
     """
 
     def __init__(self, aeron: AeronLibrary, frame_max: int, bell: Doorbell) -> None:
@@ -319,7 +320,8 @@ class AeronSender:
     def is_opening(self) -> bool:
         """Poll the request once; return False once the media driver has answered.
 
-        Raise DriverLost if Aeron's client has stopped waiting for the driver.
+        If it refused the request, later offers return CLOSED or raise SetupError. Raise DriverLost
+        if Aeron's client has stopped waiting for the driver.
         """
         if self._failure is not None:
             raise self._failure

@@ -367,7 +367,7 @@ def is_driver_in_use(directory: str | Path, dir_fd: int | None = None) -> bool:
 
 
 def remove_stale_homes(roots: tuple[Path, ...], keep: str) -> None:
-    """Remove what dead drivers of this user left under ``roots``, except in the home ``keep``.
+    """Remove what dead drivers of this user left under ``roots``, except in homes named ``keep``.
 
     Failures are ignored, because the caller does not depend on the result.
     """
@@ -382,7 +382,7 @@ def remove_stale_homes(roots: tuple[Path, ...], keep: str) -> None:
 
 
 def _list_homes(roots: tuple[Path, ...]) -> set[str]:
-    """Return the names of this user's homes under ``roots``."""
+    """Return the names of this user's homes, and of their directories in other ``roots``."""
     names: set[str] = set()
     for root in roots:
         with suppress(OSError):
@@ -391,9 +391,9 @@ def _list_homes(roots: tuple[Path, ...]) -> set[str]:
 
 
 def _remove_dead_drivers(home: Path) -> bool:
-    """Remove the dead drivers of a home if the home is private to this user.
+    """Remove the dead drivers under ``home``, the directory of one key under one root.
 
-    Return whether any driver is left.
+    Return whether any driver is left; False if ``home`` is missing or not private to this user.
     """
     with open_private_directory(home) as opened:
         if opened is None:
@@ -405,14 +405,18 @@ def _remove_dead_drivers(home: Path) -> bool:
 
 
 def _list_drivers(home: int) -> list[str]:
-    """Return the names of the driver directories in an open home directory."""
+    """Return the names of the drivers' directories in the open directory ``home``."""
     with os.scandir(home) as entries:
         names = [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
     return [name for name in names if TOKEN_PATTERN.fullmatch(name)]
 
 
 def _remove_home(path: Path) -> None:
-    """Remove a home that has no drivers, unless a new worker is already using it."""
+    """Remove a directory of drivers (``DriverHome``) that has none, with its links and start lock.
+
+    Do nothing if ``path`` does not exist or is not private to this user. Keep the directory if a
+    new worker has already created files in it.
+    """
     with open_private_directory(path) as opened:
         if opened is None:
             return  # no driver ever used this root, or it is not ours

@@ -350,7 +350,8 @@ def run_until_unneeded(
 ) -> None:
     """Run until SIGTERM, the executor's exit, a failure, or ``linger_s`` seconds without a client.
 
-    Before returning, hide the driver from new clients.
+    Before returning, hide the driver from new clients. ``directory``, in ``home``, is the driver's
+    own; ``settings`` also has the executor to watch.
     """
     executor, linger_s = ProcessIdentity(*settings["watch"]), settings["linger_s"]
     clients = open_lock(directory / CLIENTS_LOCK)
@@ -369,7 +370,7 @@ def run_until_unneeded(
 def withdraw_if_unused(home: DriverHome, clients: int) -> bool:
     """Hide the driver from new clients if no client has locked the open file ``clients``.
 
-    Return whether the driver is hidden.
+    Return whether the driver is hidden; False also if another process holds the start lock.
     """
     with hold_start_lock(home.path, 0) as locked:
         if not locked or not try_lock(clients):
@@ -379,7 +380,10 @@ def withdraw_if_unused(home: DriverHome, clients: int) -> bool:
 
 
 def withdraw_driver(home: DriverHome, directory: Path) -> None:
-    """Hide the driver from new clients; processes that need a driver then wait for its exit."""
+    """Hide the driver in ``directory`` from new clients, which then wait for its exit.
+
+    Do nothing if the start lock stays held, because a client is joining and will see the exit.
+    """
     with hold_start_lock(home.path, CLEANUP_TIMEOUT_S) as locked:
         if locked:  # otherwise a client is joining, and will see the driver exit
             (directory / ENDPOINT_FILE).unlink(missing_ok=True)

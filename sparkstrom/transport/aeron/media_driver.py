@@ -102,7 +102,7 @@ class MediaDriverHandle:
     endpoint: Endpoint  # address and port that the driver has bound
     pid: int  # of the driver's process
     sizes: BufferSizes  # of the driver's logs and buffers
-    home: DriverHome = field(repr=False)  # contains ``directory``
+    home: DriverHome = field(repr=False)  # directories of all drivers of this key
     driver_lock: int = field(repr=False)  # descriptor to test whether the driver lives; -1: closed
     clients_lock: int = field(repr=False)  # descriptor with this client's shared lock
     is_exclusive: bool = False  # ``close`` ends the driver

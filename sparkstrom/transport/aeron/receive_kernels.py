@@ -4,7 +4,9 @@ Aeron splits long frames into fragments. It passes each one to ``on_fragment``, 
 compiled by Numba, which assembles frames and copies complete ones into the caller's buffer. If the
 buffer is full, the callback returns ABORT, and Aeron delivers the same fragment again at the next
 poll. No Python runs per fragment or frame. C functions are passed as integer addresses at run time,
-so that the compiled code can be cached on disk.
+so that the compiled code can be cached on disk. The functions with an argument ``typing`` (Numba's
+typing context) are intrinsics: compiled code calls them without it, and passes the other arguments
+as int64.
 
 The caller owns all memory. ``inbox`` i64[INBOX_FIELDS] describes it to ``on_fragment``:
 
@@ -99,7 +101,7 @@ def _c_call_intrinsic(result_bits: int, arguments: int) -> Any:
 
 @native
 def call_poll(typing: Any, address: Any, sub: Any, handler: Any, inbox: Any, limit: Any) -> Any:
-    """Call ``aeron_subscription_controlled_poll(sub, handler, clientd, limit)``; returns int."""
+    """Call ``aeron_subscription_controlled_poll(sub, handler, inbox, limit)`` at ``address``."""
     result, build = _c_call_intrinsic(32, 4)
     return result(*[types.int64] * 5), build
 
@@ -115,14 +117,14 @@ def call_clock(typing: Any, address: Any) -> Any:
 def call_ppoll(
     typing: Any, address: Any, descriptors: Any, count: Any, timeout: Any, signals: Any
 ) -> Any:
-    """Call ``int ppoll(struct pollfd *, nfds_t, struct timespec *, sigset_t *)``."""
+    """Call ``int ppoll(struct pollfd *, nfds_t, struct timespec *, sigset_t *)`` at ``address``."""
     result, build = _c_call_intrinsic(32, 4)
     return result(*[types.int64] * 5), build
 
 
 @native
 def call_read(typing: Any, address: Any, descriptor: Any, buffer: Any, count: Any) -> Any:
-    """Call ``ssize_t read(int, void *, size_t)``."""
+    """Call ``ssize_t read(int, void *, size_t)`` at ``address``."""
     result, build = _c_call_intrinsic(64, 3)
     return result(*[types.int64] * 4), build
 
@@ -140,7 +142,10 @@ def pointer_to(typing: Any, address: Any) -> Any:
 
 @native
 def copy_bytes(typing: Any, target: Any, source: Any, count: Any) -> Any:
-    """Call ``memcpy`` between two addresses."""
+    """Copy ``count`` bytes from address ``source`` to ``target`` by ``memcpy``; return nothing.
+
+    The two ranges of memory must not overlap.
+    """
 
     def build(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         """Generate the LLVM code of ``memcpy``."""
@@ -191,7 +196,10 @@ def has_room(inbox: Any, length: int) -> Any:
 
 @helper
 def append_frame(inbox: Any, head: int, head_bytes: int, tail: int, tail_bytes: int) -> None:
-    """Append one frame, given in two pieces (address, length), to the caller's buffer."""
+    """Append a frame to the caller's buffer, and record its stream and length.
+
+    The frame is given in two pieces at the addresses ``head`` and ``tail``, with their lengths.
+    """
     target = inbox[INBOX_FRAMES] + inbox[INBOX_USED]
     copy_bytes(target, head, head_bytes)
     copy_bytes(target + head_bytes, tail, tail_bytes)
@@ -206,7 +214,9 @@ def append_frame(inbox: Any, head: int, head_bytes: int, tail: int, tail_bytes: 
 def gather_fragment(inbox: Any, flags: int, session: int, payload: int, length: int) -> int:
     """Add a fragment to the frame of its sender (session); append the frame once it is complete.
 
-    Return CONTINUE, or ABORT if the caller's buffer has no room.
+    The fragment has ``length`` bytes at the address ``payload``; ``flags`` are those of its header.
+    Discard a fragment whose frame's beginning is missing, or a frame that gets too long. Return
+    CONTINUE, or ABORT if the caller's buffer has no room.
     """
     slots = carray(pointer_to(inbox[INBOX_SLOTS]), (GATHER_SLOTS, SLOT_FIELDS), types.int64)
     if flags & BEGIN_FLAG:
@@ -249,7 +259,11 @@ def park(functions: Any, bell: int, parking: Any, parking_address: int, park_us:
 
 @callback("int32(int64, int64, int64, int64)")
 def on_fragment(clientd: int, payload: int, length: int, header: int) -> int:
-    """Handle one fragment for the inbox at address ``clientd`` (Aeron's controlled handler)."""
+    """Handle one fragment for the inbox at address ``clientd`` (Aeron's controlled handler).
+
+    ``payload`` is the address of its ``length`` bytes; ``header`` is not used. Return CONTINUE, or
+    ABORT if the inbox has no room.
+    """
     inbox = carray(pointer_to(clientd), (INBOX_FIELDS,), types.int64)
     frame_header = carray(
         pointer_to(payload - FRAME_HEADER_BYTES), (FRAME_HEADER_BYTES,), types.uint8
