@@ -1,11 +1,11 @@
 """Save a fit in checkpoints, and decide what a later fit does with the newest checkpoint.
 
 ``CheckpointListener`` writes checkpoints during a fit and at its end. ``ResumePoint`` is a
-checkpoint that was read. ``FitCheckpoints`` decides by the number of the fit, because a program
-that is run again makes the same fits in the same order. A fit resumes from a checkpoint with its
-own number, starts with the parameters of an earlier fit's checkpoint, and is skipped if the newest
-checkpoint is of a later fit. In a stream, the micro-batch's id replaces the number, because Spark
-uses the same id when it repeats a micro-batch.
+checkpoint that was read. A program that is run again calls ``fit`` in the same order, so the number
+of the call identifies a fit. ``FitCheckpoints`` compares it with the number in the newest
+checkpoint. If both are equal, the fit resumes. If the checkpoint is of an earlier fit, the fit
+starts with its parameters. If it is of a later fit, the fit is skipped. In a stream, the
+micro-batch's id is used instead of the number, because Spark repeats a micro-batch under its id.
 
 The controller is the process that numbers updates; a numbered update is a commit, and a round
 counts as one. A run is the part of a fit under one controller.

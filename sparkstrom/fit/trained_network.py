@@ -284,7 +284,7 @@ def restart_warnings(conf: Mapping[str, str], master: CommonOptions) -> list[str
 
 
 def _restart_reason(master: CommonOptions) -> str:
-    """Return why an application's later attempt has no checkpoint to resume from, with a remedy."""
+    """Return why a repeated attempt of the application could not resume, with a remedy."""
     url = master.checkpoint_directory
     if url is None:
         return NO_DIRECTORY

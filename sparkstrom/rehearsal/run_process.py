@@ -1,6 +1,7 @@
-"""A process that simulates runs of a rehearsal while the calling process simulates others.
+"""Simulate runs of a rehearsal in another process while the calling process simulates others.
 
-A run is one simulated fit, or a baseline. ``runs`` starts the process as ``python -m
+A rehearsal simulates fits with several numbers of workers; a run is one of these fits, or a
+baseline. The module ``rehearsal.runs`` starts the process as ``python -m
 sparkstrom.rehearsal.run_process SOCKET``. The argument is the file descriptor of one end of a
 socket pair; standard input is a file with the pickled simulator. The process receives one run at a
 time. During the run, it repeatedly sends the completed fraction; at the end, it sends the result.

@@ -1,4 +1,4 @@
-"""Model hosts and the Aeron streams that share their network interfaces, and check the traffic.
+"""Simulate hosts, whose Aeron streams share a network interface, and check the traffic.
 
 A stream is ordered and reliable. The sending process queues frames (parts of messages) in an outbox
 and offers them to the stream. The stream accepts frames while less than half a term waits to be
@@ -6,9 +6,9 @@ sent; a term is one of the three parts of Aeron's buffer for a stream. The host 
 each of its streams in turn, within the receiver's window. Frames that have arrived wait until the
 receiving process polls. If an interface or a process is slow, the outbox therefore fills up.
 
-The model leaves out the bytes of Aeron's status messages. It also leaves out that a full switch
-drops datagrams and Aeron resends them. Such data instead wait for their turn to arrive, and the
-windows limit how much can wait.
+Two things are not simulated: the bytes of Aeron's status messages, and datagrams that a full switch
+drops and Aeron resends. Such data wait for their turn instead, and the windows limit how much can
+wait.
 
 ``TrafficChecker`` checks the use of these links. ``DeliveryChecker`` checks the messages that
 arrive in an ``EndpointNetwork``. A violation is a sentence that begins with the name of the broken

@@ -413,7 +413,7 @@ def write_functions(path: Path, functions: dict[str, Compiled]) -> None:
 
 
 def _join_functions(parts: Iterable[bytes]) -> bytes:
-    """Join the contents of files of ``write_functions``, or return one of ``write_refusal``."""
+    """Join the files that the compilers wrote; if one contains a refusal, return that file."""
     facts: dict[str, Any] = {}
     objects = b""
     for part in parts:

@@ -286,7 +286,7 @@ class Member:
     def send(self, message: Message) -> SendToProcess:
         """Return the effect that sends a message to the member's process.
 
-        The process drops the message if its current id is another one.
+        The process drops the message if it has been given another id in the meantime.
         """
         return SendToProcess(self.join.address, self.join.token, message, self.node)
 

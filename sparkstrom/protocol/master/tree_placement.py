@@ -2,11 +2,11 @@
 
 A member is a live worker, also called a node. Its place determines its parent; an edge is the
 connection to that parent. ``Placement.tree`` is the intended tree and changes at once; the nodes
-move to their new parents afterwards. A node is sent its place, by a message called its order, only
-once its parent's own place is confirmed, so that no cycle ever exists. The order is repeated until
-the parent confirms the edge. A lease is the silence after which a node counts as gone. A node's
-parent holds its lease. If a parent reports silence, the master suspects the child and all nodes
-below it: it takes over their leases and probes them.
+move to their new parents afterwards. The master tells a node its place, in a message called an
+order, only once the place of the node's parent is confirmed, so that no cycle can form. The order
+is repeated until the parent confirms the edge. A lease is the time for which a node counts as alive
+after its last message; its parent keeps it. If a parent reports silence, the master suspects the
+child and all nodes below it: it takes over their leases and probes them.
 """
 
 from __future__ import annotations
