@@ -139,7 +139,7 @@ class Directives:
                 return GATHERING
 
     def _train(self, state: State) -> Directive:
-        """Return a directive to train, or one to wait if a limit is reached; its reason is the limit."""
+        """Return a directive to train or, if a limit is reached, one to wait with that reason."""
         most = self._limits.publications_max
         if most is None and not self._in_flight.has_room():
             return WINDOW_FULL
