@@ -138,6 +138,18 @@ def test_parameters_that_are_assigned_after_a_restore_are_what_the_fit_starts_wi
     assert np.abs(restored.parameters).max() < 1e-6
 
 
+def test_parameters_that_are_assigned_after_a_failed_fit_are_what_the_retry_starts_with(
+    program: Program,
+) -> None:
+    """A retry starts from assigned parameters, and not from the failed fit's checkpoint."""
+    network = program("failed", rate=1e-9, checkpoint_every="1 epochs")
+    with pytest.raises(TrainingError, match="a bug of the listener"):
+        network.fit((X, Y), 5000, listeners=[Failing(1)], run_log="")
+    network.parameters = np.zeros(network.parameters.shape)
+    assert network.fit((X, Y), 2, run_log="").resumed_from is None
+    assert np.abs(network.parameters).max() < 1e-6
+
+
 def test_a_fit_that_has_nothing_left_to_train_tells_what_the_checkpoint_holds(
     program: Program, capsys: pytest.CaptureFixture[str]
 ) -> None:
