@@ -212,6 +212,8 @@ class FitSession:
         """Run one runner after another until one completes; return the summary."""
         with self.state.rollback_on_error(), contextlib.ExitStack() as stack:
             stack.callback(self._end)
+            if warning := self.state.shared_buffers_warning():
+                self._reporting.warn(warning)
             while True:
                 runner = self._runner
                 self.state.forget_resume_state()  # the runner has it
