@@ -42,7 +42,7 @@ from sparkstrom.checkpoint.writer import (
 from sparkstrom.codec.messages import Phase
 from sparkstrom.fit.early_stopping_listener import Best, EarlyStoppingListener
 from sparkstrom.fit.events import FitListener
-from sparkstrom.models.base import Flat, FlatModel
+from sparkstrom.models.base import Flat, FlatModel, add_frozen_weights
 from sparkstrom.observe.epoch_history import Epoch, EpochHistory
 from sparkstrom.observe.listener_events import CheckpointWritten
 from sparkstrom.options.gradient_sharing import ALL, ONE
@@ -309,7 +309,7 @@ class ResumePoint:
     epochs_done: int | None  # number of epochs of the saved fit; None if it was not finished
     k: int  # parameters are multiples of 2^-k
     parameters: Flat  # f32[n_params]
-    buffers: bytes  # the model's buffers
+    buffers: bytes  # the model's buffers, with the weights of a Keras model's frozen layers
     states: OptimizerStates  # optimizer states of the workers
     missing_states: tuple[int, ...]  # partitions whose worker's own state could not be copied
     threshold: str  # repr of the threshold algorithm
@@ -639,7 +639,7 @@ def build_checkpoint(model: FlatModel, fit: CheckpointContent) -> Checkpoint:
     }
     arrays: dict[str, NDArray[Any]] = {
         "parameters": snapshot.parameters,
-        "buffers": np.frombuffer(snapshot.buffers, np.uint8),
+        "buffers": np.frombuffer(add_frozen_weights(model, snapshot.buffers), np.uint8),
         **{name: np.frombuffer(state, np.uint8) for name, state in states.items()},
     }
     if best_copy is not None:
