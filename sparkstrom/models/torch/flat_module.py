@@ -533,7 +533,8 @@ class FlatModule:
         """Train on one minibatch, changing the bound parameters in place; return the mean loss.
 
         Return 0 for a NaN loss if all gradients are 0, as when all labels are ignored, and warn of
-        it when 1, 10, 100, ... such steps were taken. Raise UsageError if a parameter's memory is no longer part of the flat vector afterwards.
+        it when 1, 10, 100, ... such steps were taken. Raise UsageError if a parameter's memory is
+        no longer part of the flat vector afterwards.
         """
         views = self._require_bound()
         optimizer, scheduler = self._get_optimizer()
