@@ -80,6 +80,10 @@ PARAMETERS_LOST = (
     "network.parameters are those from before the fit: the controller's task could not send newer "
     "ones, because it had no TCP connection to this program or was cancelled first"
 )
+INTERRUPTED = (
+    "sparkstrom: the fit was interrupted. The next fit of this network is another one, with a new"
+    " optimizer state; to resume this one instead, call network.restore({path!r}) before fit"
+)
 
 
 class FitSession:
@@ -334,6 +338,8 @@ class FitSession:
             if saving is not None and saving.is_user_requested:
                 for warning in saving.save_interrupted():
                     reporting.warn(warning)
+                if saving.newest is not None:
+                    self.say(INTERRUPTED.format(path=saving.newest))
             raise
         except BaseException as error:
             if saving is not None:

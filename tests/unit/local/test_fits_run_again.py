@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 
 from sparkstrom import EarlyStopping, ParallelWrapper, TrainingError
+from sparkstrom.fit.checkpoints import CheckpointListener
 from sparkstrom.listeners import TrainingListener
 from sparkstrom.local import rounds as local_rounds
 from sparkstrom.models import Adam, DenseNetwork
@@ -148,6 +150,27 @@ def test_parameters_that_are_assigned_after_a_failed_fit_are_what_the_retry_star
     network.parameters = np.zeros(network.parameters.shape)
     assert network.fit((X, Y), 2, run_log="").resumed_from is None
     assert np.abs(network.parameters).max() < 1e-6
+
+
+def test_an_interrupted_fit_can_be_resumed_in_the_same_program(
+    program: Program, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A message tells how; without that, the next fit is another one."""
+
+    def interrupt(listener: Any, epoch: Any) -> None:
+        raise KeyboardInterrupt
+
+    network = program("interrupted", progress="plain")
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(CheckpointListener, "on_epoch", interrupt)
+        network.fit((X, Y), 5000, run_log="")
+    found = re.search(r"call network\.restore\('(.+)'\) before fit", capsys.readouterr().err)
+    assert found is not None
+    epochs = network._state.epochs
+    network.restore(found[1])
+    summary = network.fit((X, Y), epochs + 1, run_log="")
+    assert summary.resumed_from == found[1]
+    assert network._state.epochs == epochs + 1
 
 
 def test_a_fit_that_has_nothing_left_to_train_tells_what_the_checkpoint_holds(
