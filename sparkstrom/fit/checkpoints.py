@@ -492,7 +492,7 @@ class FitCheckpoints:
             raise UsageError(
                 f"checkpoint_directory={directory.url!r} is another network's of this program: a"
                 " network resumes its own fits only; give each its own directory, or resume=False"
-                " to ignore the existing checkpoints"
+                " to ignore the existing checkpoints (network.restore(path) continues one of them)"
             )
 
     def config(self, key: FitKey, k: int, states: OptimizerStates) -> CheckpointConfig | None:
