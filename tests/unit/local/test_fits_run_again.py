@@ -161,9 +161,10 @@ def test_an_interrupted_fit_can_be_resumed_in_the_same_program(
         raise KeyboardInterrupt
 
     network = program("interrupted", progress="plain")
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+    with monkeypatch.context() as patch:
         patch.setattr(CheckpointListener, "on_epoch", interrupt)
-        network.fit((X, Y), 5000, run_log="")
+        with pytest.raises(KeyboardInterrupt):
+            network.fit((X, Y), 5000, run_log="")
     found = re.search(r"call network\.restore\('(.+)'\) before fit", capsys.readouterr().err)
     assert found is not None
     epochs = network._state.epochs
