@@ -42,7 +42,7 @@ from sparkstrom.checkpoint.writer import (
 from sparkstrom.codec.messages import Phase
 from sparkstrom.fit.early_stopping_listener import Best, EarlyStoppingListener
 from sparkstrom.fit.events import FitListener
-from sparkstrom.models.base import Flat, FlatModel
+from sparkstrom.models.base import Flat, FlatModel, add_frozen_weights
 from sparkstrom.observe.epoch_history import Epoch, EpochHistory
 from sparkstrom.observe.listener_events import CheckpointWritten
 from sparkstrom.options.gradient_sharing import ALL, ONE
@@ -309,7 +309,7 @@ class ResumePoint:
     epochs_done: int | None  # number of epochs of the saved fit; None if it was not finished
     k: int  # parameters are multiples of 2^-k
     parameters: Flat  # f32[n_params]
-    buffers: bytes  # the model's buffers
+    buffers: bytes  # the model's buffers, with the weights of a Keras model's frozen layers
     states: OptimizerStates  # optimizer states of the workers
     missing_states: tuple[int, ...]  # partitions whose worker's own state could not be copied
     threshold: str  # repr of the threshold algorithm
@@ -406,6 +406,8 @@ class FitCheckpoints:
     _restored: ResumePoint | None = None
     _reads_newest: bool = True  # whether the next fit reads the newest checkpoint
     _are_assigned: bool = False  # the user has assigned parameters for the next fit
+    _has_failed: bool = False  # the newest fit failed
+    _replaces_failed: bool = False  # the parameters were assigned after a fit that failed
 
     @property
     def directory(self) -> CheckpointDirectory | None:
@@ -420,7 +422,7 @@ class FitCheckpoints:
         differ. Raise UsageError if the checkpoint is of another model or does not exist.
         """
         self._pending = self._restored = self._read(*open_checkpoint(path, say), say)
-        self._reads_newest = self._are_assigned = False
+        self._reads_newest = self._are_assigned = self._has_failed = False
         done = self._pending.epochs_done is not None
         self.fits = self._pending.key.number - (0 if done else 1)
         return self._pending
@@ -449,7 +451,8 @@ class FitCheckpoints:
         action = choose_resume_action(point, key, epochs)
         if action is not ResumeAction.SKIP:
             self._pending = None
-        if self._are_assigned and (point is self._restored or action is ResumeAction.START_FROM):
+        is_older = self._replaces_failed or action is ResumeAction.START_FROM
+        if self._are_assigned and (point is self._restored or is_older):
             say(ASSIGNED_MESSAGE.format(path=point.path))
             return None
         say(RESUME_MESSAGES[action].format(**_message_fields(point, key)))
@@ -489,7 +492,7 @@ class FitCheckpoints:
             raise UsageError(
                 f"checkpoint_directory={directory.url!r} is another network's of this program: a"
                 " network resumes its own fits only; give each its own directory, or resume=False"
-                " to ignore the existing checkpoints"
+                " to ignore the existing checkpoints (network.restore(path) continues one of them)"
             )
 
     def config(self, key: FitKey, k: int, states: OptimizerStates) -> CheckpointConfig | None:
@@ -543,25 +546,26 @@ class FitCheckpoints:
     def mark_ended(self, number: int) -> None:
         """Record that fit ``number`` ended or was interrupted; the next fit has the next number."""
         self.fits, self._restored = max(self.fits, number), None
-        self._are_assigned = False
+        self._are_assigned = self._has_failed = False
 
     def mark_assigned(self) -> None:
         """Record that the user assigned parameters, with which the next fit starts.
 
-        That fit then uses neither the checkpoint of ``restore`` nor one of a fit that has ended. A
-        fit that failed still resumes from its own checkpoint. Parameters that were assigned before
-        the program's first fit do not count, because a program that is run again assigns them
-        again, and is to continue from its checkpoint.
+        That fit then uses neither the checkpoint of ``restore`` nor one of a fit that has ended or
+        failed before. Parameters that were assigned before the program's first fit do not count,
+        because a program that is run again assigns them again, and is to continue from its
+        checkpoint.
         """
-        self._are_assigned = self.fits > 0 or not self._reads_newest
+        self._are_assigned = self.fits > 0 or self._has_failed or not self._reads_newest
+        self._replaces_failed = self._has_failed
 
     def mark_written(self) -> None:
-        """Record that a fit wrote a checkpoint, so that a retry does not use the restored one.
+        """Record that a fit wrote a checkpoint, so that a retry resumes from it.
 
-        With ``resume=False`` the new checkpoint is never read, so a retry uses the restored one.
+        With ``resume=False`` the new checkpoint is never read, so a retry starts as this fit did.
         """
         if self.master.resume:
-            self._restored = None
+            self._restored, self._are_assigned = None, False
 
     def mark_failed(self) -> None:
         """Record that a fit failed, so the next fit has its number and resumes from its checkpoint.
@@ -570,6 +574,7 @@ class FitCheckpoints:
         restored one, even if the directory has a newer one.
         """
         self._pending, self._reads_newest = self._restored, self._restored is None
+        self._has_failed = True
 
     @contextmanager
     def mark_failed_on_error(self) -> Iterator[None]:
@@ -634,7 +639,7 @@ def build_checkpoint(model: FlatModel, fit: CheckpointContent) -> Checkpoint:
     }
     arrays: dict[str, NDArray[Any]] = {
         "parameters": snapshot.parameters,
-        "buffers": np.frombuffer(snapshot.buffers, np.uint8),
+        "buffers": np.frombuffer(add_frozen_weights(model, snapshot.buffers), np.uint8),
         **{name: np.frombuffer(state, np.uint8) for name, state in states.items()},
     }
     if best_copy is not None:

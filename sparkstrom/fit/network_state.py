@@ -2,13 +2,18 @@
 
 The state includes the parameters, the optimizer states, the number of epochs trained so far, and
 the names of residual files: at the end of a fit, each worker saves its residual (changes that it
-has not sent) on its executor. Buffers (such as BatchNorm statistics) are kept in the model itself.
+has not sent) on its executor. Buffers (such as BatchNorm statistics) are kept in the model itself,
+so networks of one model object share them; a fit that starts with another network's is warned of.
 """
 
 from __future__ import annotations
 
 import contextlib
+import copy
+import hashlib
+import itertools
 import logging
+import weakref
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Protocol
@@ -21,7 +26,13 @@ from sparkstrom.encoding.grid import first_exponent, next_exponent
 from sparkstrom.fit.checkpoints import ResumePoint
 from sparkstrom.fit.events import FinishedFit
 from sparkstrom.fit.supervisor import FitCancelled
-from sparkstrom.models.base import Flat, FlatModel, get_buffers, load_buffers
+from sparkstrom.models.base import (
+    Flat,
+    FlatModel,
+    buffers_to_save,
+    get_buffers,
+    load_buffers,
+)
 from sparkstrom.protocol.common.fit_spec import FitSpec
 from sparkstrom.protocol.master.members import CheckpointFiles
 from sparkstrom.runtime.master_control import Snapshot
@@ -36,6 +47,27 @@ FILES_LOST = (
     "the fit failed, and its workers may have used up the residuals and optimizer states that the"
     " fit before it left on the executors: the next fit starts without them"
 )
+SHARED_BUFFERS = (
+    "the model's buffers, such as BatchNorm's statistics, are those that a fit of another network"
+    " left in it: this fit starts with them, although its parameters are not that network's, and"
+    " changes them for both networks. Make each network with its own copy of an untrained model:"
+    " copy.deepcopy(model); to continue the other network, assign its parameters"
+)
+
+_holders = weakref.WeakSet["NetworkStateHolder"]()  # of all networks of this process
+_holder_numbers = itertools.count()
+# Digest of buffers that networks have trained or restored -> number of each network's holder ->
+# digest of its parameters with these buffers.
+_trained_buffers: dict[bytes, dict[int, bytes]] = {}
+
+
+def copy_if_used(model: FlatModel | None) -> FlatModel | None:
+    """Return a model for ``load``: a copy if a network uses it and would share what is loaded.
+
+    Buffers and the weights of frozen layers are in the model itself.
+    """
+    is_used = model is not None and any(each.holds(model) for each in tuple(_holders))
+    return copy.deepcopy(model) if is_used and buffers_to_save(model) else model
 
 
 class FitParameters(Protocol):
@@ -83,7 +115,8 @@ class NetworkStateHolder:
     is_final = False  # whether the fit that is under way will not change the state any more
 
     def __init__(self, model: FlatModel) -> None:
-        self._model = model
+        self._model, self._number = model, next(_holder_numbers)
+        _holders.add(self)
         parameters = np.array(model.initial(), np.float32)
         # An imported model may bring an optimizer state for all workers.
         self._value = NetworkState(parameters, states=pretrained_optimizer_states(model))
@@ -107,6 +140,25 @@ class NetworkStateHolder:
     def buffers(self) -> bytes:
         """The model's current buffers."""
         return get_buffers(self._model)
+
+    def holds(self, model: FlatModel) -> bool:
+        """Return whether the network is one of this model object."""
+        return self._model is model
+
+    def shared_buffers_warning(self) -> str | None:
+        """Return a warning if the model has buffers of another network, with other parameters."""
+        owners = _trained_buffers.get(self._digest_buffers())
+        if not owners or self._number in owners or self._digest_parameters() in owners.values():
+            return None
+        return SHARED_BUFFERS
+
+    def _digest_buffers(self) -> bytes:
+        """Return the SHA-256 of the model's current buffers and number of parameters."""
+        return hashlib.sha256(self.buffers + bytes(f"{self._model.n_params}", "ascii")).digest()
+
+    def _digest_parameters(self) -> bytes:
+        """Return the SHA-256 of the parameters."""
+        return hashlib.sha256(self.parameters.data).digest()
 
     @property
     def minibatches_before(self) -> int:
@@ -259,6 +311,12 @@ class NetworkStateHolder:
         self._replace_state(saved, checkpoint.buffers)
 
     def _replace_state(self, state: NetworkState, buffers: bytes) -> None:
-        """Replace the state and load the buffers into the model."""
-        self._value = state
+        """Replace the state and load the buffers into the model.
+
+        Note that they are this network's, unless they are constant.
+        """
+        before, self._value = self.buffers, state
         load_buffers(self._model, buffers)
+        digest = self._digest_buffers()
+        if self.buffers != before or digest in _trained_buffers:
+            _trained_buffers.setdefault(digest, {})[self._number] = self._digest_parameters()

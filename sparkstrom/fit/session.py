@@ -82,6 +82,10 @@ PARAMETERS_LOST = (
     "network.parameters are those from before the fit: the controller's task could not send newer "
     "ones, because it had no TCP connection to this program or was cancelled first"
 )
+INTERRUPTED = (
+    "sparkstrom: the fit was interrupted. The next fit of this network is another one, with a new"
+    " optimizer state; to resume this one instead, call network.restore({path!r}) before fit"
+)
 
 
 class FitSession:
@@ -214,6 +218,8 @@ class FitSession:
         """Run one runner after another until one completes; return the summary."""
         with self.state.rollback_on_error(), contextlib.ExitStack() as stack:
             stack.callback(self._end)
+            if warning := self.state.shared_buffers_warning():
+                self._reporting.warn(warning)
             while True:
                 runner = self._runner
                 self.state.forget_resume_state()  # the runner has it
@@ -334,6 +340,8 @@ class FitSession:
             if saving is not None and saving.is_user_requested:
                 for warning in saving.save_interrupted():
                     reporting.warn(warning)
+                if saving.newest is not None:
+                    self.say(INTERRUPTED.format(path=saving.newest))
             raise
         except BaseException as error:
             if saving is not None:

@@ -138,7 +138,8 @@ class TrainedNetwork:
         """A copy of the shared parameters, f32[n_params].
 
         Assigning parameters is a warm start: residual files, optimizer states and a restored
-        checkpoint for the next fit belong to the former parameters and are not used.
+        checkpoint for the next fit belong to the former parameters and are not used. The number of
+        epochs stays, so schedules by epochs continue; to begin anew, make another network.
         """
         return self._state.parameters.copy()
 

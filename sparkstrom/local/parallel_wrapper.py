@@ -24,6 +24,7 @@ from sparkstrom.encoding.backends import warm_up
 from sparkstrom.fit.checkpoints import FitCheckpoints, make_fit_key
 from sparkstrom.fit.evaluation import Evaluation, evaluate_batch, merge_evaluations, select_metrics
 from sparkstrom.fit.fit_context import FitReporting, FitRequest, TaskSlots
+from sparkstrom.fit.network_state import copy_if_used
 from sparkstrom.fit.session import FitRunner, FitSession
 from sparkstrom.fit.strategy import GradientSharing, Strategy
 from sparkstrom.fit.summary import FitRecord, TrainingSummary
@@ -413,14 +414,14 @@ class ParallelWrapper(TrainedNetwork):
             path: File that ``save`` of a ParallelWrapper or a SparkNetwork wrote: a local path or a
                 URL, as in ``save``.
             model: A model like the saved one. It is required if the file does not contain the
-                model's code, as for TorchModel.
+                model's code, as for TorchModel. If another network uses it, it is copied.
             **given: Arguments of ``ParallelWrapper``.
 
         Raises:
             UsageError: The saved network cannot be read, or an argument is invalid.
         """
         with path_to_load(path) as local:
-            model, parameters, epochs = load_model(local, model)
+            model, parameters, epochs = load_model(local, copy_if_used(model))
         wrapper = cls(model, **given)
         wrapper._state.assign(parameters, epochs, any_value=True)
         return wrapper

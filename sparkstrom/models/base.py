@@ -359,6 +359,14 @@ def buffers_to_save(model: Any) -> bytes:
     return get_buffers(model)
 
 
+def add_frozen_weights(model: Any, buffers: bytes) -> bytes:
+    """Return a model's buffers of any time with what ``buffers_to_save`` adds to the current ones.
+
+    ``load_buffers`` restores both.
+    """
+    return buffers + buffers_to_save(model)[len(get_buffers(model)) :]
+
+
 @runtime_checkable
 class HasFrozenParameters(Protocol):
     """A model whose parameters can be frozen in one fit and trained in the next."""

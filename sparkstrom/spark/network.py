@@ -24,6 +24,7 @@ from sparkstrom.data.row_sample import RowSample
 from sparkstrom.fit.checkpoints import FitCheckpoints, make_fit_key
 from sparkstrom.fit.evaluation import Evaluation, select_metrics
 from sparkstrom.fit.fit_context import FitReporting, FitRequest, TaskSlots
+from sparkstrom.fit.network_state import copy_if_used
 from sparkstrom.fit.session import FitSession
 from sparkstrom.fit.summary import FitRecord, TrainingSummary
 from sparkstrom.fit.trained_network import (
@@ -493,14 +494,14 @@ class SparkNetwork(Dl4jMethodNames, TrainedNetwork):
             spark: As in the constructor.
             master: As in the constructor.
             model: A model like the saved one. It is required if the file does not contain the
-                model's code, as for TorchModel.
+                model's code, as for TorchModel. If another network uses it, it is copied.
             progress: As in the constructor.
 
         Raises:
             UsageError: The file or another argument cannot be used.
         """
         with path_to_load(path) as local:
-            model, parameters, epochs = load_model(local, model)
+            model, parameters, epochs = load_model(local, copy_if_used(model))
         network = cls(spark, model, master, progress=progress)
         network._state.assign(parameters, epochs, any_value=True)
         return network

@@ -20,6 +20,7 @@ import math
 import os
 import threading
 import types
+import warnings
 from collections import deque
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -285,6 +286,10 @@ def _list_global_names(code: types.CodeType) -> set[str]:
     return names
 
 
+NAN_LOSSES = (
+    "{} minibatches of this worker had the loss NaN and no gradient, and count with a loss of 0:"
+    " their labels are all ignored, or the step skips an overflow; if most do, nothing is trained"
+)
 ACCUMULATE = whole(1)[KEY]
 CLIP_NORM = number(above=0, remedy=", or None", words=(None,))[KEY]
 DEVICES = ("cpu", "cuda")
@@ -413,7 +418,7 @@ class FlatModule:
         self._scaling = WorkerScaling()
         self._has_values = False  # whether the module still contains its initial parameters
         self._initial: Flat | None = None
-        self._has_stepped = False
+        self._has_stepped, self._nan_losses = False, 0
         self._is_placed = False
         self._training_modes: dict[str, bool] = {}  # submodule -> its mode while training
         self._mode_lock = threading.RLock()  # held while a prediction uses modes and memory
@@ -527,8 +532,9 @@ class FlatModule:
     def step(self, batch: Batch) -> float:
         """Train on one minibatch, changing the bound parameters in place; return the mean loss.
 
-        Return 0 for a NaN loss if all gradients are 0, as when all labels are ignored. Raise
-        UsageError if a parameter's memory is no longer part of the flat vector afterwards.
+        Return 0 for a NaN loss if all gradients are 0, as when all labels are ignored, and warn of
+        it when 1, 10, 100, ... such steps were taken. Raise UsageError if a parameter's memory is
+        no longer part of the flat vector afterwards.
         """
         views = self._require_bound()
         optimizer, scheduler = self._get_optimizer()
@@ -541,6 +547,9 @@ class FlatModule:
             loss = loss_to_float(self._train_batch(optimizer, tensors, batch.rows))
         if math.isnan(loss) and _has_zero_gradients(self._named_parameters):
             loss = 0.0
+            self._nan_losses += 1
+            if str(self._nan_losses).strip("0") == "1":
+                warnings.warn(NAN_LOSSES.format(self._nan_losses), stacklevel=2)
         self._scaling.advance_scheduler(scheduler, loss)
         views.copy_to_shared()
         self._has_stepped = True

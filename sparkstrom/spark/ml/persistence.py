@@ -27,6 +27,7 @@ from pyspark.ml.util import DefaultParamsReader, DefaultParamsWriter, MLReader
 from sparkstrom.base.errors import UsageError, WireError, first_line
 from sparkstrom.checkpoint.saved_model import load_model, save_model
 from sparkstrom.codec.optimizer_state_codec import decode_state_untrusted, encode_state
+from sparkstrom.fit.network_state import copy_if_used
 from sparkstrom.models.base import (
     CanRestoreOptimizerState,
     Exporting,
@@ -290,7 +291,7 @@ def _read_model(
                 return load_model(Path(folder) / MODEL_FILE)
             _download(context, code, Path(folder) / CODE_FILE)
             given = _unpickle_model((Path(folder) / CODE_FILE).read_bytes(), code)
-        return load_model(Path(folder) / MODEL_FILE, given)
+        return load_model(Path(folder) / MODEL_FILE, copy_if_used(given))
 
 
 def _is_self_describing(description: Path) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 
 from sparkstrom import EarlyStopping, ParallelWrapper, TrainingError
+from sparkstrom.fit.checkpoints import CheckpointListener
 from sparkstrom.listeners import TrainingListener
 from sparkstrom.local import rounds as local_rounds
 from sparkstrom.models import Adam, DenseNetwork
@@ -136,6 +138,37 @@ def test_parameters_that_are_assigned_after_a_restore_are_what_the_fit_starts_wi
     restored.parameters = np.zeros(restored.parameters.shape)
     restored.fit((X, Y), 1, run_log="")
     assert np.abs(restored.parameters).max() < 1e-6
+
+
+def test_parameters_that_are_assigned_after_a_failed_fit_are_what_the_retry_starts_with(
+    program: Program,
+) -> None:
+    """A retry starts from assigned parameters, and not from the failed fit's checkpoint."""
+    network = program("failed", rate=1e-9, checkpoint_every="1 epochs")
+    with pytest.raises(TrainingError, match="a bug of the listener"):
+        network.fit((X, Y), 5000, listeners=[Failing(1)], run_log="")
+    network.parameters = np.zeros(network.parameters.shape)
+    assert network.fit((X, Y), 2, run_log="").resumed_from is None
+    assert np.abs(network.parameters).max() < 1e-6
+
+
+def test_an_interrupted_fit_can_be_resumed_in_the_same_program(
+    program: Program, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A message tells how; without that, the next fit is another one."""
+
+    def interrupt(listener: Any, epoch: Any) -> None:
+        raise KeyboardInterrupt
+
+    network = program("interrupted", progress="plain")
+    with monkeypatch.context() as patch:
+        patch.setattr(CheckpointListener, "on_epoch", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            network.fit((X, Y), 5000, run_log="")
+    found = re.search(r"call network\.restore\('(.+)'\) before fit", capsys.readouterr().err)
+    assert found is not None
+    network.restore(found[1])
+    assert network.fit((X, Y), 1, run_log="").resumed_from == found[1]
 
 
 def test_a_fit_that_has_nothing_left_to_train_tells_what_the_checkpoint_holds(

@@ -21,6 +21,7 @@ from sparkstrom.models.base import (
     Measured,
     Placeable,
     Share,
+    add_frozen_weights,
     from_description,
 )
 
@@ -276,6 +277,22 @@ def test_frozen_layers_stay_and_are_no_buffers() -> None:
     other.step(batch())
     assert len(other.buffers_bytes()) == 2 * 5 * 4
     np.testing.assert_array_equal(other.module.get_layer("hidden").kernel.numpy(), frozen)
+
+
+def test_a_checkpoint_contains_frozen_weights() -> None:
+    """A model that is made again with other frozen weights gets those of the checkpoint."""
+
+    def make() -> KerasModel:
+        module = network(layers.BatchNormalization())
+        module.get_layer("hidden").trainable = False
+        return KerasModel(module, LOGITS, "sgd")
+
+    model, other = make(), make()
+    buffers = np.arange(10, dtype=np.float32).tobytes()  # of an epoch's end
+    other.load_buffers_bytes(add_frozen_weights(model, buffers))
+    assert other.buffers_bytes() == buffers
+    assert other.saved_buffers_bytes()[40:] == model.saved_buffers_bytes()[40:]
+    shipped(other).load_buffers_bytes(buffers)
 
 
 def test_several_inputs_by_name_and_outputs_in_a_tuple() -> None:

@@ -326,3 +326,17 @@ def test_a_schedule_that_is_exhausted_in_the_first_epoch_is_warned_of() -> None:
             model.set_position(0, 0, batches)
         model.step(Batch(X, Y))
         model.set_position(0, 0, batches)
+
+
+def test_nan_losses_without_gradients_are_warned_of() -> None:
+    """A step that skips overflows does not end the fit, and the losses are reported by number."""
+
+    def step(module: Any, optimizer: Any, batch: Any) -> Any:
+        optimizer.zero_grad()
+        return torch.tensor(float("nan"))
+
+    model = TorchModel(mlp(), None, SGD, step=step)
+    bound(model)
+    with pytest.warns(UserWarning, match="minibatches of this worker had the loss NaN") as found:
+        assert [model.step(Batch(X, Y)) for _ in range(11)] == [0] * 11
+    assert [str(each.message).split()[0] for each in found] == ["1", "10"]

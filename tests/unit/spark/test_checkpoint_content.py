@@ -324,3 +324,16 @@ def test_a_skipped_micro_batch_has_the_newest_summary(model: FlatModel) -> None:
 def unknown(model: FlatModel) -> TrainingSummary:
     """Return the summary of a skipped fit whose figures are not known."""
     return summary_of_skipped_fit(read_resume_point("f.npz", saved(model), model), FitKey(0))
+
+
+class Frozen(DenseNetwork):
+    """A model with weights of frozen layers, which are neither parameters nor buffers."""
+
+    def saved_buffers_bytes(self) -> bytes:
+        return b" and frozen weights"
+
+
+def test_it_contains_the_weights_of_frozen_layers() -> None:
+    """They follow the snapshot's buffers, as in a saved model."""
+    made = saved(Frozen(WIDTHS, updater=Adam(0.01)))
+    assert made.arrays["buffers"].tobytes() == b"buffers and frozen weights"

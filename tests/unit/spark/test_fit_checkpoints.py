@@ -431,6 +431,25 @@ def test_parameters_assigned_before_the_first_fit_do_not_hide_its_checkpoint(
         made.mark_ended(number)
 
 
+def test_parameters_assigned_after_a_failed_fit_are_what_the_retry_starts_with(
+    model: FlatModel, directory: str
+) -> None:
+    """Assigned parameters replace the failed fit's checkpoint until the retry writes its own."""
+    made, said = checkpoints(model, directory), list[str]()
+    made.mark_failed()
+    made.fits = 1
+    made.mark_assigned()
+    for _ in range(2):
+        assert find(made, said) is None
+        assert "parameters were assigned after" in said[-1]
+        made.mark_failed()
+    made.mark_written()
+    made.mark_failed()
+    again = find(made)
+    assert again is not None
+    assert again.action is ResumeAction.RESUME
+
+
 def test_where_there_is_none_the_name_is_said(tmp_path: Path, model: FlatModel) -> None:
     """Restoring from a directory without a checkpoint raises UsageError, which names it."""
     with pytest.raises(UsageError, match=f"'{re.escape(str(tmp_path))}' contains no checkpoint"):
