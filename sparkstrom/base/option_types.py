@@ -136,9 +136,13 @@ class OptionType:
     def from_text(self, key: str, text: str) -> object:
         """Parse the text form of a value and return the value, unchecked; pass it to ``read``.
 
-        Raises UsageError that names ``key``, the configuration key or environment variable.
+        Quotes around the text are removed: files such as spark-defaults.conf and those of docker's
+        ``--env-file`` keep them. Raises UsageError that names ``key``, the configuration key or
+        environment variable.
         """
         word = text.strip()
+        if len(word) > 1 and word[0] == word[-1] and word[0] in "\"'":
+            word = word[1:-1].strip()
         if word.lower() in _CONSTANTS:
             return _CONSTANTS[word.lower()]
         return word if word in self.words else self.parse(key, word)

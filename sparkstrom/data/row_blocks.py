@@ -303,15 +303,29 @@ def as_array(value: Any, *, is_label: bool = False, own: bool = False) -> NDArra
     """Convert a value to an array: float32, except for integer arrays and integer labels.
 
     The result may share memory with ``value``, unless ``own`` is True. Raise ValueError if the
-    value is not numeric, or has masked entries.
+    value is not numeric, or has masked entries, and TypeError if NumPy has no such array.
     """
     refuse_masked(value)
+    value = to_numpy(value)
     array = np.asarray(value)
     if array.dtype.kind not in "biuf":
         raise ValueError("not a number")
     whole = array.dtype.kind in "biu" and (is_label or isinstance(value, np.ndarray | np.generic))
     made = array if whole else array.astype(np.float32, copy=False)
     return made.copy() if own and made is array else made
+
+
+def to_numpy(value: Any) -> Any:
+    """Return a tensor of PyTorch or TensorFlow, or a JAX array, as a NumPy array of its dtype.
+
+    Host memory is not copied. Return any other value unchanged. Raise TypeError if NumPy has no
+    such array.
+    """
+    if hasattr(value, "detach"):  # PyTorch
+        value = value.detach().cpu()
+    if hasattr(value, "block_until_ready"):  # JAX
+        return np.asarray(value)
+    return value.numpy() if hasattr(value, "numpy") else value
 
 
 def refuse_masked(value: Any) -> None:

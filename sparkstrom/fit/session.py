@@ -392,6 +392,7 @@ class FitSession:
             export_directory=export_directory,
             best=stopping.best,
             horizons=strategy.scaled_hyperparameters(model, outcome),
+            validation=self.request.columns.validation,
         )
         summary = summarize(facts)
         stopped, limit, point = summary.stopped, self.request.epoch_limit, self._first_request

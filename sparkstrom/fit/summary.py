@@ -56,6 +56,7 @@ class FitFacts:
     export_directory: str | None = None  # where the rows were exported
     best: Best | None  # the best epoch, if there was early stopping
     horizons: HyperparameterChanges  # how momentum and schedules were rescaled
+    validation: str | float | None = None  # which rows are held out, as the user wrote it
 
     @cached_property
     def end(self) -> FinishedFit:
@@ -570,6 +571,7 @@ def summary_warnings(fit: FitFacts) -> list[str]:
         *_overflow_warning(fit.overflows, outcome.first_overflow),
         *_replica_warning(outcome.hashes),
         *_fresh_optimizer_warning(total.training.fresh_updaters),
+        *_no_held_out_warning(fit),
         *_unmeasured_partition_warnings(outcome),
         *_unchanged_parameters_warning(outcome.minibatches_trained, total),
         *_unknown_counter_warning(total.unknown),
@@ -635,6 +637,20 @@ def _fresh_optimizer_warning(workers: int) -> list[str]:
     ]
 
 
+def _no_held_out_warning(fit: FitFacts) -> list[str]:
+    """Return a warning if rows should have been held out, but there were none."""
+    if (
+        not fit.validation
+        or not fit.outcome.minibatches_trained
+        or fit.total.training.rows_held_out
+    ):
+        return []
+    return [
+        "validation selects no rows, so no epoch has a held-out loss: give a larger fraction, a"
+        " column that is true for some rows, or held-out rows that are not empty"
+    ]
+
+
 def _unmeasured_partition_warnings(outcome: FitOutcome) -> list[str]:
     """Return warnings about held-out rows that were not evaluated in every epoch.
 
@@ -664,7 +680,8 @@ def _unchanged_parameters_warning(minibatches: int, total: FitTotals) -> list[st
     if not total.training.residual_square:
         return [
             "no minibatch changed a parameter, so the fit returns the initial ones; check that the "
-            "step works on the bound parameters and that the learning rate is above 0"
+            "step works on the bound parameters, and that the learning rate and the weights of "
+            "rows are above 0"
         ]
     return [
         "no worker sent anything: every change stayed below its threshold (at the end "

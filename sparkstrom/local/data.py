@@ -25,6 +25,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
@@ -61,6 +62,7 @@ from sparkstrom.data.row_blocks import (
     shorten_value,
     split_columns,
     split_labels,
+    to_numpy,
 )
 from sparkstrom.transport.aeron.driver_directories import (
     hold_lock_if_free,
@@ -95,7 +97,8 @@ def read_data_blocks(data: Any, chosen: ColumnSpec, where: str = DATA_NAME) -> I
         return gather_blocks(read_record_parts(reading, batches, where), where)
     if _is_arrays(data):
         return gather_blocks(_pack_arrays(data, where), where)
-    return read_labelled_blocks(where, _rows_to_numpy(_iter_rows(data)))
+    rows = chain.from_iterable([_iter_rows(data)])  # calls ``iter(data)`` when rows are read
+    return read_labelled_blocks(where, rows)
 
 
 def holds_rows(validation: Any) -> bool:
@@ -370,7 +373,7 @@ def _pack_arrays(data: tuple[Any, ...], where: str) -> Iterator[tuple[RowFormat,
     arrays = []
     for i, value in enumerate(given):
         try:
-            arrays.append(_to_sliceable(_to_numpy(value), is_label=i in label_places))
+            arrays.append(_to_sliceable(value, is_label=i in label_places))
         except (TypeError, ValueError) as error:
             raise UsageError(f"array {i} of {where} is {shorten_value(value)}: {error}") from None
     check_same_rows(arrays, f" of {where}")
@@ -391,11 +394,12 @@ def _pack_arrays(data: tuple[Any, ...], where: str) -> Iterator[tuple[RowFormat,
 
 
 def _to_sliceable(value: Any, *, is_label: bool) -> NDArray[Any]:
-    """Return a NumPy array unchanged; convert any other value with ``as_array``.
+    """Return a tensor or a NumPy array as a NumPy array; convert others with ``as_array``.
 
     A NumPy array is converted later, slice by slice, to save memory. Raise TypeError or ValueError
     if the dtype is not numeric, or if entries are masked.
     """
+    value = to_numpy(value)
     if not isinstance(value, np.ndarray):
         return as_array(value, is_label=is_label)
     refuse_masked(value)
@@ -429,29 +433,6 @@ def _iter_rows(data: Any) -> Iterable[Any]:
         " (features, labels) as arrays, an Arrow table, paths of Parquet files, a Dataset of torch"
         " or an iterable of (features, label)"
     )
-
-
-def _rows_to_numpy(rows: Iterable[Any]) -> Iterator[Any]:
-    """Yield the rows with torch tensors replaced by NumPy arrays."""
-    for row in rows:
-        if isinstance(row, tuple | list) and len(row) in (2, 3):
-            yield (_columns_to_numpy(row[0]), _columns_to_numpy(row[1]), *row[2:])
-        else:
-            yield row
-
-
-def _columns_to_numpy(value: Any) -> Any:
-    """Convert the tensors in a feature or label, which may be a dictionary or tuple of tensors."""
-    if isinstance(value, dict):
-        return {name: _to_numpy(one) for name, one in value.items()}
-    if isinstance(value, tuple):
-        return tuple(_to_numpy(one) for one in value)
-    return _to_numpy(value)
-
-
-def _to_numpy(value: Any) -> Any:
-    """Return a torch tensor as a NumPy array, without a copy if it is in host memory."""
-    return value.detach().cpu().numpy() if hasattr(value, "detach") else value
 
 
 def write_file(path: Path, content: bytes) -> None:

@@ -279,3 +279,10 @@ def test_a_loader_is_refused_for_its_dataset() -> None:
     utils = pytest.importorskip("torch.utils.data")
     with pytest.raises(UsageError, match="a DataLoader was given as data: pass its dataset"):
         list(read_data_blocks(utils.DataLoader(Mapped()), ColumnSpec()))
+
+
+def test_a_tensor_that_numpy_does_not_have_names_its_row() -> None:
+    torch = pytest.importorskip("torch")
+    rows = [(torch.ones(WIDTH), 0), (torch.ones(WIDTH, dtype=torch.bfloat16), 1)]
+    with pytest.raises(UsageError, match=r"row 1 of the data is .*BFloat16"):
+        list(read_data_blocks(rows, ColumnSpec()))

@@ -381,6 +381,19 @@ def test_features_in_one_process_have_the_dtypes_of_training() -> None:
     assert one.dtype == np.uint8
 
 
+def test_tensors_of_integers_keep_their_dtype() -> None:
+    """Tensors of torch and JAX are read as NumPy arrays are, also if they require gradients."""
+    torch, jax_numpy = pytest.importorskip("torch"), pytest.importorskip("jax.numpy")
+    big = 2**24 + 1  # float32 rounds it
+    given: Any = features_to_arrays((torch.tensor([[big]]), jax_numpy.array([[big]])))
+    assert [array.dtype for array in given] == [np.int64, np.int32]
+    assert [array.item() for array in given] == [big, big]
+    learnt: Any = features_to_arrays(torch.ones((1, 2), requires_grad=True))
+    assert learnt.dtype == np.float32
+    with pytest.raises(UsageError, match=r"features are <Tensor of .*BFloat16"):
+        features_to_arrays(torch.ones((1, 2), dtype=torch.bfloat16))
+
+
 def test_masked_features_are_refused() -> None:
     values = np.ma.masked_array(np.ones((2, 2)), [[False, False], [False, True]])
     with pytest.raises(UsageError, match=r"masked entries: fill them, with \.filled\(0\)"):

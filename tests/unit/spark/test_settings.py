@@ -159,3 +159,15 @@ def test_the_address_a_host_is_told_to_bind(env: dict[str, str], address: str | 
 def test_two_addresses_for_one_host_are_a_contradiction() -> None:
     with pytest.raises(UsageError, match=r"SPARKSTROM_LOCAL_IP=10\.0\.0\.5 but DL4J_VOID_IP="):
         local_ip({"SPARKSTROM_LOCAL_IP": "10.0.0.5", "DL4J_VOID_IP": "10.0.0.4"})
+
+
+@pytest.mark.parametrize("quote", ['"', "'"])
+def test_quotes_around_a_value_are_removed(quote: str) -> None:
+    """Files such as spark-defaults.conf keep quotes; a directory's name does not contain them."""
+    texts = {"checkpoint_directory": "/data/ck", "controller": "auto", "checkpoint_every": "5 min"}
+    conf = {f"spark.sparkstrom.{name}": f"{quote}{text}{quote}" for name, text in texts.items()}
+    quoted = resolve(SharedTrainingMaster(), conf | {"spark.sparkstrom.lease_s": '"7"'}, {})
+    assert (quoted.checkpoint_directory, quoted.void.controller) == ("/data/ck", "auto")
+    assert (quoted.checkpoint_every, quoted.void.lease_s) == ("5 min", 7.0)
+    whole = resolve(SharedTrainingMaster(), {"spark.sparkstrom.layer_multipliers": "{'a': 2}"}, {})
+    assert whole.layer_multipliers == {"a": 2}

@@ -115,7 +115,11 @@ def outcome(**changes: Any) -> FitOutcome:
 
 
 def summary(
-    collect_stats: bool = True, horizons: Any = None, reports: Any = (), **changes: Any
+    collect_stats: bool = True,
+    horizons: Any = None,
+    reports: Any = (),
+    validation: str | float | None = None,
+    **changes: Any,
 ) -> TrainingSummary:
     """Return the summary of this outcome, with one epoch in its history."""
     spec = FitSpec(workers=2, epochs=2, n_params=100, version="1")
@@ -127,6 +131,7 @@ def summary(
         master=SharedTrainingMaster(collect_training_stats=collect_stats),
         best=Best(1, "loss", 0.25, 17),
         horizons=horizons or {},
+        validation=validation,
     )
     return summarize(facts)
 
@@ -149,6 +154,19 @@ def test_held_out_rows_that_were_not_measured_to_the_end_are_a_warning(
     made = summary(stats={1: trains, 2: measures}, rows=[50, 0]).warnings
     found = [text for text in made if "partition 1 has only held-out rows" in text]
     assert len(found) == is_told
+
+
+def test_a_validation_that_selects_no_rows_is_a_warning() -> None:
+    none, some = STATS | {"rows_held_out": 0.0}, STATS | {"rows_held_out": 3.0}
+    assert (
+        "validation selects no rows" in summary(validation="is_test", stats={1: none}).warnings[-1]
+    )
+    for quiet in (
+        summary(validation="is_test", stats={1: none, 2: some}),
+        summary(validation=0.0, stats={1: none}),
+        summary(validation=0.1, stats={1: none}, minibatches=0),
+    ):
+        assert not [text for text in quiet.warnings if "validation" in text]
 
 
 def test_what_momentum_became_is_told_in_a_line() -> None:
