@@ -526,7 +526,7 @@ class ListenerThread(FitListener):
             if isinstance(error, (OSError, ValueError)) and (broken := find_broken_stream()):
                 self._warn_of_lost_output(broken, error)
                 return
-            self._listeners.remove(listener)
+            self._listeners = [each for each in self._listeners if each is not listener]
             raised = ListenerFailure(f"{type(listener).__name__}.{method}", error)
             if getattr(listener, "fails_fit", True):
                 self._raised = self._raised or raised
