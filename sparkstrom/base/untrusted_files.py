@@ -33,6 +33,16 @@ class NotAFileError(OSError):
     """The path names a directory, named pipe, socket or device instead of a regular file."""
 
 
+def find_local_path(address: str) -> str | None:
+    """Return the path that a local path or ``file:`` URL names, or None for another URL.
+
+    ``~`` is expanded; the rest is taken literally.
+    """
+    if "://" in address and not address.startswith("file:"):
+        return None
+    return os.path.expanduser(address.removeprefix("file://").removeprefix("file:"))
+
+
 def open_regular(path: str | os.PathLike[str], *, follow: bool = True) -> BinaryIO:
     """Open a regular file for reading. Raise NotAFileError for anything else, such as a named pipe.
 

@@ -35,7 +35,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sparkstrom.base.errors import CheckpointDamaged, SetupError, UsageError
-from sparkstrom.base.untrusted_files import open_regular
+from sparkstrom.base.untrusted_files import find_local_path, open_regular
 from sparkstrom.base.version import __version__
 
 log = logging.getLogger(__name__)
@@ -80,16 +80,6 @@ def _make_folder(filesystem: Any, path: str) -> Folder:
         # botocore itself retries 5 times; with s3fs's 5 retries, errors would take 3 minutes
         filesystem.retries = 1
     return RemoteFolder(filesystem, path.rstrip("/"), appears_whole=bool(protocols & OBJECT_STORES))
-
-
-def find_local_path(address: str) -> str | None:
-    """Return the path that a local path or ``file:`` URL names, or None for another URL.
-
-    ``~`` is expanded; the rest is taken literally.
-    """
-    if "://" in address and not address.startswith("file:"):
-        return None
-    return os.path.expanduser(address.removeprefix("file://").removeprefix("file:"))
 
 
 def _find_filesystem(address: str, what: str) -> tuple[Any, str]:

@@ -40,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
     from sparkstrom.observe.reporting.report_page import render_report
     from sparkstrom.observe.reporting.run_log_reader import read_history
 
-    named = args.log or Path(os.environ.get(RUNS_VARIABLE) or RUN_LOG_DIRECTORY)
+    named = args.log or Path(os.environ.get(RUNS_VARIABLE) or RUN_LOG_DIRECTORY).expanduser()
     log = newest_log(named) if named.is_dir() else named
     page = args.output or log.with_suffix(".html")
     if page.resolve() == log.resolve():

@@ -228,13 +228,14 @@ TUNING_MODULES = ("pyspark.ml.tuning", "pyspark.ml.connect.tuning")
 
 
 def check_run_log(run_log: object) -> None:
-    """Raise UsageError for a ``run_log`` argument that cannot name a file."""
+    """Raise UsageError for a ``run_log`` argument, or SPARKSTROM_RUNS, that cannot name a file."""
     named = os.fspath(run_log) if isinstance(run_log, os.PathLike) else run_log
     if not (named is None or (isinstance(named, str) and "\0" not in named)):
         raise UsageError(
             f"run_log={shown(run_log)}: give the path of a file, None for a new one in"
             f' {RUN_LOG_DIRECTORY}, or "" for none'
         )
+    JsonLines(os.environ.get(RUNS_VARIABLE, "") if named is None else named)  # refuses URLs
 
 
 def open_run_log(run_log: str | os.PathLike[str] | None, spec: FitSpec) -> JsonLines | None:
@@ -251,9 +252,10 @@ def open_run_log(run_log: str | os.PathLike[str] | None, spec: FitSpec) -> JsonL
     directory = os.environ.get(RUNS_VARIABLE, RUN_LOG_DIRECTORY)
     if not directory or is_tuning_fit():
         return None
-    remove_old_logs(Path(directory), RUN_LOGS_MAX - 1)
     began = datetime.now().astimezone().strftime("%Y%m%d-%H%M%S")
-    return JsonLines(Path(directory) / f"{began}-{spec.job:016x}.jsonl")
+    written = JsonLines(os.path.join(directory, f"{began}-{spec.job:016x}.jsonl"))
+    remove_old_logs(written.path.parent, RUN_LOGS_MAX - 1)
+    return written
 
 
 def remove_old_logs(directory: Path, kept: int) -> None:
@@ -524,7 +526,7 @@ class ListenerThread(FitListener):
             if isinstance(error, (OSError, ValueError)) and (broken := find_broken_stream()):
                 self._warn_of_lost_output(broken, error)
                 return
-            self._listeners.remove(listener)
+            self._listeners = [each for each in self._listeners if each is not listener]
             raised = ListenerFailure(f"{type(listener).__name__}.{method}", error)
             if getattr(listener, "fails_fit", True):
                 self._raised = self._raised or raised

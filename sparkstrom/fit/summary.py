@@ -575,6 +575,7 @@ def summary_warnings(fit: FitFacts) -> list[str]:
         *_unmeasured_partition_warnings(outcome),
         *_unchanged_parameters_warning(outcome.minibatches_trained, total),
         *_unknown_counter_warning(total.unknown),
+        *_worker_warnings(fit.end.reports),
     ]
 
 
@@ -698,3 +699,10 @@ def _unknown_counter_warning(names: Sequence[str]) -> list[str]:
         f"workers sent {len(names)} counters that this driver does not know and does not "
         f"report: {', '.join(names)}; please report this as a bug"
     ]
+
+
+def _worker_warnings(reports: list[str]) -> list[str]:
+    """Return the first warning in the tasks' reports, with their number; or nothing."""
+    found = [text for report in reports for text in json.loads(report).get("warnings", ())]
+    count = f" (such warnings of workers: {len(found)})" if len(found) > 1 else ""
+    return [text + count for text in found[:1]]

@@ -15,7 +15,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TextIO
 
-from sparkstrom.base.untrusted_files import open_regular, open_to_append
+from sparkstrom.base.errors import UsageError
+from sparkstrom.base.option_types import shown
+from sparkstrom.base.untrusted_files import find_local_path, open_regular, open_to_append
 from sparkstrom.base.version import __version__
 from sparkstrom.observe.progress import ProgressFigures
 
@@ -200,7 +202,7 @@ EVENT_NAMES = {
 
 
 class JsonLines(TrainingListener):
-    """Appends every event to the run log at ``path``, one JSON object per line.
+    """Appends every event to the run log at the local ``path``, one JSON object per line.
 
     Every line has ``event`` and ``time`` (UTC, ISO 8601); the first line of a fit also has
     ``format`` and ``sparkstrom``, their versions. NaN and infinity are stored as null. A file may
@@ -210,7 +212,13 @@ class JsonLines(TrainingListener):
     fails_fit = False
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = Path(path)
+        local = find_local_path(os.fspath(path))
+        if local is None:
+            raise UsageError(
+                f"run log {shown(path)}: a log grows line by line, which such a store cannot do;"
+                " name a file on this machine, and copy it after the fit"
+            )
+        self.path = Path(local)
         self._file: TextIO | None = None
         self._iteration_due_s = 0.0
 

@@ -13,6 +13,7 @@ classes in CLASSES. Of an option class, only the given options are saved, so tha
 
 from __future__ import annotations
 
+import ipaddress
 from collections.abc import Mapping
 from dataclasses import fields, replace
 from typing import Any, TypeVar
@@ -68,9 +69,19 @@ def resolve(master: Master, conf: Mapping[str, str], env: Mapping[str, str]) -> 
 def local_ip(env: Mapping[str, str]) -> str | None:
     """Return the IP address to bind that the environment variables name, or None if none does.
 
-    Raise UsageError if the variables in LOCAL_IP name different addresses.
+    Raise UsageError if a variable in LOCAL_IP is no address, or if they name different ones.
     """
-    named = {variable: env[variable] for variable in LOCAL_IP if env.get(variable)}
+    named = {
+        variable: env[variable].strip() for variable in LOCAL_IP if env.get(variable, "").strip()
+    }
+    for variable, address in named.items():
+        try:
+            ipaddress.ip_address(address)
+        except ValueError:
+            raise UsageError(
+                f"{variable}={address!r}: is no IP address; write one of this machine, such as"
+                " 10.0.0.5"
+            ) from None
     if len(set(named.values())) > 1:
         said = " but ".join(f"{variable}={address}" for variable, address in named.items())
         raise UsageError(f"{said}; set one of them, or both to the same address")

@@ -15,7 +15,7 @@ import logging
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -89,8 +89,9 @@ def _is_spark_handler(handler: Any) -> bool:
     return getattr(handler, "__module__", "").startswith("pyspark.")
 
 
-TASK_RUNNING = "RUNNING"  # status of a task in Spark's status store
-TASKS_INSPECTED_MAX = 1000  # per stage; inspecting more tasks would slow down each poll
+TASK_RUNNING, TASK_FAILED = "RUNNING", "FAILED"  # a task's status in Spark's status store
+TASKS_MAX = 2**31 - 1  # all tasks of a stage
+FAILED_TASKS_MAX = 1000  # per stage; inspecting more of them would slow down each poll
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,29 +169,39 @@ class SparkJob:
 
         Attempts of a task are numbered from 0; those before ``first_attempt`` are skipped.
         """
-        tasks = self._tasks(self._stages(only_last=True))
+        tasks = self._tasks(self._stages(only_last=True), TASK_FAILED, FAILED_TASKS_MAX)
         errors = [task.errorMessage() for task in tasks if task.attempt() >= first_attempt]
         return list(dict.fromkeys(find_cause(each.get()) for each in errors if each.isDefined()))
 
     def executors(self) -> set[str]:
         """Return the ids of the executors on which tasks of the job are running."""
-        tasks = self._tasks(self._stages())
-        return {str(task.executorId()) for task in tasks if task.status() == TASK_RUNNING}
+        return {
+            str(task.executorId()) for task in self._tasks(self._stages(), TASK_RUNNING, TASKS_MAX)
+        }
 
-    def running_tasks(self) -> list[RunningTask]:
-        """Return the job's running task attempts."""
+    def running_tasks(self, executors: Collection[str]) -> list[RunningTask]:
+        """Return the job's running task attempts on these executors, given by Spark's ids."""
         return [
-            RunningTask(int(task.taskId()), int(task.partitionId()), str(task.executorId()))
-            for task in self._tasks(self._stages())
-            if task.status() == TASK_RUNNING
+            RunningTask(int(task.taskId()), int(task.partitionId()), executor)
+            for task in self._tasks(self._stages(), TASK_RUNNING, TASKS_MAX)
+            if (executor := str(task.executorId())) in executors
         ]
 
-    def _tasks(self, stages: Iterable[Any]) -> Iterator[Any]:
-        """Yield what Spark's status store records about the tasks of ``stages``."""
-        store = self.context._jsc.sc().statusStore()
+    def _tasks(self, stages: Iterable[Any], status: str, limit: int) -> Iterator[Any]:
+        """Yield what Spark's status store records about tasks of ``stages`` with this ``status``.
+
+        ``limit``: the largest number of tasks per stage.
+        """
         for stage in stages:
-            tasks = store.taskList(stage.stageId, stage.currentAttemptId, TASKS_INSPECTED_MAX)
-            yield from (tasks.apply(i) for i in range(tasks.size()))
+            yield from self._attempt_tasks(stage.stageId, stage.currentAttemptId, status, limit)
+
+    def _attempt_tasks(self, stage: int, attempt: int, status: str, limit: int) -> Iterator[Any]:
+        """Yield the records of one attempt of a stage; see ``_tasks``."""
+        api = self.context._jvm.org.apache.spark.status.api.v1
+        statuses = self.context._jvm.java.util.List.of(api.TaskStatus.valueOf(status))
+        store, order = self.context._jsc.sc().statusStore(), api.TaskSorting.ID
+        tasks = store.taskList(stage, attempt, 0, limit, order, statuses)
+        yield from (tasks.apply(i) for i in range(tasks.size()))
 
     def stage_attempts(self) -> list[tuple[int, int, int]]:
         """Return (stage id, current attempt, failed tasks of that attempt) for each stage."""
@@ -204,16 +215,11 @@ class SparkJob:
         """
         if self.explain_kill is None:
             return []
-        store = self.context._jsc.sc().statusStore()
-        java, status = self.context._jvm.java.util.List, self.context._jvm.org.apache.spark.status
-        failed_status = java.of(status.api.v1.TaskStatus.FAILED)
         remedies: dict[str, None] = {}
         for stage, attempts, _ in self.stage_attempts():
             for attempt in range(attempts + 1):
-                order = status.api.v1.TaskSorting.ID
-                tasks = store.taskList(stage, attempt, 0, TASKS_INSPECTED_MAX, order, failed_status)
-                for i in range(tasks.size()):
-                    error = tasks.apply(i).errorMessage()
+                for task in self._attempt_tasks(stage, attempt, TASK_FAILED, FAILED_TASKS_MAX):
+                    error = task.errorMessage()
                     text = error.get() if error.isDefined() else ""
                     remedies[self.explain_kill(text)] = None
         return [text for text in remedies if text]
@@ -343,10 +349,10 @@ class DecommissionMonitor(FitListener):
         number of free task slots on the other executors; if there are none, show a warning once per
         executor.
         """
-        for task in self._job.running_tasks():
-            executor = leaving.get(task.executor)
-            if executor is None or task.attempt in self._killed:
+        for task in self._job.running_tasks(leaving.keys()):
+            if task.attempt in self._killed:
                 continue
+            executor = leaving[task.executor]
             fields = {"executor": executor.name, "host": executor.host, "partition": task.partition}
             if free_slots <= 0:
                 if executor.name not in self._without_slot:

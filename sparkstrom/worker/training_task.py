@@ -131,19 +131,19 @@ def save_residual(replica: Replica, directory: Path, network: str) -> ResidualCh
     return ResidualCheckpoint(str(path), float(np.abs(residual.astype(np.float64)).sum()))
 
 
-def restore_residual(replica: Replica, path: str) -> None:
+def restore_residual(replica: Replica, path: str) -> str:
     """Add a saved residual to this replica and load the states saved with it; delete the file.
 
-    If the file is missing or damaged, only log a warning.
+    Return "", or a warning if the file is missing or damaged.
     """
     try:
         residual, states = _take_residual(path)
     except READ_ERRORS as error:
-        log.warning(RESIDUAL_NOT_READ, path, error)
-        return
+        return RESIDUAL_NOT_READ.format(path, error)
     replica.add_residual(zero_frozen_entries(replica.model, residual))
     replica.encoder.load_state(states["encoder"])
     replica.model.load_updater_state(states["updater"])
+    return ""
 
 
 def _take_residual(path: str) -> tuple[Flat, dict[str, State]]:
@@ -249,7 +249,7 @@ def _run_captured(
     seconds = time.monotonic() - began_s
     dismissed = session.replica.uncommitted_mass() if end.cause is TaskEnding.DISMISSED else 0.0
     report = {"partition": environment.partition, "ended": end.reason, "seconds": seconds}
-    report["mass_dismissed"] = dismissed
+    report["mass_dismissed"], report["warnings"] = dismissed, session.warnings
     return json.dumps(report | {"epochs": session.trainer.epochs.report()})
 
 
@@ -265,6 +265,7 @@ class TrainingSession:
     ) -> None:
         """Create all parts; ``read_output`` returns what the user's code has newly printed."""
         self._job, self._environment = job, environment
+        self.warnings: list[str] = []  # for the summary
         theta = load_initial_theta(job, choose_backend(job.model))
         self.replica = replica = make_replica(job, theta)
         if state := job.initial_worker_state(environment.partition):
@@ -317,7 +318,7 @@ class TrainingSession:
             time.sleep(0.05)
 
     def _save_residual(self, replica: Replica) -> ResidualCheckpoint | None:
-        """Save the residual for the next fit, if that is enabled; only log a warning on failure.
+        """Save the residual for the next fit, if that is enabled; only warn on failure.
 
         Return the file, or None if nothing was saved. The current fit does not need the file.
         """
@@ -327,22 +328,29 @@ class TrainingSession:
         try:
             return save_residual(replica, directory, self._job.network)
         except (OSError, UsageError) as error:
-            log.warning(RESIDUAL_NOT_SAVED, directory, error)
+            self._warn(RESIDUAL_NOT_SAVED.format(directory, error))
             return None
 
     def _add_saved_residuals(self, replica: Replica, paths: tuple[str, ...]) -> None:
         """Add the residuals that an earlier fit saved in these files."""
         for path in paths:
-            restore_residual(replica, path)
+            if warning := restore_residual(replica, path):
+                self._warn(warning)
+
+    def _warn(self, text: str) -> None:
+        """Log a warning, and add it to the task's report for the summary."""
+        log.warning("%s", text)
+        place = self._environment
+        self.warnings.append(f"partition {place.partition} on {place.host}: {text}")
 
 
 RESIDUAL_NOT_READ = (
     "this worker begins without the changes that were learned but not sent in the fit before, and"
-    " with a new optimizer state, because the file %s cannot be read (%s)"
+    " with a new optimizer state, because the file {} cannot be read ({})"
 )
 RESIDUAL_NOT_SAVED = (
     "the next fit begins without what this worker has learned but not sent: "
-    "no file could be written in %s (%s)"
+    "no file could be written in {} ({})"
 )
 
 

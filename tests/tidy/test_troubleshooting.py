@@ -84,6 +84,7 @@ PASSED_ON = {
     ("fit/listeners.py", "self._warn(str(self._raised"),
     ("fit/listeners.py", "self.warnings.append(text)"),
     ("spark/jobs.py", "NetworkError(blocked[0] + hosts"),
+    ("worker/training_task.py", "log.warning('%s', text)"),
 }
 
 TEXTS_MAX = 12  # texts that one pattern may match

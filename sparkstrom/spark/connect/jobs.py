@@ -16,7 +16,7 @@ import os
 import pickle
 import tempfile
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -154,7 +154,7 @@ class ConnectJob(SparkJob):
         """Return an empty set: Spark Connect does not report which executors run tasks."""
         return set()
 
-    def running_tasks(self) -> list[RunningTask]:
+    def running_tasks(self, executors: Collection[str]) -> list[RunningTask]:
         """Return []: Spark Connect does not report which tasks run."""
         return []
 

@@ -384,7 +384,9 @@ class RemoteController:
             copied.set_result(())
         else:
             answer.add_done_callback(
-                lambda done: copied.set_result(() if done.cancelled() else done.result())
+                lambda done: copied.set_result(
+                    () if done.cancelled() or done.exception() else done.result()
+                )
             )
         return copied
 

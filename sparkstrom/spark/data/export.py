@@ -29,8 +29,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from sparkstrom.base.errors import SetupError, UsageError, first_line
-from sparkstrom.base.untrusted_files import READ_ERRORS, check_npz
-from sparkstrom.checkpoint.files import find_local_path
+from sparkstrom.base.untrusted_files import READ_ERRORS, check_npz, find_local_path
 from sparkstrom.data.arrow_conversion import (
     read_stored_format,
     records_from_arrow,

@@ -312,17 +312,22 @@ def _launch_process(
     }
     read_end, write_end = os.pipe()
     try:
-        with (directory / LOG_FILE).open("wb") as log:
-            # Not in the process group that pyspark's daemon kills, but in its session: Linux
-            # autogroups, one per session, starved drivers that had a session of their own.
-            starter = start_module(
-                DRIVER_PROCESS_MODULE,
-                [write_end],
-                json.dumps(settings),
-                output=log,
-                env=_driver_environment(),
-            )
-        os.close(write_end)
+        try:
+            with (directory / LOG_FILE).open("wb") as log:
+                # Not in the process group that pyspark's daemon kills, but in its session: Linux
+                # autogroups, one per session, starved drivers that had a session of their own.
+                starter = start_module(
+                    DRIVER_PROCESS_MODULE,
+                    [write_end],
+                    json.dumps(settings),
+                    output=log,
+                    env=_driver_environment(),
+                )
+        except OSError as error:  # no memory, or too many processes or open files
+            reason = f"its process cannot be started: {error.strerror or error}"
+            raise SetupError(_format_start_failure(reason.encode(), directory)) from error
+        finally:
+            os.close(write_end)
         try:
             status = _read_status(read_end, end_s)
             if status == TIMEOUT_MESSAGE:  # the driver is in the same group, and could still start

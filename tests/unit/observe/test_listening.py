@@ -8,6 +8,7 @@ import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -245,6 +246,16 @@ def test_mlflow_reads_what_is_written(tmp_path: Path, monkeypatch: pytest.Monkey
     assert run.data.params["workers"] == "2"
     history = client.get_metric_history(listener.run_id, "train/loss")
     assert [(point.step, point.value) for point in history] == [(10, 0.1), (20, 0.05), (40, 0.025)]
+
+
+@pytest.mark.parametrize("kind", [lambda: TensorBoardListener("x"), MlflowListener])
+def test_a_tool_that_fails_later_ends_no_fit(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An error at the beginning ends the fit; once that has worked, later ones do not."""
+    monkeypatch.setattr(tracking.importlib, "import_module", Mock())
+    listener = kind()
+    assert listener.fails_fit
+    listener.on_fit_begin(BEGIN)
+    assert not listener.fails_fit
 
 
 @pytest.mark.parametrize("kind", [lambda: TensorBoardListener("x"), MlflowListener])

@@ -231,6 +231,15 @@ def test_an_end_that_was_interrupted_while_parameters_came_is_repeated() -> None
     assert EndController() in asked
 
 
+def test_a_checkpoint_does_not_wait_for_states_that_the_controller_cannot_send() -> None:
+    """A request for optimizer states that ends with an error has the result ()."""
+    master, answer = RemoteController(NO_DATA, NO_DATA, {}, 2), Future[Any]()
+    master._server = cast(Any, SimpleNamespace(ask=lambda request: answer))
+    states = master.copy_optimizer_states(everybody=True)
+    answer.set_exception(LOST)
+    assert states.result(0) == ()
+
+
 @pytest.mark.parametrize("is_heard_again", [False, True])
 def test_a_driver_that_was_suspended_reads_what_came_before_it_gives_up(
     *, is_heard_again: bool

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -29,8 +31,11 @@ class Cluster:
         self.said: list[str] = []
         scala = SimpleNamespace(killTaskAttempt=lambda task, now, why: self.killed.append(task))
         context = SimpleNamespace(_jsc=SimpleNamespace(sc=lambda: scala))
-        self.job: Any = SimpleNamespace(context=context, running_tasks=lambda: TASKS)
+        self.job: Any = SimpleNamespace(context=context, running_tasks=self.tasks_on)
         self.conf = {"spark.decommission.enabled": enabled}
+
+    def tasks_on(self, executors: Collection[str]) -> list[RunningTask]:
+        return [task for task in TASKS if task.executor in executors]
 
     def watch(self) -> DecommissionMonitor:
         return DecommissionMonitor(self.job, self.said.append)
@@ -45,13 +50,59 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Cluster:
     return made
 
 
+class Store:
+    """A fake of Spark's status store with the tasks of one stage."""
+
+    def __init__(self, tasks: list[Any]) -> None:
+        self.tasks = tasks
+        status = SimpleNamespace(TaskStatus=SimpleNamespace(valueOf=str), TaskSorting=Mock())
+        apache = SimpleNamespace(spark=SimpleNamespace(status=SimpleNamespace(api=Mock(v1=status))))
+        java = SimpleNamespace(util=SimpleNamespace(List=SimpleNamespace(of=lambda one: [one])))
+        self._jvm = SimpleNamespace(org=SimpleNamespace(apache=apache), java=java)
+        self._jsc = SimpleNamespace(sc=lambda: SimpleNamespace(statusStore=lambda: self))
+
+    def taskList(
+        self, stage: int, attempt: int, offset: int, limit: int, order: Any, statuses: list[str]
+    ) -> Any:
+        found = [task for task in self.tasks if task.status() in statuses][offset:][:limit]
+        return SimpleNamespace(size=lambda: len(found), apply=lambda i: found[i])
+
+
+def record(number: int, partition: int, executor: str, status: str = "RUNNING") -> Any:
+    """Return the store's record of a task, whose index differs from its partition."""
+    values = {"taskId": number, "index": 0, "partitionId": partition, "executorId": executor}
+    error = SimpleNamespace(isDefined=lambda: status == "FAILED", get=lambda: f"Error: {number}")
+    values |= {"status": status, "attempt": 0, "errorMessage": error}
+    return SimpleNamespace(**{name: lambda value=value: value for name, value in values.items()})
+
+
+def job_with(monkeypatch: pytest.MonkeyPatch, *tasks: Any) -> SparkJob:
+    """Return a job of one stage with these tasks."""
+    stage = SimpleNamespace(stageId=4, currentAttemptId=0)
+    monkeypatch.setattr(SparkJob, "_stages", lambda job, **which: [stage])
+    return SparkJob(Store(list(tasks)), "group", list)
+
+
 def test_a_task_of_a_repeated_stage_has_its_partition(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tasks are identified by their partition; their index counts only a stage's retried tasks."""
-    names = {"taskId": 70, "index": 0, "partitionId": 2, "executorId": "1", "status": "RUNNING"}
-    task = SimpleNamespace(**{name: lambda value=value: value for name, value in names.items()})
-    monkeypatch.setattr(SparkJob, "_stages", lambda job: [])
-    monkeypatch.setattr(SparkJob, "_tasks", lambda job, stages: [task])
-    assert SparkJob(None, "group", list).running_tasks() == [RunningTask(70, 2, "1")]
+    job = job_with(monkeypatch, record(70, 2, "1"), record(71, 3, "2"))
+    assert job.running_tasks({"1"}) == [RunningTask(70, 2, "1")]
+
+
+def test_all_running_tasks_of_a_large_fit_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also those of workers beyond the first 1,000, or after as many tasks that have ended."""
+    ended = [record(n, n, "1", "SUCCESS") for n in range(1500)]
+    running = [record(n, n, "2") for n in range(1500, 3000)]
+    job = job_with(monkeypatch, *ended, *running, record(3000, 0, "3"))
+    assert job.running_tasks({"3"}) == [RunningTask(3000, 0, "3")]
+    assert job.executors() == {"2", "3"}
+
+
+def test_the_error_of_a_task_of_a_large_fit_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A failed task's error is found among 1,500 that run; errors of killed tasks do not count."""
+    running = [record(n, n, "2") for n in range(1500)]
+    job = job_with(monkeypatch, *running, record(1500, 0, "3", "FAILED"))
+    assert job.task_errors() == ["Error: 1500"]
 
 
 def test_each_moves_once_as_there_is_room_and_until_then_trains_on(cluster: Cluster) -> None:

@@ -228,6 +228,28 @@ def test_one_that_does_not_fail_the_fit_is_told_once_and_hears_no_more() -> None
     assert wanted in summary.warnings[0]
 
 
+def test_equal_listeners_are_not_confused() -> None:
+    """Of two equal listeners, such as dataclasses, the one that raised gets no more events."""
+
+    class Equal(Diary):
+        fails_fit = False
+
+        def __eq__(self, other: object) -> bool:
+            return isinstance(other, Equal)
+
+        __hash__ = None  # type: ignore[assignment]
+
+    class Broken(Equal):
+        def on_worker_change(self, event: WorkerChange) -> None:
+            raise OSError("disk full")
+
+    whole, broken = Equal(), Broken()
+    heard = thread_of(whole, broken)
+    run(heard, lambda: heard.on_progress(START))
+    assert whole.kinds == ["FitBegin", "WorkerChange", "Iteration", "FitEnd"]
+    assert broken.kinds == ["FitBegin"]
+
+
 def test_a_run_log_that_cannot_be_written_ends_no_fit(tmp_path: Path) -> None:
     """A run log that cannot be written causes one warning, and other listeners get all events."""
     (tmp_path / "file").write_text("")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -108,15 +109,24 @@ def test_a_full_disk_at_the_end_of_a_fit_costs_the_file_and_not_the_fit(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("os.fsync", fail)
-    session = SimpleNamespace(
-        _job=SimpleNamespace(keep_residuals=keeps, network="n1"),
-        _environment=SimpleNamespace(scratch=tmp_path),
-    )
+    session = session_in(tmp_path, keeps=keeps)
     save = residual_files.TrainingSession._save_residual
-    assert save(cast(Any, session), trained("local")) is None
+    assert save(session, trained("local")) is None
     assert list(tmp_path.iterdir()) == []
     told = [f"{tmp_path} ([Errno 28] No space left on device)" in line for line in caplog.messages]
     assert told == [True] * keeps
+    assert session.warnings == [f"partition 3 on h: {line}" for line in caplog.messages]
+
+
+def session_in(folder: Path, *, keeps: bool = True) -> Any:
+    """Return the parts of a TrainingSession that save and add residuals in this folder."""
+    session = SimpleNamespace(
+        _job=SimpleNamespace(keep_residuals=keeps, network="n1"),
+        _environment=SimpleNamespace(scratch=folder, partition=3, host="h"),
+        warnings=[],
+    )
+    session._warn = partial(residual_files.TrainingSession._warn, cast(Any, session))
+    return session
 
 
 def damage_last_array(path: Path) -> None:
@@ -132,13 +142,14 @@ def damage_last_array(path: Path) -> None:
 def test_a_file_that_cannot_be_read_costs_the_residual_and_not_the_fit(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, damage: Callable[[Path], None]
 ) -> None:
-    """If a file is missing or damaged, the worker starts with residual 0 and logs the path."""
+    """If a file is missing or damaged, the worker starts with residual 0 and warns of it."""
     note = residual_files.save_residual(trained("local"), tmp_path, "n1")
     damage(Path(note.path))
-    after = replica_of("local")
-    residual_files.restore_residual(after, note.path)
+    after, session = replica_of("local"), session_in(tmp_path)
+    residual_files.TrainingSession._add_saved_residuals(session, after, (note.path,))
     assert not after.residual().any()
     assert [note.path in line for line in caplog.messages] == [True]
+    assert session.warnings == [f"partition 3 on h: {line}" for line in caplog.messages]
 
 
 class Remembering(DenseNetwork):
@@ -180,10 +191,7 @@ def test_a_number_of_numpy_in_a_state_costs_neither_the_file_nor_the_fit(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A NumPy number in a state is saved; with a set, a message is logged and no file written."""
-    session: Any = SimpleNamespace(
-        _job=SimpleNamespace(keep_residuals=True, network="n1"),
-        _environment=SimpleNamespace(scratch=tmp_path),
-    )
+    session = session_in(tmp_path)
     before, after = (replica_of("local", kind=Counting) for _ in range(2))
     save = residual_files.TrainingSession._save_residual
     saved = save(session, before)

@@ -44,6 +44,29 @@ def test_what_is_no_path_is_refused_before_any_work(wrong: Any) -> None:
         check_fit_arguments(DenseNetwork([2, 2]), 1, ColumnSpec(), None, (), right)
 
 
+@pytest.mark.parametrize("wrong", ["s3://bucket/runs.jsonl", "hdfs:///runs.jsonl"])
+def test_a_url_is_refused_before_any_work(wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A log that grows is a local file; a URL would name a folder such as "s3:"."""
+    with pytest.raises(UsageError, match=r"run log '(s3|hdfs)://.*name a file on this machine"):
+        check_fit_arguments(DenseNetwork([2, 2]), 1, ColumnSpec(), None, (), wrong)
+    monkeypatch.setenv("SPARKSTROM_RUNS", wrong)
+    with pytest.raises(UsageError, match="name a file on this machine"):
+        check_fit_arguments(DenseNetwork([2, 2]), 1, ColumnSpec(), None, (), None)
+
+
+def test_a_tilde_is_the_home_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("SPARKSTROM_RUNS", "~/runs")
+    named, unnamed = open_run_log("~/a.jsonl", SPEC), open_run_log(None, SPEC)
+    assert named is not None
+    assert unnamed is not None
+    assert named.path == tmp_path / "home" / "a.jsonl"
+    assert unnamed.path.parent == tmp_path / "home" / "runs"
+    local = open_run_log(f"file://{tmp_path}/b.jsonl", SPEC)
+    assert local is not None
+    assert local.path == tmp_path / "b.jsonl"
+
+
 def test_no_row_is_drawn_for_a_log_that_cannot_be() -> None:
     """A wrong ``run_log`` is refused before a row is read."""
     drawn = iter([(np.ones(2, np.float32), 1)])

@@ -146,7 +146,7 @@ def test_resolving_twice_changes_nothing() -> None:
     ("env", "address"),
     [
         ({}, None),
-        ({"DL4J_VOID_IP": "10.0.0.4"}, "10.0.0.4"),
+        ({"DL4J_VOID_IP": " 10.0.0.4\n", "SPARKSTROM_LOCAL_IP": " "}, "10.0.0.4"),
         ({"SPARKSTROM_LOCAL_IP": "10.0.0.5", "DL4J_VOID_IP": ""}, "10.0.0.5"),
         ({"SPARKSTROM_LOCAL_IP": "10.0.0.4", "DL4J_VOID_IP": "10.0.0.4"}, "10.0.0.4"),
     ],
@@ -154,6 +154,12 @@ def test_resolving_twice_changes_nothing() -> None:
 def test_the_address_a_host_is_told_to_bind(env: dict[str, str], address: str | None) -> None:
     """Either environment variable may name the address to bind; an empty value is ignored."""
     assert local_ip(env) == address
+
+
+@pytest.mark.parametrize("wrong", ["localhost", "10.0.0.0/16", "10.0.0.5:40123"])
+def test_an_address_that_is_none_is_refused_by_the_name_of_its_variable(wrong: str) -> None:
+    with pytest.raises(UsageError, match=f"DL4J_VOID_IP='{wrong}': is no IP address"):
+        local_ip({"DL4J_VOID_IP": wrong})
 
 
 def test_two_addresses_for_one_host_are_a_contradiction() -> None:

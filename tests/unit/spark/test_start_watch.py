@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -106,7 +107,7 @@ class Status:
         counts = {"numActiveTasks": 1, "numFailedTasks": len(failed)}
         return SimpleNamespace(stageId=number, currentAttemptId=0, **counts)
 
-    def tasks(self, stage: int, attempt: int, limit: int) -> Any:
+    def tasks(self, stage: int, attempt: int, offset: int, limit: int, *how: Any) -> Any:
         tasks = [
             SimpleNamespace(
                 attempt=lambda key=key: int(key[-1]),
@@ -127,7 +128,7 @@ class Status:
         )
         scala = SimpleNamespace(statusStore=lambda: SimpleNamespace(taskList=self.tasks))
         context = SimpleNamespace(
-            statusTracker=lambda: tracker, _jsc=SimpleNamespace(sc=lambda: scala)
+            statusTracker=lambda: tracker, _jsc=SimpleNamespace(sc=lambda: scala), _jvm=Mock()
         )
         return SparkJob(context, "a fit's", list)
 

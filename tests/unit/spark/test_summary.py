@@ -207,6 +207,14 @@ def test_what_dismissed_tasks_had_not_sent_is_lost_mass() -> None:
     assert summary(reports=['{"mass_dismissed": 1.5}', '{"mass_dismissed": 0}']).mass_lost == 2.0
 
 
+def test_workers_warnings_are_in_the_summary() -> None:
+    """The first warning of the tasks' reports is shown, with the number of others."""
+    reports = [f'{{"mass_dismissed": 0, "warnings": {texts}}}' for texts in ("[]", '["a"]')]
+    assert summary(reports=reports).warnings[-1] == "a"
+    made = summary(reports=[*reports, reports[1]])
+    assert made.warnings[-1] == "a (such warnings of workers: 2)"
+
+
 def test_phases_add_up_to_the_whole() -> None:
     made = summary()
     assert made.phase_seconds == {

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -253,3 +255,20 @@ def test_nowhere_to_write_is_a_setup_error(tmp_path: Path) -> None:
     """Without any writable root, resolving a home is a SetupError."""
     with pytest.raises(SetupError, match="scratch directory"):
         resolve_home("key", tmp_path / "missing", tmp_path / "too")
+
+
+def test_a_host_without_room_for_the_process_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The error is a SetupError, which a fit may survive, and no descriptor stays open."""
+    options = DriverOptions(scratch=tmp_path, shared_memory=tmp_path)
+
+    def refuse(*arguments: object, **settings: object) -> None:
+        raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(media_driver, "start_module", refuse)
+    monkeypatch.setattr(media_driver, "load_library", lambda: SimpleNamespace(path="none"))
+    opened = set(os.listdir("/proc/self/fd"))
+    with pytest.raises(SetupError, match="cannot be started: Resource temporarily unavailable"):
+        media_driver.ensure_driver("crowded", options)
+    assert set(os.listdir("/proc/self/fd")) == opened
