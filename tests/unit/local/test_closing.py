@@ -10,12 +10,19 @@ import numpy as np
 import pytest
 
 from sparkstrom import ParallelWrapper, TrainingError
+from sparkstrom.encoding.backends import warm_up
 from sparkstrom.local import parallel_wrapper
 from sparkstrom.models import DenseNetwork
 
 LIMIT_S = 10.0
 ROW = (np.ones(2, np.float32), 1)
 CLOSED = "this ParallelWrapper was closed while it trained"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiled_kernels() -> None:
+    """Compile the kernels before the tests, whose fits have seconds."""
+    warm_up()
 
 
 @pytest.fixture(params=["SHARED_GRADIENTS", "AVERAGING"])
