@@ -122,7 +122,7 @@ def check_dataframe(data: Any, session: Any) -> None:
                 f" features=... and label=... columns, {USE_CLASSIC_HINT}"
             )
         raise UsageError(
-            f"data is a {type(data).__module__}.{type(data).__name__}: pass a Spark DataFrame with"
+            f"data has type {type(data).__module__}.{type(data).__name__}: pass a Spark DataFrame with"
             " features=... and label=... columns; spark.createDataFrame(...) makes one of a pandas"
             " DataFrame or a list of rows"
         )
