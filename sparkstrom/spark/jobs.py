@@ -453,7 +453,7 @@ class StartMonitor(FitListener):
             self._raise_failures(failed)
         text = (
             f"sparkstrom waits: {progress.workers} of {progress.partitions} workers joined"
-            + ("" if running is None else f", {running} tasks have a slot")
+            + ("" if running is None else f", {running} {'task has' if running == 1 else 'tasks have'} a slot")
             + ("; the job is queued behind others, or executors are missing" * (running == 0))
         )
         if text != self._last_message:  # the progress display shows the elapsed time anyway

@@ -97,7 +97,7 @@ def test_overheads_are_the_plans(
 ) -> None:
     """The page has both values of memoryOverhead that ``sparkstrom plan`` prints."""
     assert main(["plan", *arguments.split()]) == 0
-    printed = re.findall(r"spark\.(?:executor|driver)\.memoryOverhead=\d+m", capsys.readouterr().out)
+    printed = re.findall(r"spark\.\w+\.memoryOverhead=\d+m", capsys.readouterr().out)
     assert len(printed) == 2
     assert all(each in page(name).replace("memoryOverhead ", "memoryOverhead=") for each in printed)
 

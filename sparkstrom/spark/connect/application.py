@@ -122,9 +122,9 @@ def check_dataframe(data: Any, session: Any) -> None:
                 f" features=... and label=... columns, {USE_CLASSIC_HINT}"
             )
         raise UsageError(
-            f"data has type {type(data).__module__}.{type(data).__name__}: pass a Spark DataFrame with"
-            " features=... and label=... columns; spark.createDataFrame(...) makes one of a pandas"
-            " DataFrame or a list of rows"
+            f"data has type {type(data).__module__}.{type(data).__name__}: pass a Spark DataFrame"
+            " with features=... and label=... columns; spark.createDataFrame(...) makes one of a"
+            " pandas DataFrame or a list of rows"
         )
     if data.sparkSession is not session:
         raise UsageError(
