@@ -211,6 +211,7 @@ def check_validation(
         model.need_loss()
     if not isinstance(model, Measured):
         raise UsageError(
-            f"validation={shown(validation)}: a {type(model).__name__} has no loss(batch) -> (sum, "
-            "weight) to measure held-out rows with; give it one (sparkstrom.models.base.Measured)"
+            f"validation={shown(validation)}: a {type(model).__name__} lacks loss(batch) -> (sum,"
+            " weight), or outputs, to measure held-out rows with; give it both"
+            " (sparkstrom.models.base.Measured)"
         )

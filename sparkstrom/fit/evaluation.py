@@ -128,8 +128,8 @@ def select_metrics(
     wanted = MetricSpec(tuple(names), positive)
     if "loss" in wanted.metrics and not isinstance(model, Measured):
         raise UsageError(
-            f"{type(model).__name__} has no loss(batch) -> (sum, weight), so its loss cannot be "
-            "measured without training: give it one (see sparkstrom.models.base.Measured)"
+            f"{type(model).__name__} lacks loss(batch) -> (sum, weight), or outputs, so its loss"
+            " cannot be measured without training: give it both (sparkstrom.models.base.Measured)"
         )
     if "loss" in wanted.metrics and isinstance(model, RequiresLoss):
         model.need_loss()

@@ -18,7 +18,6 @@ from sparkstrom.models.activations_and_losses import softmax
 from sparkstrom.models.base import (
     Batch,
     Columns,
-    Measured,
     arrays_of,
     map_columns,
     require_single_array,
@@ -32,8 +31,19 @@ Outputs = NDArray[np.float32]  # [rows, outputs]
 
 
 def get_output_kind(model: object) -> str:
-    """Return the model's output kind; LOGITS for a model that does not declare it."""
-    return model.outputs if isinstance(model, Measured) else LOGITS
+    """Return the model's output kind; LOGITS for a model that does not declare it.
+
+    Raise UsageError if a model of the user's own declares an unknown kind.
+    """
+    kind = getattr(model, "outputs", LOGITS)
+    if not isinstance(kind, str):
+        return LOGITS  # an attribute with another meaning
+    if kind not in OUTPUT_KINDS:
+        raise UsageError(
+            f"{type(model).__name__}.outputs is {kind!r}: it must be one of"
+            f" {', '.join(OUTPUT_KINDS)}"
+        )
+    return kind
 
 
 def has_label_per_output(model: object, outputs: NDArray[Any]) -> bool:

@@ -457,9 +457,10 @@ class StartMonitor(FitListener):
         running, failed = self._job.count_tasks()
         if failed and not progress.joined:
             self._raise_failures(failed)
+        have = "task has" if running == 1 else "tasks have"
         text = (
             f"sparkstrom waits: {progress.workers} of {progress.partitions} workers joined"
-            + ("" if running is None else f", {running} tasks have a slot")
+            + ("" if running is None else f", {running} {have} a slot")
             + ("; the job is queued behind others, or executors are missing" * (running == 0))
         )
         if text != self._last_message:  # the progress display shows the elapsed time anyway

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from sparkstrom.cli.main import main
 from sparkstrom.options.gradient_sharing import SharedTrainingMaster
 from sparkstrom.options.network import VoidConfiguration
 from sparkstrom.planning.memory import ModelFootprint, estimate_worker_parts, sum_parts
@@ -80,6 +81,25 @@ def test_what_a_large_model_takes(name: str) -> None:
 def test_operations_has_the_plans_bytes_per_parameter() -> None:
     adam, sgd = bytes_per_parameter("adam"), bytes_per_parameter("sgd")
     assert f"with Adam {adam} per parameter, with SGD {sgd} |" in page("operations")
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("README.md", "--params 19210 --workers 16 --workers-per-node 4"),
+        ("conf/spark-defaults.conf", "--params 19210 --workers 16 --workers-per-node 4"),
+        ("quickstart", "--params 85002 --workers 16 --workers-per-node 4 --library dense"),
+        ("yarn", "--params 19210 --workers 8 --workers-per-node 2"),
+    ],
+)
+def test_overheads_are_the_plans(
+    name: str, arguments: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The page has both values of memoryOverhead that ``sparkstrom plan`` prints."""
+    assert main(["plan", *arguments.split()]) == 0
+    printed = re.findall(r"spark\.\w+\.memoryOverhead=\d+m", capsys.readouterr().out)
+    assert len(printed) == 2
+    assert all(each in page(name).replace("memoryOverhead ", "memoryOverhead=") for each in printed)
 
 
 def test_times_beside_torch_distributor() -> None:

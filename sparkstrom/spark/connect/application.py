@@ -62,7 +62,7 @@ from sparkstrom.spark.connect.partitioning import (
 )
 from sparkstrom.spark.controller.driver_messages import ControlEndpoint
 from sparkstrom.spark.data.column_selection import select_columns
-from sparkstrom.spark.data.partitioning import PartitionedData, check_data, is_dataframe
+from sparkstrom.spark.data.partitioning import PartitionedData, is_dataframe
 from sparkstrom.spark.executor.entry_points import (
     LazyPickle,
     delete_worker_files,
@@ -124,7 +124,11 @@ def check_dataframe(data: Any, session: Any) -> None:
                 "data is an RDD, which a Spark Connect session cannot take: pass a DataFrame with"
                 f" features=... and label=... columns, {USE_CLASSIC_HINT}"
             )
-        check_data(data)
+        raise UsageError(
+            f"data has type {type(data).__module__}.{type(data).__name__}: pass a Spark DataFrame"
+            " with features=... and label=... columns; spark.createDataFrame(...) makes one of a"
+            " pandas DataFrame or a list of rows"
+        )
     if data.sparkSession is not session:
         raise UsageError(
             "data is a DataFrame of another session than the network's: make both with one session"

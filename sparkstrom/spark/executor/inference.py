@@ -716,8 +716,8 @@ def check_can_score(model: FlatModel, penalized: bool) -> None:
         model.need_loss()
     if not isinstance(model, Measured):
         raise UsageError(
-            f"score_examples: a {type(model).__name__} has no loss(batch) -> (sum, weight); give it"
-            " one (see sparkstrom.models.base.Measured)"
+            f"score_examples: a {type(model).__name__} lacks loss(batch) -> (sum, weight), or"
+            " outputs; give it both (sparkstrom.models.base.Measured)"
         )
     if penalized and not isinstance(model, HasPenalty):
         raise UsageError(

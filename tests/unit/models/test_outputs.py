@@ -186,3 +186,11 @@ def test_parameters_that_are_not_finite_are_refused(bad: float, shown: str) -> N
     with pytest.raises(UsageError, match=rf"parameters\[3\]={shown}: must be a finite number"):
         holder.assign(values)
     holder.assign(values, any_value=True)  # a saved network that had diverged
+
+
+def test_the_kind_of_outputs_needs_no_loss() -> None:
+    """A model of the user's own that only has ``outputs`` is evaluated as it declares."""
+    assert get_output_kind(SimpleNamespace(outputs="values")) == "values"
+    assert get_output_kind(SimpleNamespace(outputs=10)) == "logits"  # another meaning
+    with pytest.raises(UsageError, match="outputs is 'regression': it must be one of"):
+        get_output_kind(SimpleNamespace(outputs="regression"))

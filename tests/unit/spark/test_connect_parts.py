@@ -236,7 +236,7 @@ def test_frames_of_another_session_are_refused() -> None:
     check_dataframe(frame, here)
     with pytest.raises(UsageError, match="another session"):
         check_dataframe(frame, object())
-    with pytest.raises(UsageError, match="pass an RDD"):
+    with pytest.raises(UsageError, match="pass a Spark DataFrame with"):
         check_dataframe([1, 2], here)
 
 

@@ -213,7 +213,7 @@ class Unmeasured:
     [
         (DenseNetwork([2, 2]), None, EarlyStopping(), "needs held-out rows"),
         (DenseNetwork([2, 2]), 0.1, 3, "early_stopping=3: must be None or a rule"),
-        (Unmeasured(), 0.1, None, r"a Unmeasured has no loss\(batch\)"),
+        (Unmeasured(), 0.1, None, r"a Unmeasured lacks loss\(batch\)"),
     ],
 )
 def test_what_cannot_be_judged_is_refused(

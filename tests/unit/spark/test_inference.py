@@ -433,7 +433,7 @@ def test_what_is_measured_fits_the_model() -> None:
     assert select_metrics(DenseNetwork([2, 2]), None, 1).metrics == ("classification",)
     values = DenseNetwork([2, 1], loss="squared_error")
     assert select_metrics(values, None, 1).metrics == ("regression",)
-    with pytest.raises(UsageError, match=r"SimpleNamespace has no loss\(batch\)"):
+    with pytest.raises(UsageError, match=r"SimpleNamespace lacks loss\(batch\)"):
         select_metrics(SimpleNamespace(), "loss", 1)  # type: ignore[arg-type]
 
 

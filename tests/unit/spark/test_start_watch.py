@@ -90,7 +90,7 @@ def test_a_task_that_failed_once_is_left_to_spark_and_one_that_failed_twice_is_n
     """A task's failure ends the fit only if its second attempt fails, too."""
     watching = Watching(monkeypatch, "OSError: reset by the store")
     watching.look(WAIT_MESSAGE_S + 0.1)
-    assert watching.said == ["sparkstrom waits: 0 of 3 workers joined, 1 tasks have a slot"]
+    assert watching.said == ["sparkstrom waits: 0 of 3 workers joined, 1 task has a slot"]
     watching.job.retried = ["OSError: reset by the store"]
     with pytest.raises(SetupError, match=r"1 tasks failed before any worker joined: OSError: rese"):
         watching.look(2 * WAIT_MESSAGE_S + 0.2)
