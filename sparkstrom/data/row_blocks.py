@@ -303,15 +303,27 @@ def as_array(value: Any, *, is_label: bool = False, own: bool = False) -> NDArra
     """Convert a value to an array: float32, except for integer arrays and integer labels.
 
     The result may share memory with ``value``, unless ``own`` is True. Raise ValueError if the
-    value is not numeric, or has masked entries.
+    value is not numeric, has masked entries, or has a number beyond float32.
     """
     refuse_masked(value)
     array = np.asarray(value)
     if array.dtype.kind not in "biuf":
         raise ValueError("not a number")
     whole = array.dtype.kind in "biu" and (is_label or isinstance(value, np.ndarray | np.generic))
-    made = array if whole else array.astype(np.float32, copy=False)
+    made = array if whole else to_float32(array)
     return made.copy() if own and made is array else made
+
+
+def to_float32(array: NDArray[Any]) -> NDArray[np.float32]:
+    """Convert an array to float32. Raise ValueError for a number that would become infinite."""
+    try:
+        with np.errstate(over="raise"):
+            return array.astype(np.float32, copy=False)
+    except FloatingPointError:
+        too_large = np.isfinite(array) & (np.abs(array) > np.finfo(np.float32).max)
+        raise ValueError(
+            f"it has {array[too_large].flat[0]}, which float32 cannot hold: scale or clip it"
+        ) from None
 
 
 def refuse_masked(value: Any) -> None:

@@ -41,6 +41,7 @@ from sparkstrom.data.row_blocks import (
     join_small_blocks,
     read_feature_blocks,
     shorten_value,
+    to_float32,
 )
 from sparkstrom.fit.evaluation import (
     Evaluation,
@@ -637,8 +638,8 @@ def series_to_features(series: Sequence[Any], inputs: UdfInputs, shapes: UdfShap
 def _to_array(position: int, column: Any) -> NDArray[Any]:
     """Convert a Series to an array [rows] or [rows, ...], with the dtypes that training uses.
 
-    Raise UsageError for a struct, a null, NaN, or values that are not numbers. ``position`` is the
-    column's index, for messages.
+    Raise UsageError for a struct, a null, NaN, values that are not numbers, or a number beyond
+    float32. ``position`` is the column's index, for messages.
     """
     if hasattr(column, "columns"):
         raise UsageError(
@@ -662,7 +663,10 @@ def _to_array(position: int, column: Any) -> NDArray[Any]:
         )
     if values.dtype.kind != "f":
         return values.astype(batch_dtype(values.dtype.str), copy=False).reshape(shape)
-    values = values.astype(np.float32)
+    try:
+        values = to_float32(values)
+    except ValueError as error:
+        raise UsageError(f"column {position}: {error}") from None
     _check_missing(position, values, shape[0])
     return values.reshape(shape)
 

@@ -135,6 +135,15 @@ def test_a_whole_number_that_row_0s_type_cannot_hold_is_refused(
         assert "give all rows one type, such as np.int64" in str(refused.value)
 
 
+@pytest.mark.parametrize("row", [(1e300, 0), ([0.0, -1e300], 0), (0.0, 1e300), (0.0, 0, 1e300)])
+def test_a_number_beyond_float32_is_refused(row: Any) -> None:
+    """Such a number became infinity before; predictions from it could be finite."""
+    with pytest.raises(UsageError, match=r"row 0 of partition 3 .*it has -?1e\+300, which float32"):
+        list(read_row_blocks(3, [row]))
+    with np.errstate(over="ignore"):
+        assert row_blocks.as_array(np.array([np.inf, 1.0])).dtype == np.float32
+
+
 def test_a_label_beyond_int64_is_refused() -> None:
     with pytest.raises(UsageError, match=r"row 0 of partition 3 has label uint64.* 92233"):
         read([([1.0], np.uint64(2**63 + 1))])
