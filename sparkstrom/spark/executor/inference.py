@@ -405,6 +405,19 @@ def require_distinct_columns(names: Iterable[str], *, exact: bool) -> None:
         known[key] = name
 
 
+def require_new_columns(frame: DataFrame, names: Iterable[str]) -> None:
+    """Raise UsageError unless new columns have distinct names that ``frame`` does not have yet."""
+    new, exact = list(names), has_exact_names(frame)
+    require_distinct_columns(new, exact=exact)
+    known = {name if exact else name.lower(): name for name in frame.columns}
+    for name in new:
+        if (old := known.get(name if exact else name.lower())) is not None:
+            raise UsageError(
+                f"column {name!r} for outputs would replace the DataFrame's column {old!r}: give it"
+                f" another name, or leave the old one out, with frame.drop({old!r})"
+            )
+
+
 def to_pandas(names: dict[str | int, str], outputs: Outputs) -> pd.Series[Any] | pd.DataFrame:
     """Convert one output to a Series of arrays, or several to a DataFrame of fields o0, o1, ...
 
@@ -438,12 +451,12 @@ def add_output_columns(
     """Return the DataFrame with an additional column array<element> for each model output.
 
     ``output`` names the new columns, as for ``resolve_output_columns``. Raise UsageError if a
-    column cannot be used as features; the message names the column.
+    column exists already or cannot be used as features; the message names the column.
     """
     from pyspark.sql import functions as sql
 
     names = resolve_output_columns(output)
-    require_distinct_columns(names.values(), exact=has_exact_names(frame))
+    require_new_columns(frame, names.values())
     types = [f"array<{element}>"] * len(names)
     schema = types[0]
     if len(names) > 1:
@@ -763,8 +776,10 @@ def add_score_column(
 ) -> DataFrame:
     """Return the DataFrame with an additional column ``output`` for the scores of ``score_block``.
 
-    Raise UsageError if a column does not suit its role; the message names the column.
+    Raise UsageError if ``output`` exists already, or a column does not suit its role; the message
+    names the column.
     """
+    require_new_columns(frame, [output])
     columns, plan = resolve_columns(frame, spec, dense=True)
     run = partial(_score_columns, model, plan, penalized)
     return frame.withColumn(output, apply_pandas_udf(columns, run, "double"))
