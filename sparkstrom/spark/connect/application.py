@@ -115,13 +115,12 @@ def check_options(strategy: Strategy[CommonOptions]) -> None:
 
 def check_dataframe(data: Any, session: Any) -> None:
     """Raise UsageError unless ``data`` is a DataFrame of ``session``."""
-    if not is_dataframe(data):
-        if hasattr(data, "mapPartitions"):
-            raise UsageError(
-                "data is an RDD, which a Spark Connect session cannot take: pass a DataFrame with"
-                f" features=... and label=... columns, {USE_CLASSIC_HINT}"
-            )
-        check_data(data)
+    if not is_dataframe(data) and hasattr(data, "mapPartitions"):
+        raise UsageError(
+            "data is an RDD, which a Spark Connect session cannot take: pass a DataFrame with"
+            f" features=... and label=... columns, {USE_CLASSIC_HINT}"
+        )
+    check_data(data)
     if data.sparkSession is not session:
         raise UsageError(
             "data is a DataFrame of another session than the network's: make both with one session"
