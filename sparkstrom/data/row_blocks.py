@@ -261,6 +261,14 @@ def _parse_labelled_row(row: Any, number: int, where: str) -> ParsedRow:
             f"row {number} of {where} is {shorten_value(row)}: an element must be a pair "
             "(features, label), or a triple with a weight"
         )
+    # Names of the fields of a Row or namedtuple.
+    names: Any = getattr(row, "__fields__", None) or getattr(row, "_fields", ())
+    if "label" in names[::2] or "features" in names[1:]:
+        raise UsageError(
+            f"row {number} of {where} has the fields {list(names)}: an element must be a pair"
+            " (features, label), or a triple with a weight, in this order; pass the DataFrame, not"
+            " its rdd, with features=... and label=..., or select the columns in this order"
+        )
     features, label = split_columns(row[0]), split_labels(row[1])
     values = [*features[1], *label[1], *row[2:]]
     n_features = len(features[1])
