@@ -664,7 +664,8 @@ def _unchanged_parameters_warning(minibatches: int, total: FitTotals) -> list[st
     if not total.training.residual_square:
         return [
             "no minibatch changed a parameter, so the fit returns the initial ones; check that the "
-            "step works on the bound parameters and that the learning rate is above 0"
+            "step works on the bound parameters, that the learning rate is above 0 and that not all"
+            " rows weigh 0"
         ]
     return [
         "no worker sent anything: every change stayed below its threshold (at the end "
