@@ -261,6 +261,14 @@ def _parse_labelled_row(row: Any, number: int, where: str) -> ParsedRow:
             f"row {number} of {where} is {shorten_value(row)}: an element must be a pair "
             "(features, label), or a triple with a weight"
         )
+    # Names of the fields of a Row or namedtuple.
+    names: Any = getattr(row, "__fields__", None) or getattr(row, "_fields", ())
+    if "label" in names[::2] or "features" in names[1:]:
+        raise UsageError(
+            f"row {number} of {where} has the fields {list(names)}: an element must be a pair"
+            " (features, label), or a triple with a weight, in this order; pass the DataFrame, not"
+            " its rdd, with features=... and label=..., or select the columns in this order"
+        )
     features, label = split_columns(row[0]), split_labels(row[1])
     values = [*features[1], *label[1], *row[2:]]
     n_features = len(features[1])
@@ -303,7 +311,8 @@ def as_array(value: Any, *, is_label: bool = False, own: bool = False) -> NDArra
     """Convert a value to an array: float32, except for integer arrays and integer labels.
 
     The result may share memory with ``value``, unless ``own`` is True. Raise ValueError if the
-    value is not numeric, or has masked entries, and TypeError if NumPy has no such array.
+    value is not numeric, has masked entries, or has a number beyond float32, and TypeError if
+    NumPy has no such array.
     """
     refuse_masked(value)
     value = to_numpy(value)
@@ -311,7 +320,7 @@ def as_array(value: Any, *, is_label: bool = False, own: bool = False) -> NDArra
     if array.dtype.kind not in "biuf":
         raise ValueError("not a number")
     whole = array.dtype.kind in "biu" and (is_label or isinstance(value, np.ndarray | np.generic))
-    made = array if whole else array.astype(np.float32, copy=False)
+    made = array if whole else to_float32(array)
     return made.copy() if own and made is array else made
 
 
@@ -326,6 +335,18 @@ def to_numpy(value: Any) -> Any:
     if hasattr(value, "block_until_ready"):  # JAX
         return np.asarray(value)
     return value.numpy() if hasattr(value, "numpy") else value
+
+
+def to_float32(array: NDArray[Any]) -> NDArray[np.float32]:
+    """Convert an array to float32. Raise ValueError for a number that would become infinite."""
+    try:
+        with np.errstate(over="raise"):
+            return array.astype(np.float32, copy=False)
+    except FloatingPointError:
+        too_large = np.isfinite(array) & (np.abs(array) > np.finfo(np.float32).max)
+        raise ValueError(
+            f"it has {array[too_large].flat[0]}, which float32 cannot hold: scale or clip it"
+        ) from None
 
 
 def refuse_masked(value: Any) -> None:

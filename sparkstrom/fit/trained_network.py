@@ -367,6 +367,8 @@ def _train_copy(
     copied.bind(parameters.copy())
     load_buffers(copied, get_buffers(model))
     batch = block.form.batch(np.resize(block.records, (DRY_RUN_ROWS, block.records.shape[1])))
+    if not batch.total_weight:  # these rows would not be tried
+        batch = batch._replace(weights=np.ones(batch.rows, np.float32))
     if isinstance(copied, EpochAware):
         copied.set_position(0, 0, 1)
     if isinstance(copied, Paced):

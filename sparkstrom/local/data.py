@@ -363,7 +363,8 @@ def _is_arrays(data: Any) -> bool:
 def _pack_arrays(data: tuple[Any, ...], where: str) -> Iterator[tuple[RowFormat, Records]]:
     """Yield the rows of arrays, packed as records, in pieces of about BLOCK_BYTES.
 
-    Raise UsageError if arrays differ in length or are not numeric, or if weights are invalid.
+    Raise UsageError if arrays differ in length, are not numeric or have numbers beyond float32, or
+    if weights are invalid.
     """
     features = split_columns(data[0])
     label = split_labels(data[1])
@@ -377,14 +378,21 @@ def _pack_arrays(data: tuple[Any, ...], where: str) -> Iterator[tuple[RowFormat,
         except (TypeError, ValueError) as error:
             raise UsageError(f"array {i} of {where} is {shorten_value(value)}: {error}") from None
     check_same_rows(arrays, f" of {where}")
+
+    def convert(i: int, part: slice = slice(None)) -> NDArray[Any]:
+        try:
+            return as_array(arrays[i][part], is_label=i in label_places)
+        except ValueError as error:
+            raise UsageError(f"array {i} of {where}: {error}") from None
+
     if len(data) == 3:
-        arrays[-1] = as_array(arrays[-1])
+        arrays[-1] = convert(len(arrays) - 1)
         check_weights(arrays[-1], f" of {where}")
     if not len(arrays[0]):
         return
 
     def rows_at(part: slice) -> list[NDArray[Any]]:
-        return [as_array(a[part], is_label=i in label_places) for i, a in enumerate(arrays)]
+        return [convert(i, part) for i in range(len(arrays))]
 
     first = [array[0] for array in rows_at(slice(1))]
     form = format_from_row(ParsedRow(features[0], label[0], len(data) == 3, first))

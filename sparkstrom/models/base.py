@@ -90,7 +90,11 @@ class FlatModel(Protocol):
         """Make ``step`` and ``predict`` work directly on the memory of ``params``, not a copy."""
 
     def step(self, batch: Batch) -> float:
-        """Train on one minibatch, changing the bound parameters in place; return the mean loss."""
+        """Train on one minibatch, changing the bound parameters in place; return the mean loss.
+
+        If its rows all weigh 0, change nothing and return 0: momentum, Adam and weight decay would
+        otherwise change the parameters without a gradient.
+        """
 
     def predict(self, features: Columns) -> Any:
         """Return outputs for the bound parameters: f32[rows, outputs], or model-specific arrays."""

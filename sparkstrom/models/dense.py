@@ -137,6 +137,8 @@ class DenseNetwork:
 
     def step(self, batch: Batch) -> float:
         """Train on one minibatch in place; return the mean loss without the l2 penalty."""
+        if not batch.total_weight:
+            return 0.0
         if self._gradient is None:
             self._gradient = np.zeros(self.n_params, np.float32)
         params, gradient = self._require_bound(), self._gradient

@@ -339,6 +339,8 @@ class JaxModel(FlatJaxModel):
 
     def step(self, batch: Batch) -> float:
         """Train on one minibatch: change the bound parameters and buffers; return the mean loss."""
+        if not batch.total_weight:
+            return 0.0
         params, key_seed = self._require_bound(), np.array(self._key_seed, np.uint32)
         changed, self._state, self._non_trainable, loss = self._jit_step(
             params,

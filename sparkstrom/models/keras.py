@@ -222,6 +222,8 @@ class KerasModel(FlatJaxModel):
 
     def step(self, batch: Batch) -> float:
         """Train on one minibatch: change the bound parameters and buffers; return the mean loss."""
+        if not batch.total_weight:
+            return 0.0
         params = self._require_bound()
         changed, self._optimizer_state, self._non_trainable, loss = self._jit_step(
             params, self._optimizer_state, self._non_trainable, *batch, self._fit_position

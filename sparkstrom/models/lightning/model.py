@@ -511,10 +511,21 @@ class LightningModel(FlatModule):
             step_optimizer(optimizer, require_gradients(self._named_parameters, self._clip_norm))
             trainer.global_step += 1
             module.on_train_batch_end(outputs, step_batch, index)
-            if trainer.is_last_batch:
-                module.on_train_epoch_end()
-            trainer.batch += 1
+            self._end_batch()
         return loss.detach()
+
+    def _skip_batch(self) -> None:
+        """Count a minibatch whose rows all weigh 0; call only the hooks of an epoch."""
+        with self._trainer.attached(self._module, TRAINING):
+            self._begin_epoch()
+            self._end_batch()
+
+    def _end_batch(self) -> None:
+        """Count a minibatch; call the hook for the end of an epoch after its last one."""
+        if self._trainer.is_last_batch:
+            module: Any = self._module
+            module.on_train_epoch_end()
+        self._trainer.batch += 1
 
     def _begin_epoch(self) -> None:
         """Call the hooks for the start of training and of an epoch, before the first step of each.

@@ -533,11 +533,17 @@ class FlatModule:
         """Train on one minibatch, changing the bound parameters in place; return the mean loss.
 
         Return 0 for a NaN loss if all gradients are 0, as when all labels are ignored, and warn of
-        it when 1, 10, 100, ... such steps were taken. Raise UsageError if a parameter's memory is
-        no longer part of the flat vector afterwards.
+        it when 1, 10, 100, ... such steps were taken. If all rows weigh 0, change nothing and
+        return 0; schedules advance. Raise UsageError if a parameter's memory is no longer part of
+        the flat vector afterwards.
         """
         views = self._require_bound()
         optimizer, scheduler = self._get_optimizer()
+        if not batch.total_weight:
+            self._skip_batch()
+            optimizer._opt_called = True  # else schedulers warn
+            self._scaling.advance_scheduler(scheduler, None)
+            return 0.0
         views.copy_from_shared()
         tensors = batch_to_device(self._device, batch)
         with (
@@ -550,10 +556,14 @@ class FlatModule:
             self._nan_losses += 1
             if str(self._nan_losses).strip("0") == "1":
                 warnings.warn(NAN_LOSSES.format(self._nan_losses), stacklevel=2)
-        self._scaling.advance_scheduler(scheduler, loss)
+        is_loss = loss != 0 or not _has_zero_gradients(self._named_parameters)
+        self._scaling.advance_scheduler(scheduler, loss if is_loss else None)
         views.copy_to_shared()
         self._has_stepped = True
         return loss
+
+    def _skip_batch(self) -> None:
+        """Count a minibatch whose rows all weigh 0; a subclass may have more to do."""
 
     def keep_pace(self, workers: int, minibatches: int, counted: int) -> None:
         """Make the next step scale momentum and advance the schedule, as ``Paced`` specifies."""

@@ -144,11 +144,15 @@ class WorkerScaling:
             for part, momentum in originals:
                 part.momentum = momentum
 
-    def advance_scheduler(self, scheduler: LRScheduler | None, loss: float) -> None:
-        """Advance the scheduler after a minibatch; raise UsageError if its schedule has ended."""
+    def advance_scheduler(self, scheduler: LRScheduler | None, loss: float | None) -> None:
+        """Advance the scheduler after a minibatch; raise UsageError if its schedule has ended.
+
+        ``loss`` is None if no row or label counted; ReduceLROnPlateau would take 0 as the best one.
+        """
         self._own_steps += 1
         if isinstance(scheduler, ReduceLROnPlateau):
-            scheduler.step(loss)
+            if loss is not None:
+                scheduler.step(loss)
         elif self.interval == EPOCH:
             return  # the scheduler steps when the next epoch starts
         elif self._minibatches is not None:

@@ -277,8 +277,7 @@ class TorchModel(FlatModule):
         """Take a step with the gradient summed over ``accumulate`` parts; return the mean loss.
 
         If no label counts, take no step and return 0: momentum, Adam and weight decay would
-        otherwise change the parameters without a gradient. A minibatch whose rows all weigh 0
-        still takes a step, as in the other models.
+        otherwise change the parameters without a gradient.
         """
         optimizer.zero_grad()
         size = -(-rows // self._accumulate)

@@ -62,7 +62,7 @@ from sparkstrom.spark.connect.partitioning import (
 )
 from sparkstrom.spark.controller.driver_messages import ControlEndpoint
 from sparkstrom.spark.data.column_selection import select_columns
-from sparkstrom.spark.data.partitioning import PartitionedData, is_dataframe
+from sparkstrom.spark.data.partitioning import PartitionedData, check_data, is_dataframe
 from sparkstrom.spark.executor.entry_points import (
     LazyPickle,
     delete_worker_files,
@@ -129,6 +129,7 @@ def check_dataframe(data: Any, session: Any) -> None:
             " with features=... and label=... columns; spark.createDataFrame(...) makes one of a"
             " pandas DataFrame or a list of rows"
         )
+    check_data(data)
     if data.sparkSession is not session:
         raise UsageError(
             "data is a DataFrame of another session than the network's: make both with one session"

@@ -80,7 +80,13 @@ def is_dataframe(data: Any) -> bool:
 
 
 def check_data(data: Any) -> None:
-    """Raise UsageError unless ``data`` is an RDD or a DataFrame."""
+    """Raise UsageError unless ``data`` is an RDD or a DataFrame that is not streaming."""
+    if getattr(data, "isStreaming", False) is True:
+        raise UsageError(
+            "data is a streaming DataFrame, which has no last row: read a table, or train on each"
+            " micro-batch by stream.writeStream.foreachBatch(each_batch(network)), with each_batch"
+            " of sparkstrom.streams"
+        )
     if not (is_dataframe(data) or hasattr(data, "mapPartitions")):
         raise UsageError(
             f"data is a {type(data).__module__}.{type(data).__name__}: pass an RDD of (features, "
@@ -311,13 +317,6 @@ class HeldOutFrames:
                 "validation: held-out rows are a DataFrame of another session than data, one over"
                 " Spark Connect and one not: make both with one session"
             )
-        for name, frame in (("data", data), ("validation", held)):
-            if frame.isStreaming:
-                raise UsageError(
-                    f"{name} is a streaming DataFrame, which has no last row: read a table, or"
-                    " train on each micro-batch by each_batch(network, validation=frame) of"
-                    " sparkstrom.streams, where frame is a table"
-                )
 
 
 def _check_same_types(fields: dict[str, StructField], held: Any, columns: ColumnSpec) -> None:

@@ -42,6 +42,7 @@ from sparkstrom.data.row_blocks import (
     join_small_blocks,
     read_feature_blocks,
     shorten_value,
+    to_float32,
 )
 from sparkstrom.fit.evaluation import (
     Evaluation,
@@ -405,6 +406,19 @@ def require_distinct_columns(names: Iterable[str], *, exact: bool) -> None:
         known[key] = name
 
 
+def require_new_columns(frame: DataFrame, names: Iterable[str]) -> None:
+    """Raise UsageError unless new columns have distinct names that ``frame`` does not have yet."""
+    new, exact = list(names), has_exact_names(frame)
+    require_distinct_columns(new, exact=exact)
+    known = {name if exact else name.lower(): name for name in frame.columns}
+    for name in new:
+        if (old := known.get(name if exact else name.lower())) is not None:
+            raise UsageError(
+                f"column {name!r} for outputs would replace the DataFrame's column {old!r}: give it"
+                f" another name, or leave the old one out, with frame.drop({old!r})"
+            )
+
+
 def to_pandas(names: dict[str | int, str], outputs: Outputs) -> pd.Series[Any] | pd.DataFrame:
     """Convert one output to a Series of arrays, or several to a DataFrame of fields o0, o1, ...
 
@@ -438,12 +452,12 @@ def add_output_columns(
     """Return the DataFrame with an additional column array<element> for each model output.
 
     ``output`` names the new columns, as for ``resolve_output_columns``. Raise UsageError if a
-    column cannot be used as features; the message names the column.
+    column exists already or cannot be used as features; the message names the column.
     """
     from pyspark.sql import functions as sql
 
     names = resolve_output_columns(output)
-    require_distinct_columns(names.values(), exact=has_exact_names(frame))
+    require_new_columns(frame, names.values())
     types = [f"array<{element}>"] * len(names)
     schema = types[0]
     if len(names) > 1:
@@ -638,8 +652,8 @@ def series_to_features(series: Sequence[Any], inputs: UdfInputs, shapes: UdfShap
 def _to_array(position: int, column: Any) -> NDArray[Any]:
     """Convert a Series to an array [rows] or [rows, ...], with the dtypes that training uses.
 
-    Raise UsageError for a struct, a null, NaN, or values that are not numbers. ``position`` is the
-    column's index, for messages.
+    Raise UsageError for a struct, a null, NaN, values that are not numbers, or a number beyond
+    float32. ``position`` is the column's index, for messages.
     """
     if hasattr(column, "columns"):
         raise UsageError(
@@ -663,7 +677,10 @@ def _to_array(position: int, column: Any) -> NDArray[Any]:
         )
     if values.dtype.kind != "f":
         return values.astype(batch_dtype(values.dtype.str), copy=False).reshape(shape)
-    values = values.astype(np.float32)
+    try:
+        values = to_float32(values)
+    except ValueError as error:
+        raise UsageError(f"column {position}: {error}") from None
     _check_missing(position, values, shape[0])
     return values.reshape(shape)
 
@@ -763,8 +780,10 @@ def add_score_column(
 ) -> DataFrame:
     """Return the DataFrame with an additional column ``output`` for the scores of ``score_block``.
 
-    Raise UsageError if a column does not suit its role; the message names the column.
+    Raise UsageError if ``output`` exists already, or a column does not suit its role; the message
+    names the column.
     """
+    require_new_columns(frame, [output])
     columns, plan = resolve_columns(frame, spec, dense=True)
     run = partial(_score_columns, model, plan, penalized)
     return frame.withColumn(output, apply_pandas_udf(columns, run, "double"))

@@ -31,7 +31,7 @@ from sparkstrom.observe.early_stopping import EarlyStopping
 from sparkstrom.options.gradient_sharing import SharedTrainingMaster
 from sparkstrom.options.parameter_averaging import TrainingMaster
 from sparkstrom.options.resolution import replace_options
-from sparkstrom.spark.data.column_selection import has_exact_names, is_scalar_label
+from sparkstrom.spark.data.column_selection import is_scalar_label
 from sparkstrom.spark.executor.inference import (
     OutputConcatenator,
     OutputConverter,
@@ -39,7 +39,7 @@ from sparkstrom.spark.executor.inference import (
     TrainedModel,
     add_output_columns,
     create_output_column,
-    require_distinct_columns,
+    require_new_columns,
     resolve_output_columns,
     to_pandas,
 )
@@ -153,12 +153,13 @@ class SparkstromEstimator(
     def _choose_converter(self, model: FlatModel, dataset: DataFrame) -> OutputConverter | None:
         """Return the function that converts the model's outputs to columns of ``dataset``.
 
-        Return None if no column will be added. Raise UsageError if two new columns have one name.
+        Return None if no column will be added. Raise UsageError if two of them have the same name,
+        or ``dataset`` has one of them already.
         """
         prediction, *others = map(self.getOrDefault, OUTPUT_PARAMS)
         if not prediction and (get_output_kind(model) == VALUES or not any(others)):
             return None
-        require_distinct_outputs(dataset, self, model)
+        require_new_outputs(dataset, self, model)
         several = not is_scalar_label(dataset, self.getOrDefault("labelCol"))
         return make_converter(model, prediction, several=several)
 
@@ -283,6 +284,7 @@ class SparkstromModel(Model, OutputParams, MLWritable, MLReadable["SparkstromMod
             return add_output_columns(
                 dataset, self._broadcast_model(dataset), features, name, "double"
             )
+        require_new_outputs(dataset, self, self.trained.model)
         convert = make_converter(self.trained.model, name, several=self.several)
         if get_output_kind(self.trained.model) != VALUES:
             return self._add_class_columns(dataset, features, convert)
@@ -303,7 +305,6 @@ class SparkstromModel(Model, OutputParams, MLWritable, MLReadable["SparkstromMod
         from pyspark.ml.functions import array_to_vector
         from pyspark.sql import functions as sql
 
-        require_distinct_outputs(dataset, self, self.trained.model)
         temporary = f"{self.uid}_outputs"
         has_labels = predicts_labels(self.trained.model, several=self.several)
         schema = LABEL_SCHEMA if has_labels else CLASS_SCHEMA
@@ -344,15 +345,15 @@ class SparkstromModel(Model, OutputParams, MLWritable, MLReadable["SparkstromMod
 OUTPUT_PARAMS = "predictionCol", "probabilityCol", "rawPredictionCol"
 
 
-def require_distinct_outputs(dataset: DataFrame, stage: OutputParams, model: FlatModel) -> None:
-    """Raise UsageError if two columns that ``stage`` will add to ``dataset`` have the same name."""
+def require_new_outputs(dataset: DataFrame, stage: OutputParams, model: FlatModel) -> None:
+    """Raise UsageError if ``stage`` cannot add its columns to ``dataset``: a name occurs twice."""
     prediction, *others = map(stage.getOrDefault, OUTPUT_PARAMS)
     names = [prediction, *others]
     if isinstance(prediction, tuple | dict):
         names = list(resolve_output_columns(prediction).values())
     elif get_output_kind(model) == VALUES:
-        return
-    require_distinct_columns(filter(None, names), exact=has_exact_names(dataset))
+        names = [prediction]
+    require_new_columns(dataset, filter(None, names))
 
 
 def predicts_labels(model: FlatModel, *, several: bool) -> bool:

@@ -250,6 +250,7 @@ def test_dealt_rows_are_all_there_once_and_the_same_again(tmp_path: Path) -> Non
             "data is a tuple of lists: make arrays",
         ),
         ((np.ma.masked_equal(X, X[40, 0]), Y), ColumnSpec(), "array 0 .* masked entries: fill"),
+        ((np.full((ROWS, 2), 1e300), Y), ColumnSpec(), r"array 0 of the data: it has 1e\+300"),
         ([(X[0], 1), (np.ma.masked_equal(X[1], X[1, 0]), 1)], ColumnSpec(), "row 1 .* masked"),
         (([[1, 2], [3, 4]], Y[:2], W[:2]), ColumnSpec(), "data is a tuple of lists: make arrays"),
         ("nowhere.parquet", TABLE, "data='nowhere.parquet': there is no nowhere.parquet"),

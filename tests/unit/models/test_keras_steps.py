@@ -336,3 +336,15 @@ def test_classes_are_checked_as_integers_and_as_doubles(kind: Any) -> None:
     KerasModel(plain(), SPARSE(from_logits=True, ignore_class=-1), "sgd").check(SMALL, labels)
     with pytest.raises(UsageError, match=r"row 3: label is -1(\.0)?: labels must"):
         KerasModel(plain(), SPARSE(from_logits=True), "sgd").check(SMALL, labels)
+
+
+def test_rows_of_no_weight_change_nothing() -> None:
+    """Momentum changes no parameter without a row that counts."""
+    optimizer = keras.optimizers.SGD(0.1, momentum=0.9)
+    model = KerasModel(plain(), SPARSE(from_logits=True), optimizer)
+    params = model.initial()
+    model.bind(params)
+    model.step(Batch(SMALL, Y))
+    before = params.copy()
+    assert model.step(Batch(SMALL, Y, np.zeros(32, np.float32))) == 0
+    np.testing.assert_array_equal(params, before)

@@ -293,6 +293,27 @@ def test_a_function_makes_other_batches_of_the_columns() -> None:
         travelled(LightningModel(made()))[0].step(batch_at(0)._replace(weights=weights))
 
 
+def test_rows_of_no_weight_change_nothing() -> None:
+    """A minibatch of rows that weigh 0 only counts; the hook of an epoch's end is still called."""
+    ends: list[int] = []
+
+    class Ending(Weighted):
+        def on_train_epoch_end(self) -> None:
+            ends.append(self.trainer.num_training_batches)
+
+    torch.manual_seed(0)
+    model = LightningModel(Ending(), batch=tuple)
+    params = model.initial()
+    model.bind(params)
+    ones = np.ones(BATCH, np.float32)
+    for index, weights in enumerate((ones, 0 * ones)):
+        model.set_position(0, index, 2)
+        before = params.copy()
+        loss = model.step(batch_at(index)._replace(weights=weights))
+        assert (loss == 0) == np.array_equal(params, before) == (index == 1)
+    assert ends == [2]
+
+
 def test_held_out_rows_are_measured_by_what_validation_logs() -> None:
     """loss() is the val_loss that validation_step logs; a value that is not logged is an error."""
     model, _ = travelled(LightningModel(made()))

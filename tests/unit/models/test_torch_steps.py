@@ -100,10 +100,11 @@ def test_the_loss_of_rows_in_parts_is_that_of_all_rows(
 
 @pytest.mark.parametrize("accumulate", [1, 3])
 @pytest.mark.parametrize("weights", [None, np.ones(24, np.float32)], ids=["plain", "ones"])
-def test_a_minibatch_whose_labels_are_all_ignored_changes_nothing(
-    weights: np.ndarray | None, accumulate: int
+@pytest.mark.parametrize("ignored", ["labels", "rows"])
+def test_a_minibatch_in_which_nothing_counts_changes_nothing(
+    ignored: str, weights: np.ndarray | None, accumulate: int
 ) -> None:
-    """If the loss ignores all labels, a step returns 0 and AdamW changes no parameter."""
+    """If all labels are ignored or all rows weigh 0, AdamW changes no parameter; the loss is 0."""
     model = TorchModel(
         mlp(),
         nn.CrossEntropyLoss(),
@@ -113,11 +114,27 @@ def test_a_minibatch_whose_labels_are_all_ignored_changes_nothing(
         accumulate=accumulate,
     )
     params, nothing = bound(model), Batch(X, np.full(24, -100), weights)
+    if ignored == "rows":
+        nothing = Batch(X, Y, np.zeros(24, np.float32))
     for trained in (nothing, Batch(X, Y, weights), nothing):
         before = params.copy()
         loss = model.step(trained)
         assert (loss == 0) == (trained is nothing) == np.array_equal(params, before)
     assert model.loss(nothing) == (0.0, 0.0)
+    assert model.updater_state()["scheduler/last_epoch"] == 3
+
+
+@pytest.mark.parametrize(
+    "nothing", [Batch(X, np.full(24, -100)), Batch(X, Y, np.zeros(24, np.float32))]
+)
+def test_a_minibatch_in_which_nothing_counts_is_not_the_best_loss(nothing: Batch) -> None:
+    """ReduceLROnPlateau does not see a loss of 0, below which no later one could be."""
+    plateau = partial(torch.optim.lr_scheduler.ReduceLROnPlateau, patience=1)
+    model = TorchModel(mlp(), nn.CrossEntropyLoss(), SGD, scheduler=plateau)
+    bound(model)
+    for trained in (nothing, *[Batch(X, Y)] * 5):
+        model.step(trained)
+    assert model.updater_state()["groups/0/lr"] == 0.1
 
 
 def test_hooks_on_parameters_act_in_a_model_that_has_travelled() -> None:

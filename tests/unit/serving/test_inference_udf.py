@@ -113,6 +113,13 @@ def test_outputs_are_those_of_predict() -> None:
         ([nested([[[1], [2]], [[1], None]], pa.int8())], None, None, "a null or NaN, in row 1"),
         ([nested([[[1], [2]], [[1], [1, 2]]], pa.int8())], None, None, "different lengths"),
         ([nested([[[1], [2]], [[1]]], pa.int8())], None, None, "different lengths"),
+        (
+            [pd.Series([1.0, -1e300])],
+            None,
+            None,
+            r"column 0: it has -1e\+300, which float32 cannot",
+        ),
+        ([arrays([1.0, 1e300])], 1, None, r"column 0: it has 1e\+300, which float32 cannot hold"),
         ([pd.DataFrame({"a": [1]})], None, None, r"column 0 is a struct of \['a'\]: give its"),
         ([arrays([1, 2])], 2, None, "got 1 columns; give 2"),
         ([arrays([1, 2, 3])], None, [(2, 2)], r"shapes\[0\]=\(2, 2\): rows have \[3\]"),

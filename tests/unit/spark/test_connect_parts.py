@@ -238,6 +238,9 @@ def test_frames_of_another_session_are_refused() -> None:
         check_dataframe(frame, object())
     with pytest.raises(UsageError, match="pass a Spark DataFrame with"):
         check_dataframe([1, 2], here)
+    frame.isStreaming = True
+    with pytest.raises(UsageError, match=r"a streaming DataFrame, .* stream\.writeStream"):
+        check_dataframe(frame, here)
 
 
 # -- sessions --------------------------------------------------------------------------------------

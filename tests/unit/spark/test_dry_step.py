@@ -152,7 +152,7 @@ def test_outputs_of_which_no_column_is_made_may_have_any_shape(outputs: str, nam
     columns = ("predictionCol", "probabilityCol", "rawPredictionCol")[:names]
     estimator = SparkstromEstimator(**dict.fromkeys(columns, ""))
     examining(model, estimator)(model, batch)
-    estimator.set(estimator.getParam(columns[-1]), "other")
+    estimator.set(estimator.getParam(columns[-1]), "outputs")
     with pytest.raises(UsageError, match="the model returns"):
         examining(model, estimator)(model, batch)
 

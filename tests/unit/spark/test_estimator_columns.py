@@ -23,6 +23,7 @@ FRAME: Any = SimpleNamespace(
     .add("other", IntegerType())
     .add("steps", ArrayType(IntegerType()))
     .add("shares", VectorUDT()),
+    columns=["label", "other", "steps", "shares"],
     sparkSession=SimpleNamespace(conf=SimpleNamespace(get=lambda *_: "false")),
 )
 
@@ -98,10 +99,11 @@ def test_a_model_is_sent_again_if_an_attribute_has_changed(monkeypatch: pytest.M
     [
         ({"predictionCol": "p", "probabilityCol": "P"}, r"columns 'p' and 'P' for outputs, which"),
         ({"predictionCol": ("p", "q", "p")}, "columns 'p' and 'p' for outputs: give each its own"),
+        ({"predictionCol": "", "probabilityCol": "Label"}, "would replace the .* column 'label'"),
         ({"predictionCol": "", "probabilityCol": ""}, None),
     ],
 )
-def test_two_outputs_with_one_column_are_refused_before_training(
+def test_outputs_without_a_new_column_each_are_refused_before_training(
     columns: dict[str, Any], refused: str | None
 ) -> None:
     stage, model = SparkstromEstimator(**columns), DenseNetwork([3, 2])
@@ -118,4 +120,12 @@ def test_two_outputs_with_one_column_are_refused_in_transform() -> None:
     stage.set(stage.predictionCol, "p")
     stage.set(stage.probabilityCol, "P")
     with pytest.raises(UsageError, match="columns 'p' and 'P' for outputs"):
+        stage._transform(FRAME)
+
+
+def test_an_output_that_would_replace_a_column_is_refused_in_transform() -> None:
+    model = DenseNetwork([3, 1], loss="squared_error")
+    stage = SparkstromModel(TrainedModel.from_model(model, model.initial()))
+    stage.set(stage.predictionCol, "other")
+    with pytest.raises(UsageError, match=r"'other' for outputs would replace .* column 'other'"):
         stage._transform(FRAME)

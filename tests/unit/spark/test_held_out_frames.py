@@ -37,6 +37,10 @@ class Frame:
         self.schema = StructType([StructField(name, kind) for name, kind in kinds.items()])
 
 
+class OtherFrame(Frame):
+    """A fake DataFrame of another kind of session."""
+
+
 class Stream(Frame):
     isStreaming = True
 
@@ -129,7 +133,7 @@ def without(*names: str, **other: Any) -> Frame:
         ),
         (Frame(**KINDS), Frame(**KINDS, Age=DoubleType()), r"validation: .*could be any of \['age"),
         (Frame(**KINDS), Rdd(), "validation=.*held-out rows cannot be an RDD; make a DataFrame"),
-        (Frame(**KINDS), Stream(**KINDS), "are a DataFrame of another session"),
+        (Frame(**KINDS), OtherFrame(**KINDS), "are a DataFrame of another session"),
         (Stream(**KINDS), Stream(**KINDS), "data is a streaming DataFrame, which has no last row"),
     ],
 )
@@ -146,5 +150,5 @@ def test_an_rdd_has_no_columns_to_find_in_held_out_rows() -> None:
 def test_a_held_out_stream_is_refused_by_name() -> None:
     held = Frame(**KINDS)
     held.isStreaming = True
-    with pytest.raises(UsageError, match=r"^validation is a streaming DataFrame"):
+    with pytest.raises(UsageError, match=r"^validation: data is a streaming DataFrame"):
         HeldOutFrames(check_data).unite(Frame(**KINDS), CHOSEN, held, "always")

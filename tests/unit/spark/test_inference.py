@@ -319,15 +319,20 @@ def test_the_score_of_an_ignored_label_is_nan() -> None:
         (("p", "P"), False, "'p' and 'P' for outputs, which Spark considers equal: give"),
         (("p", "P"), True, None),
         (("p", "q"), False, None),
+        (("p", "Y"), False, "'Y' for outputs would replace the DataFrame's column 'y': give it"),
+        (("y", "p"), True, "'y' for outputs would replace the DataFrame's column 'y': give it"),
+        (("p", "Y"), True, None),
     ],
 )
-def test_two_outputs_have_two_columns(
+def test_two_outputs_have_two_new_columns(
     names: tuple[str, ...], exact: bool, refused: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Outputs need columns with different names; before, the second one replaced the first."""
+    """Outputs need new columns with different names; before, one replaced another."""
     added: list[str] = []
     conf = SimpleNamespace(get=lambda *_: str(exact).lower())
-    frame: Any = SimpleNamespace(sparkSession=SimpleNamespace(conf=conf), drop=lambda _: frame)
+    frame: Any = SimpleNamespace(
+        sparkSession=SimpleNamespace(conf=conf), columns=["x", "y"], drop=lambda _: frame
+    )
     frame.withColumn = lambda name, column: added.append(name) or frame
     model: Any = SimpleNamespace(value=SimpleNamespace(digest="d"))
     monkeypatch.setattr(inference, "create_output_column", lambda *_: None)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pyspark.sql import Row
 
 from sparkstrom.base.errors import UsageError
 from sparkstrom.data import row_blocks
@@ -133,6 +134,25 @@ def test_a_whole_number_that_row_0s_type_cannot_hold_is_refused(
             list(rows)
         assert value in str(refused.value)
         assert "give all rows one type, such as np.int64" in str(refused.value)
+
+
+@pytest.mark.parametrize("row", [(1e300, 0), ([0.0, -1e300], 0), (0.0, 1e300), (0.0, 0, 1e300)])
+def test_a_number_beyond_float32_is_refused(row: Any) -> None:
+    """Such a number became infinity before; predictions from it could be finite."""
+    with pytest.raises(UsageError, match=r"row 0 of partition 3 .*it has -?1e\+300, which float32"):
+        list(read_row_blocks(3, [row]))
+    with np.errstate(over="ignore"):
+        assert row_blocks.as_array(np.array([np.inf, 1.0])).dtype == np.float32
+
+
+@pytest.mark.parametrize("names", ["label features", "x y label", "label x", "x features"])
+def test_rows_with_named_fields_in_another_order_are_refused(names: str) -> None:
+    """Rows of ``frame.rdd`` have names; before, a label in front was trained on as a feature."""
+    fields = names.split()
+    with pytest.raises(UsageError, match=r"row 0 of partition 0 has the fields \['.*in this order"):
+        list(read_row_blocks(0, [Row(*fields)(*range(len(fields)))]))
+    assert list(read_row_blocks(0, [Row("features", "label")(0.5, 1)]))
+    assert list(read_row_blocks(0, [Row("height", "weight")(0.5, 1), Row(0.5, 1)]))
 
 
 def test_a_label_beyond_int64_is_refused() -> None:
