@@ -396,8 +396,8 @@ class SparkNetwork(Dl4jMethodNames, TrainedNetwork):
             data: An array [rows, ...] of features, or a tuple or dict of arrays for a model with
                 several inputs; an RDD of features; or a DataFrame.
             features: Columns of the DataFrame, as in ``fit``.
-            output: Name of the new column, array<float>. A model with several outputs needs a
-                tuple or dictionary of names.
+            output: Name of the new column, array<float>, which the DataFrame must not have yet. A
+                model with several outputs needs a tuple or dictionary of names.
 
         Returns:
             For arrays, f32[rows, outputs]. For an RDD, an RDD of f32[outputs], or of tuples or
