@@ -140,12 +140,18 @@ class OptionType:
         ``--env-file`` keep them. Raises UsageError that names ``key``, the configuration key or
         environment variable.
         """
-        word = text.strip()
-        if len(word) > 1 and word[0] == word[-1] and word[0] in "\"'":
-            word = word[1:-1].strip()
+        word = unquote(text)
         if word.lower() in _CONSTANTS:
             return _CONSTANTS[word.lower()]
         return word if word in self.words else self.parse(key, word)
+
+
+def unquote(text: str) -> str:
+    """Return the text without spaces, and without one pair of quotes, around it."""
+    word = text.strip()
+    if len(word) > 1 and word[0] == word[-1] and word[0] in "\"'" and word[0] not in word[1:-1]:
+        return word[1:-1].strip()
+    return word
 
 
 _CONSTANTS: dict[str, object] = {"none": None, "true": True, "false": False}

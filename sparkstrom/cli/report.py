@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import os
 from pathlib import Path
 
 from sparkstrom.base.errors import UsageError
+from sparkstrom.base.untrusted_files import find_local_path
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -36,11 +36,12 @@ def run(args: argparse.Namespace) -> int:
 
     Raise UsageError if the log cannot be read or the page cannot be written.
     """
-    from sparkstrom.fit.listeners import RUN_LOG_DIRECTORY, RUNS_VARIABLE
+    from sparkstrom.fit.listeners import RUN_LOG_DIRECTORY, find_run_log_directory
     from sparkstrom.observe.reporting.report_page import render_report
     from sparkstrom.observe.reporting.run_log_reader import read_history
 
-    named = args.log or Path(os.environ.get(RUNS_VARIABLE) or RUN_LOG_DIRECTORY).expanduser()
+    directory = find_run_log_directory() or RUN_LOG_DIRECTORY
+    named = args.log or Path(find_local_path(directory) or directory)
     log = newest_log(named) if named.is_dir() else named
     page = args.output or log.with_suffix(".html")
     if page.resolve() == log.resolve():

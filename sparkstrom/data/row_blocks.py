@@ -327,18 +327,24 @@ def as_array(value: Any, *, is_label: bool = False, own: bool = False) -> NDArra
 def to_numpy(value: Any) -> Any:
     """Return a tensor of PyTorch or TensorFlow, or a JAX array, as a NumPy array of its dtype.
 
-    Host memory is not copied. Return any other value unchanged. Raise TypeError if NumPy has no
-    such array.
+    Host memory of PyTorch and JAX is not copied. Return any other value unchanged. Raise TypeError
+    if NumPy has no such array.
     """
-    if hasattr(value, "detach"):  # PyTorch
-        value = value.detach().cpu()
-    if hasattr(value, "block_until_ready"):  # JAX
+    kind = type(value)
+    if hasattr(kind, "block_until_ready"):  # JAX
         return np.asarray(value)
-    return value.numpy() if hasattr(value, "numpy") else value
+    if not hasattr(kind, "numpy"):
+        return value
+    try:
+        return (value.detach().cpu() if hasattr(kind, "detach") else value).numpy()
+    except RuntimeError as error:  # such as a tensor without data
+        raise TypeError(str(error)) from None
 
 
 def to_float32(array: NDArray[Any]) -> NDArray[np.float32]:
     """Convert an array to float32. Raise ValueError for a number that would become infinite."""
+    if array.dtype.kind != "f" or array.dtype.itemsize <= np.dtype(np.float32).itemsize:
+        return array.astype(np.float32, copy=False)
     try:
         with np.errstate(over="raise"):
             return array.astype(np.float32, copy=False)

@@ -118,6 +118,7 @@ class CheckpointConfig:
     states: OptimizerStates  # optimizer states with which the fit started
     summaries: dict[str, Any]  # of finished fits, by number
     updaters: str = ONE  # save the optimizer state of ONE worker or of ALL workers
+    frozen: bool = True  # also save the weights of a Keras model's frozen layers
 
 
 class CheckpointListener(FitListener):
@@ -205,7 +206,11 @@ class CheckpointListener(FitListener):
         workers = fit.spec.workers if self._config.updaters == ALL else 1
         received = copies.result(OPTIMIZER_STATE_TIMEOUT_S * workers)
         self._states = self._merge_copies(received, OptimizerStates(self._states.one))
-        return build_checkpoint(self._config.model, replace(fit, states=self._states))
+        return self._make_checkpoint(replace(fit, states=self._states))
+
+    def _make_checkpoint(self, fit: CheckpointContent) -> Checkpoint:
+        """Return the description and arrays of a checkpoint."""
+        return build_checkpoint(self._config.model, fit, frozen=self._config.frozen)
 
     def _merge_copies(self, copies: tuple[bytes, ...], before: OptimizerStates) -> OptimizerStates:
         """Return the newly copied states, and the earlier states of workers without a new copy.
@@ -292,7 +297,7 @@ class CheckpointListener(FitListener):
             self._states = self._merge_copies(self._master.optimizer_copies, self._states)
             # Optimizer states belong to the last parameters, not to the best ones.
             states = OptimizerStates() if fit.delivers_best else self._states
-            last = build_checkpoint(self._config.model, replace(fit, states=states))
+            last = self._make_checkpoint(replace(fit, states=states))
         self._writer.close(last)
         self._announce_written()
         unsaved = self._writer.unsaved_reason
@@ -614,9 +619,15 @@ def make_fit_key(number: int, properties: Callable[[str], str | None]) -> FitKey
     return FitKey(number)
 
 
-def build_checkpoint(model: FlatModel, fit: CheckpointContent) -> Checkpoint:
-    """Return the description and arrays to write to a checkpoint file."""
+def build_checkpoint(
+    model: FlatModel, fit: CheckpointContent, *, frozen: bool = True
+) -> Checkpoint:
+    """Return the description and arrays to write to a checkpoint file.
+
+    ``frozen``: whether to include the weights of a Keras model's frozen layers.
+    """
     spec, snapshot = fit.spec, fit.snapshot
+    buffers = add_frozen_weights(model, snapshot.buffers) if frozen else snapshot.buffers
     best, best_copy = fit.best or (None, None)
     states = _state_arrays(fit.states)
     description = {
@@ -639,7 +650,7 @@ def build_checkpoint(model: FlatModel, fit: CheckpointContent) -> Checkpoint:
     }
     arrays: dict[str, NDArray[Any]] = {
         "parameters": snapshot.parameters,
-        "buffers": np.frombuffer(add_frozen_weights(model, snapshot.buffers), np.uint8),
+        "buffers": np.frombuffer(buffers, np.uint8),
         **{name: np.frombuffer(state, np.uint8) for name, state in states.items()},
     }
     if best_copy is not None:

@@ -26,7 +26,8 @@ from pathlib import Path
 from typing import Any
 
 from sparkstrom.base.errors import TrainingError, UsageError
-from sparkstrom.base.option_types import shown
+from sparkstrom.base.option_types import shown, unquote
+from sparkstrom.base.untrusted_files import find_local_path
 from sparkstrom.codec.messages import Phase
 from sparkstrom.fit.evaluation import Evaluation, evaluate_batch, merge_evaluations, select_metrics
 from sparkstrom.fit.events import FinishedFit, FitListener
@@ -235,7 +236,18 @@ def check_run_log(run_log: object) -> None:
             f"run_log={shown(run_log)}: give the path of a file, None for a new one in"
             f' {RUN_LOG_DIRECTORY}, or "" for none'
         )
-    JsonLines(os.environ.get(RUNS_VARIABLE, "") if named is None else named)  # refuses URLs
+    if isinstance(run_log, (str, os.PathLike)):
+        JsonLines(run_log)  # refuses URLs
+    elif (directory := find_run_log_directory()) and find_local_path(directory) is None:
+        raise UsageError(
+            f"{RUNS_VARIABLE}={shown(directory)}: run logs are written to a local disk; name a"
+            " directory of this machine, or set it to nothing for no logs"
+        )
+
+
+def find_run_log_directory() -> str:
+    """Return the directory for run logs; "" if none are to be written."""
+    return unquote(os.environ.get(RUNS_VARIABLE, RUN_LOG_DIRECTORY))
 
 
 def open_run_log(run_log: str | os.PathLike[str] | None, spec: FitSpec) -> JsonLines | None:
@@ -249,7 +261,7 @@ def open_run_log(run_log: str | os.PathLike[str] | None, spec: FitSpec) -> JsonL
     """
     if run_log is not None:
         return JsonLines(run_log) if os.fspath(run_log) else None
-    directory = os.environ.get(RUNS_VARIABLE, RUN_LOG_DIRECTORY)
+    directory = find_run_log_directory()
     if not directory or is_tuning_fit():
         return None
     began = datetime.now().astimezone().strftime("%Y%m%d-%H%M%S")
@@ -514,7 +526,7 @@ class ListenerThread(FitListener):
     def _call(self, listener: Any, method: str, event: Event) -> None:
         """Call a listener's method if it exists.
 
-        A listener that raises gets no more events, and the fit ends unless ``fails_fit`` is False.
+        A listener that raises gets no more events, and ``fails_fit`` decides whether the fit ends.
         If it raised because stdout or stderr cannot be written, only warn.
         """
         handle = getattr(listener, method, None)
@@ -528,7 +540,8 @@ class ListenerThread(FitListener):
                 return
             self._listeners = [each for each in self._listeners if each is not listener]
             raised = ListenerFailure(f"{type(listener).__name__}.{method}", error)
-            if getattr(listener, "fails_fit", True):
+            fails_fit = getattr(listener, "fails_fit", True)
+            if method == "on_fit_begin" if fails_fit is None else fails_fit:
                 self._raised = self._raised or raised
             else:
                 self._warn(

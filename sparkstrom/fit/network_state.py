@@ -13,7 +13,9 @@ import copy
 import hashlib
 import itertools
 import logging
+import threading
 import weakref
+from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Protocol
@@ -49,16 +51,19 @@ FILES_LOST = (
 )
 SHARED_BUFFERS = (
     "the model's buffers, such as BatchNorm's statistics, are those that a fit of another network"
-    " left in it: this fit starts with them, although its parameters are not that network's, and"
-    " changes them for both networks. Make each network with its own copy of an untrained model:"
-    " copy.deepcopy(model); to continue the other network, assign its parameters"
+    " left in it: this fit starts with them, although its parameters are not that network's; if"
+    " both networks have the same model object, it changes them for both. Make each network with"
+    " its own copy of an untrained model: copy.deepcopy(model); to continue the other network,"
+    " assign its parameters; ignore this to start with these buffers"
 )
 
+_lock = threading.Lock()  # held while the following are used: several fits may run in threads
 _holders = weakref.WeakSet["NetworkStateHolder"]()  # of all networks of this process
 _holder_numbers = itertools.count()
 # Digest of buffers that networks have trained or restored -> number of each network's holder ->
-# digest of its parameters with these buffers.
-_trained_buffers: dict[bytes, dict[int, bytes]] = {}
+# digest of its parameters with these buffers. Only the newest are kept.
+_trained_buffers: OrderedDict[bytes, dict[int, bytes]] = OrderedDict()
+TRAINED_BUFFERS_MAX = 1000
 
 
 def copy_if_used(model: FlatModel | None) -> FlatModel | None:
@@ -66,8 +71,12 @@ def copy_if_used(model: FlatModel | None) -> FlatModel | None:
 
     Buffers and the weights of frozen layers are in the model itself.
     """
-    is_used = model is not None and any(each.holds(model) for each in tuple(_holders))
-    return copy.deepcopy(model) if is_used and buffers_to_save(model) else model
+    with _lock:
+        is_used = model is not None and any(each.holds(model) for each in _holders)
+    if not is_used or not buffers_to_save(model):
+        return model
+    log.info("load: the model is copied, because another network uses it; see network.model")
+    return copy.deepcopy(model)
 
 
 class FitParameters(Protocol):
@@ -116,7 +125,8 @@ class NetworkStateHolder:
 
     def __init__(self, model: FlatModel) -> None:
         self._model, self._number = model, next(_holder_numbers)
-        _holders.add(self)
+        with _lock:
+            _holders.add(self)
         parameters = np.array(model.initial(), np.float32)
         # An imported model may bring an optimizer state for all workers.
         self._value = NetworkState(parameters, states=pretrained_optimizer_states(model))
@@ -147,14 +157,15 @@ class NetworkStateHolder:
 
     def shared_buffers_warning(self) -> str | None:
         """Return a warning if the model has buffers of another network, with other parameters."""
-        owners = _trained_buffers.get(self._digest_buffers())
+        with _lock:
+            owners = dict(_trained_buffers.get(self._digest_buffers(self.buffers), {}))
         if not owners or self._number in owners or self._digest_parameters() in owners.values():
             return None
         return SHARED_BUFFERS
 
-    def _digest_buffers(self) -> bytes:
-        """Return the SHA-256 of the model's current buffers and number of parameters."""
-        return hashlib.sha256(self.buffers + bytes(f"{self._model.n_params}", "ascii")).digest()
+    def _digest_buffers(self, buffers: bytes) -> bytes:
+        """Return the SHA-256 of the model's buffers and number of parameters."""
+        return hashlib.sha256(buffers + bytes(f"{self._model.n_params}", "ascii")).digest()
 
     def _digest_parameters(self) -> bytes:
         """Return the SHA-256 of the parameters."""
@@ -317,6 +328,13 @@ class NetworkStateHolder:
         """
         before, self._value = self.buffers, state
         load_buffers(self._model, buffers)
-        digest = self._digest_buffers()
-        if self.buffers != before or digest in _trained_buffers:
-            _trained_buffers.setdefault(digest, {})[self._number] = self._digest_parameters()
+        if not (after := self.buffers):
+            return
+        digest = self._digest_buffers(after)
+        with _lock:
+            if after != before or digest in _trained_buffers:
+                owners = _trained_buffers.setdefault(digest, {})
+                owners[self._number] = self._digest_parameters()
+                _trained_buffers.move_to_end(digest)
+                while len(_trained_buffers) > TRAINED_BUFFERS_MAX:
+                    _trained_buffers.popitem(last=False)

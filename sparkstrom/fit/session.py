@@ -83,7 +83,7 @@ PARAMETERS_LOST = (
     "ones, because it had no TCP connection to this program or was cancelled first"
 )
 INTERRUPTED = (
-    "sparkstrom: the fit was interrupted. The next fit of this network is another one, with a new"
+    "the fit was interrupted. The next fit of this network is another one, with a new"
     " optimizer state; to resume this one instead, call network.restore({path!r}) before fit"
 )
 
@@ -341,7 +341,7 @@ class FitSession:
                 for warning in saving.save_interrupted():
                     reporting.warn(warning)
                 if saving.newest is not None:
-                    self.say(INTERRUPTED.format(path=saving.newest))
+                    reporting.warn(INTERRUPTED.format(path=saving.newest))
             raise
         except BaseException as error:
             if saving is not None:
@@ -469,7 +469,8 @@ class ControllerRecovery:
         ``k``: the parameters are multiples of 2^-k; ``states``: optimizer states at the start.
         """
         directory = CheckpointDirectory(self.folder, 1)
-        return self.checkpoints.config_in(directory, COPY_INTERVAL, key, k, states)
+        config = self.checkpoints.config_in(directory, COPY_INTERVAL, key, k, states)
+        return replace(config, frozen=False)  # this process's model has the frozen weights
 
     def next_request(
         self,

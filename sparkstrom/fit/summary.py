@@ -701,8 +701,12 @@ def _unknown_counter_warning(names: Sequence[str]) -> list[str]:
     ]
 
 
+WORKER_WARNINGS_MAX = 3
+
+
 def _worker_warnings(reports: list[str]) -> list[str]:
-    """Return the first warning in the tasks' reports, with their number; or nothing."""
+    """Return the warnings in the tasks' reports; of many, the first three with their number."""
     found = [text for report in reports for text in json.loads(report).get("warnings", ())]
-    count = f" (such warnings of workers: {len(found)})" if len(found) > 1 else ""
-    return [text + count for text in found[:1]]
+    if len(found) > WORKER_WARNINGS_MAX:
+        found[WORKER_WARNINGS_MAX - 1] += f" (such warnings of workers: {len(found)})"
+    return found[:WORKER_WARNINGS_MAX]

@@ -41,7 +41,7 @@ def get_output_kind(model: object) -> str:
     if kind not in OUTPUT_KINDS:
         raise UsageError(
             f"{type(model).__name__}.outputs is {kind!r}: it must be one of"
-            f" {', '.join(OUTPUT_KINDS)}"
+            f" {', '.join(OUTPUT_KINDS)}; rename the attribute if it means something else"
         )
     return kind
 

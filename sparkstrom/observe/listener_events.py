@@ -9,10 +9,11 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from datetime import UTC, datetime
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any, TextIO
 
 from sparkstrom.base.errors import UsageError
@@ -141,8 +142,8 @@ class TrainingListener:
     """Base class of listeners; any object with some of these methods also works as a listener."""
 
     # True: an exception in a method ends the fit. False: the exception is logged, and the listener
-    # receives no more events.
-    fails_fit = True
+    # receives no more events. None: only an exception in ``on_fit_begin`` ends the fit.
+    fails_fit: bool | None = True
 
     def on_fit_begin(self, event: FitBegin) -> None:
         """Handle the beginning of a fit, before the first worker starts."""
@@ -201,6 +202,9 @@ EVENT_NAMES = {
 }
 
 
+URL_AS_PATH = re.compile(r"[A-Za-z][\w+.-]+:/")  # what Path makes of a URL, such as s3:/bucket
+
+
 class JsonLines(TrainingListener):
     """Appends every event to the run log at the local ``path``, one JSON object per line.
 
@@ -213,7 +217,7 @@ class JsonLines(TrainingListener):
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         local = find_local_path(os.fspath(path))
-        if local is None:
+        if local is None or (isinstance(path, PurePath) and URL_AS_PATH.match(local)):
             raise UsageError(
                 f"run log {shown(path)}: a log grows line by line, which such a store cannot do;"
                 " name a file on this machine, and copy it after the fit"

@@ -234,8 +234,11 @@ SCALAR_INTERVAL_S = 1.0  # minimum seconds between two points of a curve
 class ScalarListener(TrainingListener):
     """Base class of listeners that log named scalars, over minibatches or over epochs.
 
-    An error in ``on_fit_begin``, such as for a wrong address, ends the fit. A later one does not.
+    An error in ``on_fit_begin``, such as for a wrong address, ends the fit. A later one does not,
+    unless ``fails_fit`` is set to True.
     """
+
+    fails_fit = None
 
     def __init__(self) -> None:
         self._due_s = 0.0
@@ -296,7 +299,6 @@ class TensorBoardListener(ScalarListener):
         """Open an event file."""
         super().on_fit_begin(event)
         self._writer = self._writers.EventFileWriter(self._log_dir)
-        self.fails_fit = False
 
     def on_fit_end(self, event: FitEnd) -> None:
         """Close the event file."""
@@ -337,7 +339,6 @@ class MlflowListener(ScalarListener):
         facts = {"model": event.model, "n_params": event.n_params, "workers": event.workers}
         for name, value in (facts | event.options).items():
             self._client.log_param(self.run_id, name, str(value)[:500])
-        self.fails_fit = False
 
     def on_fit_end(self, event: FitEnd) -> None:
         """End the run as finished or failed."""

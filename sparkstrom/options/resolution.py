@@ -14,12 +14,13 @@ classes in CLASSES. Of an option class, only the given options are saved, so tha
 from __future__ import annotations
 
 import ipaddress
+import socket
 from collections.abc import Mapping
 from dataclasses import fields, replace
 from typing import Any, TypeVar
 
 from sparkstrom.base.errors import UsageError
-from sparkstrom.base.option_types import KEY
+from sparkstrom.base.option_types import KEY, unquote
 from sparkstrom.encoding.residual import ResidualClipping
 from sparkstrom.encoding.tau import WarmUp
 from sparkstrom.encoding.thresholds import ALGORITHMS
@@ -71,16 +72,15 @@ def local_ip(env: Mapping[str, str]) -> str | None:
 
     Raise UsageError if a variable in LOCAL_IP is no address, or if they name different ones.
     """
-    named = {
-        variable: env[variable].strip() for variable in LOCAL_IP if env.get(variable, "").strip()
-    }
+    given = {variable: unquote(env.get(variable, "")) for variable in LOCAL_IP}
+    named = {variable: address for variable, address in given.items() if address}
     for variable, address in named.items():
         try:
             ipaddress.ip_address(address)
         except ValueError:
             raise UsageError(
-                f"{variable}={address!r}: is no IP address; write one of this machine, such as"
-                " 10.0.0.5"
+                f"{variable}={address!r} on {socket.gethostname()}: is no IP address; write one of"
+                " this host, such as 10.0.0.5"
             ) from None
     if len(set(named.values())) > 1:
         said = " but ".join(f"{variable}={address}" for variable, address in named.items())

@@ -7,6 +7,7 @@ the other methods, an error message names a replacement.
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ from sparkstrom.data.row_blocks import quote_column
 from sparkstrom.fit.evaluation import Evaluation
 from sparkstrom.options.common import to_snake_case
 from sparkstrom.spark.data import partitioning
+from sparkstrom.spark.data.column_selection import has_exact_names
 from sparkstrom.spark.data.export import NPZ, list_minibatch_files, read_file_rows
 
 if TYPE_CHECKING:
@@ -196,11 +198,16 @@ class Dl4jMethodNames:
             raise UsageError(
                 f"key={key!r}: there is no column {missing}; the DataFrame has {data.columns}"
             )
-        predicted = self._predictor.predict(data, features, output)
-        replaced = [name for name in keys if name == output or name not in predicted.columns]
+        exact = has_exact_names(data)
+        replaced = [n for n in keys if n == output or (not exact and n.lower() == output.lower())]
         if replaced:
             raise UsageError(
                 f"output={output!r}: the outputs would replace the key column {replaced[0]!r}; give"
                 " another name for the outputs"
             )
-        return predicted.select(*map(quote_column, [*keys, output]))
+        temporary = (
+            f"sparkstrom_{secrets.token_hex(8)}"  # the DataFrame may have a column ``output``
+        )
+        predicted = self._predictor.predict(data, features, temporary)
+        chosen = predicted.select(*map(quote_column, [*keys, temporary]))
+        return chosen.withColumnRenamed(temporary, output)

@@ -91,7 +91,7 @@ def _is_spark_handler(handler: Any) -> bool:
 
 TASK_RUNNING, TASK_FAILED = "RUNNING", "FAILED"  # a task's status in Spark's status store
 TASKS_MAX = 2**31 - 1  # all tasks of a stage
-FAILED_TASKS_MAX = 1000  # per stage; inspecting more of them would slow down each poll
+FAILED_TASKS_MAX = 1000  # newest ones per stage; to read more would slow down each poll
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +190,7 @@ class SparkJob:
     def _tasks(self, stages: Iterable[Any], status: str, limit: int) -> Iterator[Any]:
         """Yield what Spark's status store records about tasks of ``stages`` with this ``status``.
 
-        ``limit``: the largest number of tasks per stage.
+        ``limit``: the largest number of tasks per stage; the newest are taken.
         """
         for stage in stages:
             yield from self._attempt_tasks(stage.stageId, stage.currentAttemptId, status, limit)
@@ -200,8 +200,9 @@ class SparkJob:
         api = self.context._jvm.org.apache.spark.status.api.v1
         statuses = self.context._jvm.java.util.List.of(api.TaskStatus.valueOf(status))
         store, order = self.context._jsc.sc().statusStore(), api.TaskSorting.ID
-        tasks = store.taskList(stage, attempt, 0, limit, order, statuses)
-        yield from (tasks.apply(i) for i in range(tasks.size()))
+        tasks = store.taskList(stage, attempt, 0, TASKS_MAX, order, statuses)
+        count = tasks.size()
+        yield from (tasks.apply(i) for i in range(max(0, count - limit), count))
 
     def stage_attempts(self) -> list[tuple[int, int, int]]:
         """Return (stage id, current attempt, failed tasks of that attempt) for each stage."""

@@ -60,11 +60,12 @@ def choose_driver_address(void: VoidConfiguration, spark_driver_host: str) -> st
     ``spark_driver_host``, the host that Spark uses for its driver.
     """
     explicit = resolve_host(void.controller_address) if void.controller_address else None
+    is_given = explicit is not None or void.network_mask is not None
     return choose_address(
         mask=void.network_mask,
         explicit=explicit,
         addresses=list_interface_addresses(),
-        fallback=local_ip(os.environ) or resolve_host(spark_driver_host),
+        fallback=None if is_given else local_ip(os.environ) or resolve_host(spark_driver_host),
     )
 
 
@@ -74,11 +75,12 @@ def choose_executor_address(void: VoidConfiguration, controller: Endpoint) -> st
     The first of these that is given decides: the option ``network_mask`` of ``void``, an
     environment variable of ``options.resolution.LOCAL_IP``, and the route to the controller.
     """
+    is_given = void.network_mask is not None
     return choose_address(
         mask=void.network_mask,
         explicit=None,
         addresses=list_interface_addresses(),
-        fallback=local_ip(os.environ) or local_address_towards(controller),
+        fallback=None if is_given else local_ip(os.environ) or local_address_towards(controller),
     )
 
 

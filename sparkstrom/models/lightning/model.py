@@ -457,6 +457,7 @@ class LightningModel(FlatModule):
         self._trainer = TrainerStub()
         self._started_epoch: int | None = None
         self._validated_batches = 0  # minibatches evaluated since the last training step
+        self._has_trained_in_epoch = False
 
     def bind(self, params: Any) -> None:
         """Make the parameters views of ``params``, f32[n_params]; move metrics to the device."""
@@ -493,6 +494,7 @@ class LightningModel(FlatModule):
         """Train on one minibatch, with the module's hooks in Lightning's order; return the loss."""
         module: Any = self._module
         trainer, self._validated_batches = self._trainer, 0
+        self._has_trained_in_epoch = True
         with trainer.attached(module, TRAINING):
             self._begin_epoch()
             step_batch, index = self._make_step_batch(batch), trainer.batch
@@ -521,10 +523,11 @@ class LightningModel(FlatModule):
             self._end_batch()
 
     def _end_batch(self) -> None:
-        """Count a minibatch; call the hook for the end of an epoch after its last one."""
-        if self._trainer.is_last_batch:
+        """Count a minibatch; call the hook for the end of an epoch that has trained something."""
+        if self._trainer.is_last_batch and self._has_trained_in_epoch:
             module: Any = self._module
             module.on_train_epoch_end()
+            self._has_trained_in_epoch = False
         self._trainer.batch += 1
 
     def _begin_epoch(self) -> None:

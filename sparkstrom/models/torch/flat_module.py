@@ -287,8 +287,8 @@ def _list_global_names(code: types.CodeType) -> set[str]:
 
 
 NAN_LOSSES = (
-    "{} minibatches of this worker had the loss NaN and no gradient, and count with a loss of 0:"
-    " their labels are all ignored, or the step skips an overflow; if most do, nothing is trained"
+    "minibatches of this worker with a loss of NaN and no gradient: {}; they count with a loss of"
+    " 0. Their labels are all ignored, or the step skips an overflow; if most do, it trains nothing"
 )
 ACCUMULATE = whole(1)[KEY]
 CLIP_NORM = number(above=0, remedy=", or None", words=(None,))[KEY]
@@ -532,10 +532,10 @@ class FlatModule:
     def step(self, batch: Batch) -> float:
         """Train on one minibatch, changing the bound parameters in place; return the mean loss.
 
-        Return 0 for a NaN loss if all gradients are 0, as when all labels are ignored, and warn of
-        it when 1, 10, 100, ... such steps were taken. If all rows weigh 0, change nothing and
-        return 0; schedules advance. Raise UsageError if a parameter's memory is no longer part of
-        the flat vector afterwards.
+        Return 0 for a NaN loss if all gradients are 0 and the parameters finite, as when all labels
+        are ignored, and warn of it when 1, 10, 100, ... such steps were taken. If all rows weigh 0,
+        change nothing and return 0; schedules advance. Raise UsageError if a parameter's memory is
+        no longer part of the flat vector afterwards.
         """
         views = self._require_bound()
         optimizer, scheduler = self._get_optimizer()
@@ -551,7 +551,11 @@ class FlatModule:
             self._scaling.scaled_statistics(self._module),
         ):
             loss = loss_to_float(self._train_batch(optimizer, tensors, batch.rows))
-        if math.isnan(loss) and _has_zero_gradients(self._named_parameters):
+        if (
+            math.isnan(loss)
+            and _has_zero_gradients(self._named_parameters)
+            and all(torch.isfinite(each).all() for each in self._named_parameters.values())
+        ):
             loss = 0.0
             self._nan_losses += 1
             if str(self._nan_losses).strip("0") == "1":

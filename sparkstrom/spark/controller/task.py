@@ -275,11 +275,11 @@ def propose_place(
     if not choice.matches_host((host, place.host), listed):
         yield PlacementMismatch(host, is_retry=False)
         return
+    explicit, fallback = choice.find_address(listed, void.network_mask), None
+    if explicit is None and void.network_mask is None:
+        fallback = local_ip(os.environ) or choice.resolve_address(listed) or resolve_host(host)
     address = choose_address(
-        mask=void.network_mask,
-        explicit=choice.find_address(listed, void.network_mask),
-        addresses=listed,
-        fallback=local_ip(os.environ) or choice.resolve_address(listed) or resolve_host(host),
+        mask=void.network_mask, explicit=explicit, addresses=listed, fallback=fallback
     )
     ports = choice.ports(void.controller_ports())
     reversed_ports = ports and ports[::-1]  # workers' media drivers search from the start

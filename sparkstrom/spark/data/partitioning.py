@@ -85,7 +85,8 @@ def check_data(data: Any) -> None:
         raise UsageError(
             "data is a streaming DataFrame, which has no last row: read a table, or train on each"
             " micro-batch by stream.writeStream.foreachBatch(each_batch(network)), with each_batch"
-            " of sparkstrom.streams"
+            " of sparkstrom.streams, where validation is a table; to evaluate, call"
+            " network.evaluate in a function for foreachBatch"
         )
     if not (is_dataframe(data) or hasattr(data, "mapPartitions")):
         raise UsageError(

@@ -117,6 +117,7 @@ class SparkstromEstimator(
         # A copy, because other fits may run at the same time and the user's model must not change.
         # A pickle would lose initial parameters that were set as values.
         model = copy.deepcopy(self.get_or_none("model"))
+        require_new_outputs(dataset, self, model)
         label = self.getOrDefault("labelCol")
         network = _EstimatorNetwork(
             dataset.sparkSession,
@@ -153,13 +154,11 @@ class SparkstromEstimator(
     def _choose_converter(self, model: FlatModel, dataset: DataFrame) -> OutputConverter | None:
         """Return the function that converts the model's outputs to columns of ``dataset``.
 
-        Return None if no column will be added. Raise UsageError if two of them have the same name,
-        or ``dataset`` has one of them already.
+        Return None if no column will be added.
         """
         prediction, *others = map(self.getOrDefault, OUTPUT_PARAMS)
         if not prediction and (get_output_kind(model) == VALUES or not any(others)):
             return None
-        require_new_outputs(dataset, self, model)
         several = not is_scalar_label(dataset, self.getOrDefault("labelCol"))
         return make_converter(model, prediction, several=several)
 
@@ -346,7 +345,7 @@ OUTPUT_PARAMS = "predictionCol", "probabilityCol", "rawPredictionCol"
 
 
 def require_new_outputs(dataset: DataFrame, stage: OutputParams, model: FlatModel) -> None:
-    """Raise UsageError if ``stage`` cannot add its columns to ``dataset``: a name occurs twice."""
+    """Raise UsageError if a column that ``stage`` will add exists already, or is named twice."""
     prediction, *others = map(stage.getOrDefault, OUTPUT_PARAMS)
     names = [prediction, *others]
     if isinstance(prediction, tuple | dict):

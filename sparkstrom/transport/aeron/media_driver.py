@@ -27,7 +27,7 @@ from typing import Any, Final
 
 from sparkstrom.base.child_processes import start_module
 from sparkstrom.base.descriptors import wait_until_readable
-from sparkstrom.base.errors import DriverLost, SetupError
+from sparkstrom.base.errors import DriverLost, SetupError, first_line
 from sparkstrom.base.identity import Endpoint
 from sparkstrom.transport.aeron.channel_settings import (
     BufferSizes,
@@ -310,7 +310,10 @@ def _launch_process(
         "datagram_loss": options.datagram_loss,
         "sizes": asdict(sizes),
     }
-    read_end, write_end = os.pipe()
+    try:
+        read_end, write_end = os.pipe()
+    except OSError as error:  # too many open files
+        raise _cannot_start(error, directory) from error
     try:
         try:
             with (directory / LOG_FILE).open("wb") as log:
@@ -324,8 +327,7 @@ def _launch_process(
                     env=_driver_environment(),
                 )
         except OSError as error:  # no memory, or too many processes or open files
-            reason = f"its process cannot be started: {error.strerror or error}"
-            raise SetupError(_format_start_failure(reason.encode(), directory)) from error
+            raise _cannot_start(error, directory) from error
         finally:
             os.close(write_end)
         try:
@@ -339,6 +341,15 @@ def _launch_process(
         os.close(read_end)
     if status != READY_MESSAGE:
         raise SetupError(_format_start_failure(status, directory))
+
+
+def _cannot_start(error: OSError, directory: Path) -> SetupError:
+    """Return the error for a media driver whose process cannot be started."""
+    reason = (
+        f"its process cannot be started: {first_line(error)}; free memory on the host, or raise its"
+        " limits on processes and open files (ulimit -u, ulimit -n)"
+    )
+    return SetupError(_format_start_failure(reason.encode(), directory))
 
 
 READY_MESSAGE = b"ready"

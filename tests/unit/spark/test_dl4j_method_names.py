@@ -130,17 +130,21 @@ class Table:
 
     def __init__(self, *columns: str) -> None:
         self.columns = list(columns)
+        self.sparkSession = SimpleNamespace(conf=SimpleNamespace(get=lambda *_: "false"))
 
-    def select(self, *columns: str) -> list[str]:
-        return list(columns)
+    def select(self, *columns: str) -> Table:
+        return Table(*columns)
+
+    def withColumnRenamed(self, old: str, new: str) -> list[str]:
+        return [new if name == old else name for name in self.columns]
 
 
 def keyed_by(monkeypatch: pytest.MonkeyPatch, key: str | list[str], output: str) -> Any:
     """Return the columns that feed_forward_with_key selects from a fake table."""
 
     def predict(self: Any, data: Table, features: Any, output: str) -> Table:
-        others = [name for name in data.columns if name.lower() != output.lower()]
-        return Table(*others, output)
+        assert output not in data.columns
+        return Table(*data.columns, output)
 
     monkeypatch.setattr(Predictor, "predict", predict)
     table: Any = Table("id", "a.b", "Prediction", "features")

@@ -106,12 +106,13 @@ def test_a_model_is_sent_again_if_an_attribute_has_changed(monkeypatch: pytest.M
 def test_outputs_without_a_new_column_each_are_refused_before_training(
     columns: dict[str, Any], refused: str | None
 ) -> None:
-    stage, model = SparkstromEstimator(**columns), DenseNetwork([3, 2])
+    model = DenseNetwork([3, 2])
+    stage = SparkstromEstimator(model=model, **columns)
     if refused is None:
         assert stage._choose_converter(model, FRAME) is not None
         return
     with pytest.raises(UsageError, match=refused):
-        stage._choose_converter(model, FRAME)
+        stage._fit(FRAME)
 
 
 def test_two_outputs_with_one_column_are_refused_in_transform() -> None:

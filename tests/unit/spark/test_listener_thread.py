@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import re
 import sys
@@ -226,6 +227,30 @@ def test_one_that_does_not_fail_the_fit_is_told_once_and_hears_no_more() -> None
     wanted = "listener Broken.on_worker_change raised OSError: disk full; it gets no more"
     assert [text for text in said if wanted in text] == said != []
     assert wanted in summary.warnings[0]
+
+
+@pytest.mark.parametrize(("method", "ends"), [("on_fit_begin", True), ("on_worker_change", False)])
+def test_a_listener_may_fail_the_fit_at_its_beginning_only(method: str, ends: bool) -> None:
+    """With ``fails_fit = None``, only an error in ``on_fit_begin`` ends the fit, in each fit."""
+
+    class Broken(Diary):
+        fails_fit = None
+
+    def fail(self: Any, event: Any) -> None:
+        called.set()
+        raise OSError("no server")
+
+    def fit() -> None:
+        for minibatches in range(1_000):  # the error is raised at one of the next polls
+            heard.on_progress(at(minibatches))
+            assert called.wait(30)
+
+    setattr(Broken, method, fail)
+    broken, refused = Broken(), pytest.raises(TrainingError, match="raised OSError: no server")
+    for _ in range(2):
+        called, heard = threading.Event(), thread_of(broken)
+        with refused if ends else contextlib.nullcontext():
+            run(heard, fit)
 
 
 def test_equal_listeners_are_not_confused() -> None:

@@ -44,13 +44,15 @@ def test_what_is_no_path_is_refused_before_any_work(wrong: Any) -> None:
         check_fit_arguments(DenseNetwork([2, 2]), 1, ColumnSpec(), None, (), right)
 
 
-@pytest.mark.parametrize("wrong", ["s3://bucket/runs.jsonl", "hdfs:///runs.jsonl"])
-def test_a_url_is_refused_before_any_work(wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "wrong", ["s3://bucket/runs.jsonl", "hdfs:///runs.jsonl", Path("s3://bucket/runs.jsonl")]
+)
+def test_a_url_is_refused_before_any_work(wrong: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """A log that grows is a local file; a URL would name a folder such as "s3:"."""
-    with pytest.raises(UsageError, match=r"run log '(s3|hdfs)://.*name a file on this machine"):
+    with pytest.raises(UsageError, match=r"run log .*(s3|hdfs):/.*name a file on this machine"):
         check_fit_arguments(DenseNetwork([2, 2]), 1, ColumnSpec(), None, (), wrong)
-    monkeypatch.setenv("SPARKSTROM_RUNS", wrong)
-    with pytest.raises(UsageError, match="name a file on this machine"):
+    monkeypatch.setenv("SPARKSTROM_RUNS", "s3://bucket/runs")
+    with pytest.raises(UsageError, match=r"SPARKSTROM_RUNS='s3://bucket/runs': .* of this machine"):
         check_fit_arguments(DenseNetwork([2, 2]), 1, ColumnSpec(), None, (), None)
 
 

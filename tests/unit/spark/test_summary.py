@@ -208,11 +208,12 @@ def test_what_dismissed_tasks_had_not_sent_is_lost_mass() -> None:
 
 
 def test_workers_warnings_are_in_the_summary() -> None:
-    """The first warning of the tasks' reports is shown, with the number of others."""
-    reports = [f'{{"mass_dismissed": 0, "warnings": {texts}}}' for texts in ("[]", '["a"]')]
-    assert summary(reports=reports).warnings[-1] == "a"
-    made = summary(reports=[*reports, reports[1]])
-    assert made.warnings[-1] == "a (such warnings of workers: 2)"
+    """The first three warnings of the tasks' reports are shown, with the number of all."""
+    texts = ["[]", '["a"]', '["b"]', '["c", "d"]']
+    reports = [f'{{"mass_dismissed": 0, "warnings": {each}}}' for each in texts]
+    assert summary(reports=reports[:3]).warnings[-2:] == ["a", "b"]
+    made = summary(reports=reports)
+    assert made.warnings[-3:] == ["a", "b", "c (such warnings of workers: 4)"]
 
 
 def test_phases_add_up_to_the_whole() -> None:
