@@ -31,12 +31,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         " Spark, such as 512m or 2g.",
     )
     add = parser.add_argument
-    add(
-        "--params",
-        required=True,
-        metavar="N",
-        help="number of parameters of the model, such as 25e6",
-    )
+    add("--params", required=True, metavar="N", help="number of parameters, such as 25e6")
     add("--workers", type=int, required=True, metavar="N", help="number of workers")
     add(
         "--workers-per-node",

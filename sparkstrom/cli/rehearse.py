@@ -37,22 +37,14 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         metavar="RULE,...",
         help="scaling rules to compare: sequential, limited, ddp (default: the script's)",
     )
-    add(
-        "--measure",
-        action="store_true",
-        help="measure step times, encoding and links on the executors",
-    )
+    add("--measure", action="store_true", help="measure steps, encoding and links on executors")
     add(
         "--link",
         metavar="RATE",
         help="rate of each host's link in each direction (default: 1gbit, or measured)",
     )
     add("--latency", metavar="TIME", help="latency in one direction (default: 1ms, or measured)")
-    add(
-        "--step",
-        metavar="TIME",
-        help="mean time of a training step, such as 120ms (default: measured)",
-    )
+    add("--step", metavar="TIME", help="mean time of a step, such as 120ms (default: measured)")
     add(
         "--jitter",
         metavar="SHARE",
@@ -74,17 +66,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="number of slow workers and their speed, such as 1x0.5: one at half speed"
         " (default: none)",
     )
-    add(
-        "--kill",
-        default="0",
-        metavar="N",
-        help="number of workers that die during the fit (default: %(default)s)",
-    )
-    add(
-        "--to-loss",
-        metavar="LOSS",
-        help="loss to reach (default: one process's lowest loss plus 5 %%)",
-    )
+    add("--kill", default="0", metavar="N", help="number of workers that die (default: none)")
+    add("--to-loss", metavar="LOSS", help="loss to reach (default: one process's lowest + 5 %%)")
     add(
         "--rows",
         default="20000",
