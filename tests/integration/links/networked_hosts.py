@@ -64,27 +64,27 @@ class ThreeNetworks(Hosts):
         self._wire("data", "wire", "eth1")
         self._wire("third", "line", "eth2")
         for host in range(self.count):
-            self._in(host, f"ip address add {self.data_address(host)}/16 dev eth1")
-            self._in(host, f"ip address add 10.79.0.{host + 1}/24 dev eth2")
+            self._run_inside(host, f"ip address add {self.data_address(host)}/16 dev eth1")
+            self._run_inside(host, f"ip address add 10.79.0.{host + 1}/24 dev eth2")
             for interface in ("lo", "eth2"):
-                self._in(host, f"sysctl -w net.ipv6.conf.{interface}.disable_ipv6=0")
-            self._in(host, f"ip -6 address add fd00:79::{host + 1}/64 dev eth2 nodad")
+                self._run_inside(host, f"sysctl -w net.ipv6.conf.{interface}.disable_ipv6=0")
+            self._run_inside(host, f"ip -6 address add fd00:79::{host + 1}/64 dev eth2 nodad")
             # A test's rules precede the table of local addresses, so they can drop what arrives.
-            self._in(host, "ip rule add pref 100 lookup local")
-            self._in(host, "ip rule del pref 0")
-        self._in(1, "ip link add spare type bridge")
-        self._in(1, "ip address add 10.78.2.2/24 dev spare")
-        self._in(1, "ip link set spare up")
+            self._run_inside(host, "ip rule add pref 100 lookup local")
+            self._run_inside(host, "ip rule del pref 0")
+        self._run_inside(1, "ip link add spare type bridge")
+        self._run_inside(1, "ip address add 10.78.2.2/24 dev spare")
+        self._run_inside(1, "ip link set spare up")
 
     def _wire(self, switch: str, port: str, interface: str) -> None:
         """Connect all hosts to another switch; its ports are ``port`` plus the host's number."""
-        self._in(self.count, f"ip link add {switch} type bridge")
-        self._in(self.count, f"ip link set {switch} up")
+        self._run_inside(self.count, f"ip link add {switch} type bridge")
+        self._run_inside(self.count, f"ip link set {switch} up")
         for host in range(self.count):
             inside = f"peer name {interface} netns {self._holders[host].pid}"
-            self._in(self.count, f"ip link add {port}{host} type veth {inside}")
-            self._in(self.count, f"ip link set {port}{host} master {switch} up")
-            self._in(host, f"ip link set {interface} up")
+            self._run_inside(self.count, f"ip link add {port}{host} type veth {inside}")
+            self._run_inside(self.count, f"ip link set {port}{host} master {switch} up")
+            self._run_inside(host, f"ip link set {interface} up")
 
     @staticmethod
     def data_address(host: int) -> str:
@@ -95,11 +95,11 @@ class ThreeNetworks(Hosts):
     def dropping(self, host: int, udp: str = "") -> Iterator[None]:
         """Silently drop UDP that arrives on the host's eth1; ``udp`` may restrict the rule."""
         rule = f"pref 50 iif eth1 ipproto udp {udp} blackhole"
-        self._in(host, f"ip rule add {rule}")
+        self._run_inside(host, f"ip rule add {rule}")
         try:
             yield
         finally:
-            self._in(host, f"ip rule del {rule}")
+            self._run_inside(host, f"ip rule del {rule}")
 
 
 class SixOnly(Hosts):
@@ -112,8 +112,8 @@ class SixOnly(Hosts):
 
     def _give_address(self, host: int) -> None:
         for interface in ("lo", "eth0"):
-            self._in(host, f"sysctl -w net.ipv6.conf.{interface}.disable_ipv6=0")
-        self._in(host, f"ip -6 address add {self.address(host)}/64 dev eth0 nodad")
+            self._run_inside(host, f"sysctl -w net.ipv6.conf.{interface}.disable_ipv6=0")
+        self._run_inside(host, f"ip -6 address add {self.address(host)}/64 dev eth0 nodad")
 
 
 @contextmanager

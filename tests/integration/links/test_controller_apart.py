@@ -107,7 +107,7 @@ def test_it_stays_where_it_is_heard_and_moves_where_it_is_not(
     check(near, 3 + 1)  # three slots, and the driver program
     assert "the controller moves to" not in said
     for command in NO_UDP:
-        cluster._in(0, command)
+        cluster._run_inside(0, command)
     moved, said = program.fit()
     check(moved, 2 + 1)
     assert moved["prepare_s"] < 10
@@ -117,7 +117,7 @@ def test_it_stays_where_it_is_heard_and_moves_where_it_is_not(
     check(named, 2 + 1)
     assert f"the controller is on executor 0 on 10.77.0.2, {there}" in said
     for command in NO_TCP:
-        cluster._in(0, command)
+        cluster._run_inside(0, command)
     silent, said = program.fit()
     program.end()
     check(silent, 2 + 1)

@@ -82,7 +82,7 @@ def test_an_open_link_and_its_rate(hosts: Hosts) -> None:
 def test_a_firewall_is_seen_in_its_direction(hosts: Hosts) -> None:
     """The probe finds in which direction UDP is dropped, and the check names the port to open."""
     for command in DROP_UDP:
-        hosts._in(1, command)
+        hosts._run_inside(1, command)
     began_s = time.monotonic()
     matrix = build_matrix(["driver", "host1"], heard_on(hosts))
     assert time.monotonic() - began_s < 10 * SECONDS
@@ -97,7 +97,7 @@ def test_a_firewall_is_seen_in_its_direction(hosts: Hosts) -> None:
 
 def test_a_path_that_cuts_datagrams_up(hosts: Hosts) -> None:
     """The check warns of a path whose MTU fragments datagrams."""
-    hosts._in(0, "ip link set eth0 mtu 1300")
+    hosts._run_inside(0, "ip link set eth0 mtu 1300")
     matrix = build_matrix(["driver", "host1"], heard_on(hosts))
     way = matrix["driver"]["host1"]
     assert way.heard
