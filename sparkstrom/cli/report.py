@@ -24,7 +24,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "sparkstrom-runs)",
     )
     parser.add_argument(
-        "-o", "--output", type=Path, help="page to write (default: beside the log, as .html)"
+        "-o", "--output", type=Path, help="page to write (default: the log's name with .html)"
     )
     parser.add_argument(
         "--fit", type=int, metavar="N", help="show only fit N of the log, from 1 (default: all)"

@@ -28,7 +28,7 @@ class FitRequest:
     listeners: tuple[Any, ...]  # the user's
     run_log: str | os.PathLike[str] | None  # file; "": none; None: a new one in the usual directory
     key: FitKey  # identifies the fit within its program
-    resume_from: ResumePoint | None = None  # the checkpoint; None: the fit starts anew
+    resume_from: ResumePoint | None = None  # the checkpoint; None: a new fit
     epoch_limit: MaxEpochsTerminationCondition | None = None  # set if it reduced ``epochs``
 
     @property

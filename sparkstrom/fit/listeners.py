@@ -236,7 +236,7 @@ def check_run_log(run_log: object) -> None:
             f"run_log={shown(run_log)}: give the path of a file, None for a new one in"
             f' {RUN_LOG_DIRECTORY}, or "" for none'
         )
-    if isinstance(run_log, (str, os.PathLike)):
+    if isinstance(run_log, str | os.PathLike):
         JsonLines(run_log)  # refuses URLs
     elif (directory := find_run_log_directory()) and find_local_path(directory) is None:
         raise UsageError(
@@ -541,7 +541,9 @@ class ListenerThread(FitListener):
             self._listeners = [each for each in self._listeners if each is not listener]
             raised = ListenerFailure(f"{type(listener).__name__}.{method}", error)
             fails_fit = getattr(listener, "fails_fit", True)
-            if method == "on_fit_begin" if fails_fit is None else fails_fit:
+            if fails_fit is None:
+                fails_fit = method == "on_fit_begin"
+            if fails_fit:
                 self._raised = self._raised or raised
             else:
                 self._warn(

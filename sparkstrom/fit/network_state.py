@@ -3,7 +3,7 @@
 The state includes the parameters, the optimizer states, the number of epochs trained so far, and
 the names of residual files: at the end of a fit, each worker saves its residual (changes that it
 has not sent) on its executor. Buffers (such as BatchNorm statistics) are kept in the model itself,
-so networks of one model object share them; a fit that starts with another network's is warned of.
+so networks of one model object share them; a fit that starts with another network's has a warning.
 """
 
 from __future__ import annotations
@@ -165,7 +165,7 @@ class NetworkStateHolder:
 
     def _digest_buffers(self, buffers: bytes) -> bytes:
         """Return the SHA-256 of the model's buffers and number of parameters."""
-        return hashlib.sha256(buffers + bytes(f"{self._model.n_params}", "ascii")).digest()
+        return hashlib.sha256(buffers + b"%d" % self._model.n_params).digest()
 
     def _digest_parameters(self) -> bytes:
         """Return the SHA-256 of the parameters."""

@@ -139,7 +139,7 @@ class TrainedNetwork:
 
         Assigning parameters is a warm start: residual files, optimizer states and a restored
         checkpoint for the next fit belong to the former parameters and are not used. The number of
-        epochs stays, so schedules by epochs continue; to begin anew, make another network.
+        epochs stays, so schedules by epochs continue; to start from epoch 1, make another network.
         """
         return self._state.parameters.copy()
 

@@ -79,8 +79,8 @@ def local_ip(env: Mapping[str, str]) -> str | None:
             ipaddress.ip_address(address)
         except ValueError:
             raise UsageError(
-                f"{variable}={address!r} on {socket.gethostname()}: is no IP address; write one of"
-                " this host, such as 10.0.0.5"
+                f"{variable}={address!r} on {socket.gethostname()} is not an IP address; write one"
+                " of this host, such as 10.0.0.5"
             ) from None
     if len(set(named.values())) > 1:
         said = " but ".join(f"{variable}={address}" for variable, address in named.items())

@@ -41,7 +41,7 @@ from sparkstrom.rehearsal.conditions import Conditions
 from sparkstrom.rehearsal.fit import CurvePoint, SimulatedFit
 
 ONE_PROCESS, SPARKSTROM, ALL_REDUCE = "one process", "sparkstrom", "DDP all-reduce"
-CURVES_MAX = STYLE_COUNT  # curves in one plot; more could not be told apart
+CURVES_MAX = STYLE_COUNT  # curves in one plot; more could not be distinguished
 TITLE = "Rehearsal"
 
 

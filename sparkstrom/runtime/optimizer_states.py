@@ -184,7 +184,7 @@ class OptimizerStateServer:
         return now_s - self._made_s > COPY_FRESH_S and not taken
 
     def at_boundary(self, state: Callable[[], bytes]) -> None:
-        """Make a copy if one was requested, and drop one that nobody has requested for a while.
+        """Make a copy if one was requested, and drop one that was not requested for a while.
 
         The trainer calls this between two steps; ``state`` returns the encoded state.
         """

@@ -205,9 +205,8 @@ class Dl4jMethodNames:
                 f"output={output!r}: the outputs would replace the key column {replaced[0]!r}; give"
                 " another name for the outputs"
             )
-        temporary = (
-            f"sparkstrom_{secrets.token_hex(8)}"  # the DataFrame may have a column ``output``
-        )
+        # The DataFrame may have a column ``output`` already.
+        temporary = f"sparkstrom_{secrets.token_hex(8)}"
         predicted = self._predictor.predict(data, features, temporary)
         chosen = predicted.select(*map(quote_column, [*keys, temporary]))
         return chosen.withColumnRenamed(temporary, output)

@@ -288,7 +288,7 @@ def _list_global_names(code: types.CodeType) -> set[str]:
 
 NAN_LOSSES = (
     "minibatches of this worker with a loss of NaN and no gradient: {}; they count with a loss of"
-    " 0. Their labels are all ignored, or the step skips an overflow; if most do, it trains nothing"
+    " 0. Either all labels are ignored, or the step skips an overflow; if they are many, check both"
 )
 ACCUMULATE = whole(1)[KEY]
 CLIP_NORM = number(above=0, remedy=", or None", words=(None,))[KEY]

@@ -165,7 +165,7 @@ class DirtyFlag:
         self.is_set = self.is_urgent = True
 
     def set_routine(self) -> None:
-        """Request a report of news that nobody waits for, which is gathered for a moment."""
+        """Request a report of news that is not urgent, which is gathered for a moment."""
         self.is_set = True
 
     def clear(self) -> None:

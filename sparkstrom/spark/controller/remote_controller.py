@@ -383,11 +383,15 @@ class RemoteController:
         if answer is None:
             copied.set_result(())
         else:
-            answer.add_done_callback(
-                lambda done: copied.set_result(
-                    () if done.cancelled() or done.exception() else done.result()
-                )
-            )
+
+            def resolve(done: Future[tuple[bytes, ...]]) -> None:
+                """Pass on the states; () and a log entry if the request failed."""
+                error = None if done.cancelled() else done.exception()
+                if error is not None:
+                    log.warning("the controller sent no optimizer states: %s", error)
+                copied.set_result(() if done.cancelled() or error else done.result())
+
+            answer.add_done_callback(resolve)
         return copied
 
     @property

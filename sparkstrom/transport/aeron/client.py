@@ -621,7 +621,7 @@ class AeronTransport:
     def _poll_openings(self) -> None:
         """Process the driver's answers to requests for streams; forget released senders.
 
-        Start to poll the receivers that are now open, and close those that nobody needs any more.
+        Start to poll the receivers that are now open, and close those that are not needed any more.
         """
         opened = [s for s, each in self._pending_subscriptions.items() if not each.is_opening()]
         for stream in opened:

@@ -158,7 +158,7 @@ def test_the_address_a_host_is_told_to_bind(env: dict[str, str], address: str | 
 
 @pytest.mark.parametrize("wrong", ["localhost", "10.0.0.0/16", "10.0.0.5:40123"])
 def test_an_address_that_is_none_is_refused_by_the_name_of_its_variable(wrong: str) -> None:
-    with pytest.raises(UsageError, match=f"DL4J_VOID_IP='{wrong}' on .*: is no IP address"):
+    with pytest.raises(UsageError, match=f"DL4J_VOID_IP='{wrong}' on .* is not an IP address"):
         local_ip({"DL4J_VOID_IP": wrong})
 
 
