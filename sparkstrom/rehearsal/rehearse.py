@@ -85,7 +85,7 @@ class RehearsalRequest:
         return cls.parse(**options)
 
     @classmethod
-    def parse(
+    def parse(  # noqa: PLR0913 -- the options of a rehearsal, by keyword
         cls,
         *,
         workers: int | Sequence[int] = DEFAULT_WORKERS,

@@ -116,7 +116,7 @@ class SimProcess:
         "step_s_max", "stepping", "tick_s", "ticks", "turn",
     )  # fmt: skip
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 -- parts and callbacks, by keyword
         self,
         name: str,
         identity: Identity,

@@ -45,28 +45,3 @@ def test_modules_and_functions_are_short() -> None:
             and (length := lines_without_docstring(node)) > FUNCTION_LINES_MAX
         ]
     assert too_long == []
-
-
-def test_no_sleep_below_integration() -> None:
-    """Only integration tests sleep."""
-    assert [
-        f"{short(path)}:{call.lineno}"
-        for path in SOURCES
-        if short(path).startswith("tests/") and "integration" not in path.parts
-        if "sleep" in (text := path.read_text())
-        for call in ast.walk(ast.parse(text))
-        if isinstance(call, ast.Call)
-        and getattr(call.func, "attr", getattr(call.func, "id", "")) == "sleep"
-        and ast.unparse(call) != "time.sleep(0)"  # it does not wait, but lets other threads run
-    ] == []
-
-
-def test_modules_have_a_docstring_and_no_todo() -> None:
-    package = [path for path in SOURCES if short(path).startswith("sparkstrom/")]
-    assert [short(p) for p in package if not ast.get_docstring(ast.parse(p.read_text()))] == []
-    assert [
-        (short(path), word)
-        for path in package
-        for word in ("TODO", "FIXME", "XXX")
-        if word in path.read_text()
-    ] == []

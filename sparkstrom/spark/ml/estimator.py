@@ -72,7 +72,7 @@ class SparkstromEstimator(
     _input_kwargs: dict[str, Any]
 
     @keyword_only
-    def __init__(
+    def __init__(  # noqa: PLR0913 -- Spark ML's parameters, by keyword
         self,
         *,
         model: FlatModel | None = None,
