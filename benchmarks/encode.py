@@ -298,7 +298,7 @@ def entropy_bits(codes: np.ndarray, level_of_hit: np.ndarray, n_params: int) -> 
 def measure_bitmap(n_params: int) -> dict[str, float]:
     """Return the figures of the bitmap, with hits at half of the parameters."""
     kernels, memory = backends.kernels(), make_arrays(n_params, 0.5)
-    memory.residual *= np.float32(2)  # residuals that are no hits are now up to 0.8 tau
+    memory.residual *= np.float32(2)  # residuals that are not hits are now up to 0.8 tau
     np.copyto(memory.local, memory.theta + memory.residual)
     memory.before = [memory.residual.copy(), memory.theta.copy(), memory.local.copy()]
     steps, rest = (TAU, TAU, 1, Q), (memory.scratch, memory.packed)

@@ -156,7 +156,7 @@ def start(home: Path, jars: Path, nodes: int = 2, wanted: Mapping[str, object] =
     if " " in str(home):
         raise RuntimeError(f"{home}: a home has no spaces, Hadoop does without: --home DIRECTORY")
     if home.exists() and any(home.iterdir()) and not (home / STATE).exists():
-        raise RuntimeError(f"{home} holds what is no cluster's: name another directory")
+        raise RuntimeError(f"{home} was not created by this program: name another directory")
     shutil.rmtree(home, ignore_errors=True)
     needed = classpath(jars)
     for folder in ("conf", "spark-conf", "tmp", "staging"):

@@ -45,7 +45,7 @@ def rename(root: Path, old: str, new: str) -> list[str]:
     """Return lines that still have the old name. Raise ValueError for what cannot be renamed."""
     module, names = _split(root, old)
     if not all(part.isidentifier() for part in new.split(".")):
-        raise ValueError(f"{new!r} is no name in Python")
+        raise ValueError(f"{new!r} is not a name in Python")
     if not names:
         _rename_module(root, module, new)
         return _lines_with(root, module.rpartition(".")[2])

@@ -20,7 +20,7 @@ while [ $# -gt 0 ]; do
         --home) home=$(value "$@"); shift 2 ;;
         --wheels) wheels=$(value "$@"); shift 2 ;;
         --) shift; break ;;
-        *) fail "$1 is no option of this script; see its first lines" ;;
+        *) fail "$1 is not an option of this script; see its first lines" ;;
     esac
 done
 [ -n "$package" ] || fail "--package wants the wheel of sparkstrom, such as s3://BUCKET/sparkstrom-0.1.0-py3-none-manylinux_2_28_x86_64.whl"

@@ -17,7 +17,7 @@ case $release in
     emr-spark-8) label=emr-spark-8.0.0 python=python3.12 ;;   # Spark 4.0.2
     *) fail "$release is neither emr-7 nor emr-spark-8" ;;
 esac
-[[ $folder == s3://* ]] || fail "$folder is no folder of S3, such as s3://my-bucket/training"
+[[ $folder == s3://* ]] || fail "$folder is not a folder of S3, such as s3://my-bucket/training"
 for file in "$wheel" "$program"; do
     [ -f "$file" ] || fail "there is no file $file"
 done

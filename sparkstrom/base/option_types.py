@@ -57,7 +57,7 @@ def parse_word(key: str, word: str) -> object:
 
 
 def parse_number(key: str, word: str) -> int | float:
-    """Parse ``word`` as an int or float. Raise UsageError naming ``key`` if it is no number."""
+    """Parse ``word`` as an int or float. Raise UsageError naming ``key`` if it is not a number."""
     try:
         return int(word)
     except ValueError:
@@ -345,7 +345,7 @@ def path(
 
 
 def check_path_argument(value: object) -> str:
-    """Return a method's path argument as a string. Raise UsageError if it is no path."""
+    """Return a method's path argument as a string. Raise UsageError if it is not a path."""
     kind = path("must be a path, as a string or a Path object", words=())[KEY]
     return str(kind.read("path", value))
 

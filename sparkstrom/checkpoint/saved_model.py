@@ -258,7 +258,7 @@ def load_model(path: Path, model: FlatModel | None = None) -> tuple[FlatModel, F
                          ) from None  # fmt: skip
     if not isinstance(description, dict) or description.get("format") != FORMAT:
         raise UsageError(
-            f"{description_path(path)} does not say format {FORMAT}, which this version of "
+            f"{description_path(path)} does not state format {FORMAT}, which this version of "
             "sparkstrom reads: it does not describe a model, or a newer version wrote it"
         )
     _check_description(description_path(path), description)
@@ -269,12 +269,12 @@ def load_model(path: Path, model: FlatModel | None = None) -> tuple[FlatModel, F
     if parameters.shape != (model.n_params,) or parameters.dtype != np.float32:
         raise UsageError(
             f"{path} holds {parameters.dtype}{list(parameters.shape)}, its description requires "
-            f"float32[{model.n_params}]: the two files are not of one save"
+            f"float32[{model.n_params}]: the two files were not saved together"
         )
     if _parameters_digest(parameters, buffers) != description["sha256"]:
         raise UsageError(
             f"{path} does not hold the parameters that {description_path(path).name} describes: "
-            "the two files are not of one save; take both from the same one"
+            "the two files were not saved together; use two that were"
         )
     load_buffers(model, buffers)
     return model, parameters, int(description["epochs"])
@@ -307,7 +307,7 @@ def _model_from_description(path: Path, description: dict[str, Any]) -> FlatMode
         raise UsageError(f"{path}: {error}") from error
     except Exception as error:  # a damaged file of an earlier version, without a digest
         raise UsageError(
-            f"{path} describes no model that can be made ({type(error).__name__}:"
+            f"{path} describes a model that cannot be created ({type(error).__name__}:"
             f" {first_line(error)}): it is damaged, or of another version of sparkstrom"
         ) from error
 
@@ -325,12 +325,12 @@ def check_same_model(current: dict[str, Any], saved: dict[str, Any], path: objec
     current = json.loads(json.dumps(current))  # tuples become lists, as in the saved description
     kind, saved_kind = current.get("kind"), saved.get("kind")  # a user-defined model may have none
     if kind != saved_kind and (kind, saved_kind) not in EQUAL_KINDS:
-        raise UsageError(f"{path} is of kind {saved_kind!r}, the model given is {kind!r}")
+        raise UsageError(f"{path} is of kind {saved_kind!r}, the given model is {kind!r}")
     parameters = current.get("parameters", []), saved.get("parameters", [])
     for own, other in itertools.zip_longest(*parameters):
         if own != other:
             raise UsageError(
-                f"{path} has parameter {other}, the model given has {own} in its place: create it "
+                f"{path} has parameter {other}, the given model has {own} in its place: create it "
                 "with the same code as the saved one"
             )
     if difference := _find_difference_in(current, saved, REFUSED_KEYS.get(kind, ())):
@@ -423,7 +423,7 @@ def _find_difference(own: Any, other: Any, name: str) -> str | None:
     elif _without_changing(own) == _without_changing(other):
         return None
     else:
-        return f"{name}={shown(other)}, the model given has {shown(own)} in its place"
+        return f"{name}={shown(other)}, the given model has {shown(own)} in its place"
     return next((found for pair in pairs if (found := _find_difference(*pair))), None)
 
 

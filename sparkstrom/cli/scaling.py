@@ -135,7 +135,7 @@ def _read_rehearsal(path: Path) -> dict[str, str]:
         raise UsageError(f"--from {path}: {error.strerror}; name a file that exists") from None
     except (ValueError, KeyError, TypeError):
         raise UsageError(
-            f"--from {path}: it is no rehearsal; write one with sparkstrom rehearse SCRIPT.py"
+            f"--from {path}: it is not a rehearsal; write one with sparkstrom rehearse SCRIPT.py"
             " --json > rehearsal.json"
         ) from None
 

@@ -112,7 +112,7 @@ def decode_threshold(message: I32, out: F32) -> None:
     wrong = (indices < 0) | (indices >= out.size)
     if wrong.any():
         entry = entries[np.argmax(wrong)]
-        raise WireError(f"entry {entry} is no signed index from 1 to {out.size}")
+        raise WireError(f"entry {entry} is not a signed index from 1 to {out.size}")
     seen = np.zeros(out.size, np.bool_)
     seen[indices] = True
     if np.count_nonzero(seen) != indices.size:

@@ -368,7 +368,9 @@ class _ArrayReader:
             if bad.any():
                 row = int(np.argmax(bad))
                 advice = self._search_advice(f"float({{}}) = float('{array[row]}')")
-                self._reject(row, f"is {array[row]}, which is no weight: give 0 or above{advice}")
+                self._reject(
+                    row, f"is {array[row]}, which is not a weight: give 0 or above{advice}"
+                )
             array = array.astype(np.float32)
         elif self._source.role == HELD_OUT:
             array = array.astype(np.uint8)

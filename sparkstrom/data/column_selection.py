@@ -41,7 +41,7 @@ class ColumnSpec(NamedTuple):
 
     @property
     def fraction(self) -> float:
-        """Fraction of the rows to hold out at random; 0 if ``validation`` is no number."""
+        """Fraction of the rows to hold out at random; 0 if ``validation`` is not a number."""
         return as_float(self.validation) if is_real(self.validation) else 0.0
 
 

@@ -301,7 +301,7 @@ def split_columns(value: Any) -> tuple[ColumnStructure, list[Any]]:
 
 
 def split_labels(value: Any) -> tuple[ColumnStructure, list[Any]]:
-    """Return (structure, columns) of a row's labels; None and () are no labels."""
+    """Return (structure, columns) of a row's labels; None and () are not labels."""
     if value is None or (isinstance(value, tuple) and not value):
         return 0, []
     return split_columns(value)

@@ -384,7 +384,7 @@ class Encoder:
             UsageError: ``workers`` is below 1.
         """
         if workers < 1:
-            raise UsageError(f"workers={workers}: at least this one trains")
+            raise UsageError(f"workers={workers}: must be at least 1")
         self._workers = workers
         self.scale = AGGREGATIONS[self.aggregation](workers)
         if summed is not None:

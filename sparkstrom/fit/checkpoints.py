@@ -742,8 +742,8 @@ def _build_resume_point(path: str, checkpoint: Checkpoint, model: FlatModel) -> 
     parameters, buffers = arrays["parameters"], arrays["buffers"].tobytes()
     if parameters.shape != (model.n_params,):
         raise UsageError(
-            f"{path} holds {parameters.size:,} parameters, the model given has {model.n_params:,}:"
-            f" make it of the same code as then, or {TRAIN_ANEW_HINT}"
+            f"{path} has {parameters.size:,} parameters, the given model has {model.n_params:,}:"
+            f" create it as the saved one was created, or {TRAIN_ANEW_HINT}"
         )
     # Older checkpoints have one optimizer state for all workers.
     updaters = said.get("updaters", {"own": {}, "left_out": []})
@@ -797,8 +797,9 @@ def _check_states(path: str, model: FlatModel, parameters: Flat, states: Optimiz
             tried.load_updater_state(decode_optimizer_state(state))
     except Exception as error:  # libraries raise anything for a state that is not theirs
         raise UsageError(
-            f"{path} holds an optimizer's state that the model given does not take"
-            f" ({type(error).__name__}: {error}): give the optimizer of then, or {TRAIN_ANEW_HINT}"
+            f"{path} has an optimizer state that the given model cannot use"
+            f" ({type(error).__name__}: {error}): pass the optimizer that was used, or"
+            f" {TRAIN_ANEW_HINT}"
         ) from error
 
 

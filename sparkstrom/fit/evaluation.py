@@ -202,7 +202,7 @@ def merge_evaluations(parts: Sequence[Evaluation]) -> Evaluation:
     """Return the merged metrics of several batches of rows. Raise UsageError if none has rows."""
     parts = [part for part in parts if part.rows]
     if not parts:
-        raise UsageError("there are no rows to evaluate: look at the data's filters")
+        raise UsageError("there are no rows to evaluate: check the filters of the data")
 
     def collect(name: str) -> list[Any]:
         return [value for part in parts if (value := getattr(part, name)) is not None]

@@ -49,7 +49,7 @@ def unpack_buffers(templates: Arrays, data: bytes) -> Arrays:
     if len(data) != wanted:
         raise UsageError(
             f"{len(data)} bytes of buffers, this model has {wanted} (of {len(templates)} buffers):"
-            " they are not of an equal model"
+            " they belong to another model"
         )
     arrays, offset = [], 0
     for array in templates:
@@ -162,7 +162,7 @@ def leaves_from_state(state: State, templates: list[tuple[str, Any]]) -> list[An
     if set(state) != {name for name, _ in templates}:
         raise UsageError(
             f"optimizer state has {sorted(state)}, this optimizer needs"
-            f" {sorted(name for name, _ in templates)}: it is of another model or optimizer"
+            f" {sorted(name for name, _ in templates)}: it belongs to another model or optimizer"
         )
     return [_leaf_from_state(name, state[name], template) for name, template in templates]
 

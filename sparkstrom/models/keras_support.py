@@ -190,7 +190,7 @@ def copy_optimizer(optimizer: Any) -> Any:
     except (TypeError, ValueError, KeyError) as error:
         why = first_line(error)[:200]
         raise UsageError(
-            f"optimizer={shown(optimizer)}: Keras cannot make an optimizer of it"
+            f"optimizer={shown(optimizer)}: Keras cannot create an optimizer from it"
             f" ({type(error).__name__}: {why})"
         ) from error
     if template is None:
@@ -464,7 +464,7 @@ def deserialize(configuration: Any, classes: dict[str, Any]) -> Any:
         named = configuration if isinstance(configuration, dict) else {}
         kind = named.get("class_name", "loss")
         raise UsageError(
-            f"a {kind} cannot be sent to executors, as Keras cannot make it again from"
+            f"a {kind} cannot be sent to executors, as Keras cannot create it again from"
             " its configuration: give its layers get_config (and build), or register what they use"
             f" with keras.saving.register_keras_serializable; {first_line(error)}"
         ) from error
@@ -492,9 +492,9 @@ def require_equal_copy(model: Any, copied: Any) -> None:
     if expected != actual:
         missing = [name for name, _ in expected if name not in dict(actual)] or ["others"]
         raise UsageError(
-            f"{model.name} cannot be sent to executors: made again from its configuration it lacks"
-            f" {', '.join(missing[:3])}; implement build() so that it makes all variables, or use"
-            " keras.Sequential or keras.Model(inputs, outputs)"
+            f"{model.name} cannot be sent to executors: created again from its configuration, it"
+            f" lacks {', '.join(missing[:3])}; implement build() so that it makes all variables,"
+            " or use keras.Sequential or keras.Model(inputs, outputs)"
         )
 
 

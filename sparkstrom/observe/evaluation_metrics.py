@@ -38,7 +38,10 @@ class ExactSum:
         values = np.asarray(values, np.float64).ravel()
         if not np.isfinite(values).all():
             bad = values[~np.isfinite(values)][0]
-            raise UsageError(f"a sum meets the value {bad}: fill or drop it, or lower the rate")
+            raise UsageError(
+                f"the data or outputs contain {bad}: fill or drop such values; if the model outputs"
+                " them, lower the learning rate"
+            )
         fractions, exponents = np.frexp(values)
         mantissas = np.ldexp(fractions, MANTISSA_BITS).astype(np.int64)
         steps, where = np.unique(exponents, return_inverse=True)

@@ -54,8 +54,8 @@ def resolve(master: Master, conf: Mapping[str, str], env: Mapping[str, str]) -> 
         env: The driver program's environment variables; those that name no option are ignored.
 
     Raises:
-        UsageError: A key ``spark.sparkstrom.*`` names no option, a text is no value of its option,
-            or the resulting options are invalid.
+        UsageError: A key ``spark.sparkstrom.*`` names no option, a text is not a value of its
+            option, or the resulting options are invalid.
     """
     names = [each.name for cls in OPTION_CLASSES for each in options_in(cls) if each.name != NESTED]
     for key in conf:
@@ -70,7 +70,7 @@ def resolve(master: Master, conf: Mapping[str, str], env: Mapping[str, str]) -> 
 def local_ip(env: Mapping[str, str]) -> str | None:
     """Return the IP address to bind that the environment variables name, or None if none does.
 
-    Raise UsageError if a variable in LOCAL_IP is no address, or if they name different ones.
+    Raise UsageError if a variable in LOCAL_IP is not an address, or if they name different ones.
     """
     given = {variable: unquote(env.get(variable, "")) for variable in LOCAL_IP}
     named = {variable: address for variable, address in given.items() if address}

@@ -594,7 +594,7 @@ def measure_script(path: Path, density: float) -> StepMeasurement:
     for what, columns in (("features", features), ("labels", labels)):
         if any(np.ndim(one) == 0 for one in arrays_of(columns)):
             raise UsageError(
-                f"--measure {path}: the {what} of `batch` are no rows; name {SCRIPT_REQUIREMENTS}"
+                f"--measure {path}: the {what} of `batch` are not rows; name {SCRIPT_REQUIREMENTS}"
             )
     return measure_model(model, Batch(features, labels, *weights), density)
 

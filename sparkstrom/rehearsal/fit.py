@@ -233,7 +233,7 @@ class FitSimulator:
             self._start(partition)
         try:
             if not self._time.run(math.inf):
-                raise TrainingError("the rehearsed fit stands still: nothing is left to happen")
+                raise TrainingError("the rehearsed fit cannot continue: no event is pending")
         except SparkstromError as error:
             simulated.error = str(error)
         self._complete_result()

@@ -71,7 +71,7 @@ def _check_own_address(address: str, addresses: Sequence[InterfaceAddress]) -> s
     ):
         return str(parsed)
     raise NetworkError(
-        f"{address} is no address of {socket.gethostname()}: it has "
+        f"{address} is not an address of {socket.gethostname()}: it has "
         f"{_format_addresses(addresses)}; name one of these, or a network mask that contains one"
     )
 

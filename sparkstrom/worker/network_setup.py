@@ -170,7 +170,7 @@ def _join_repeatedly(join: Callable[[], Joined]) -> Joined:
         try:
             return join()
         except DriverLost as lost:
-            log.warning("the media driver exited while it was joined (%s)", lost)
+            log.warning("the media driver exited while this process connected to it (%s)", lost)
     return join()
 
 

@@ -121,14 +121,17 @@ def read_executor_info(proc: Path = PROC_DIRECTORY) -> ExecutorInfo:
 def assigned_gpu(resources: Mapping[str, Any]) -> int | None:
     """Return the index of the first GPU that Spark assigned to the task, or None.
 
-    ``resources`` are those of Spark's TaskContext. If the GPU's name is no number, log a warning.
+    ``resources`` are those of Spark's TaskContext. If the GPU's name is not a number, log a
+    warning.
     """
     addresses = resources["gpu"].addresses if "gpu" in resources else []
     if not addresses:
         return None
     if addresses[0].isdigit():
         return int(addresses[0])
-    log.warning("Spark calls its GPU %r, which is no index: choose device= yourself", addresses[0])
+    log.warning(
+        "Spark names this task's GPU %r, which is not an index: set device= yourself", addresses[0]
+    )
     return None
 
 
@@ -159,7 +162,7 @@ def require_row_count(job: PartitionSpec, environment: TaskEnvironment, rows: in
         raise EOFError(
             f"partition {environment.partition} has {rows} rows, "
             f"{job.rows[environment.partition]} were counted before: Spark lost part of it and "
-            "makes it again, or the data change from one evaluation to the next; then persist them "
+            "recomputes it, or the data change from one evaluation to the next; then persist them "
             "or write them to files first"
         )
 

@@ -250,7 +250,7 @@ def require_picklable(model: Any, pack: PickleFunction) -> None:
     path, error = _find_unpicklable_part(model, type(model).__name__, error, pack)
     raise UsageError(
         f"{path} cannot be pickled, which is how a model gets to executors"
-        f" ({describe_error(error)}): make it where it is used, or leave locks, files, sockets,"
+        f" ({describe_error(error)}): create it where it is used, or leave locks, files, sockets,"
         " generators and handles out of the model"
     ) from error
 

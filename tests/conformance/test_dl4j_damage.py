@@ -85,7 +85,7 @@ def test_damaged_arrays(tmp_path: Path, coefficients: bytes, said: str) -> None:
         (
             b'{"vertices": {"a": {}}, "networkInputs": ["i"], "networkOutputs": ["a"],'
             b' "vertexInputs": {"a": 3}}',
-            "no lists of names",
+            "not lists of names",
         ),
         (b"[" * 100_000, "configuration.json cannot be read"),
         (json.dumps(network(output(-3, 4))).encode(), "has nin=-3"),
@@ -323,7 +323,7 @@ def test_a_normalizer_of_other_rows_than_the_networks(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("path", ["nowhere.zip", None, 7])
 def test_a_file_that_is_not_there(path: Any) -> None:
-    """A path that is no file is a UsageError, but not a NoDl4jNetwork."""
+    """A path that is not a file is a UsageError, but not a NoDl4jNetwork."""
     with pytest.raises(UsageError, match=f"^path={path!r}: ") as raised:
         from_dl4j(path)
     assert not isinstance(raised.value, NoDl4jNetwork)

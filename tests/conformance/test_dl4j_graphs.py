@@ -109,8 +109,8 @@ def test_parameters_lie_in_the_graphs_order(tmp_path: Path) -> None:
     ("change", "error", "said"),
     [
         ({"networkInputs": ["in", "on"]}, NotImported, "2 inputs and 1 outputs"),
-        ({"vertexInputs": {"v2": [["v0"]]}}, NoDl4jNetwork, "are no lists of names"),
-        ({"networkOutputs": [{}]}, NoDl4jNetwork, "are no lists of names"),
+        ({"vertexInputs": {"v2": [["v0"]]}}, NoDl4jNetwork, "are not lists of names"),
+        ({"networkOutputs": [{}]}, NoDl4jNetwork, "are not lists of names"),
         ({"vertexInputs": {"v2": ["v0", "v9"]}}, NoDl4jNetwork, "vertex 'v2' has inputs"),
         ({"vertexInputs": {"v0": ["v2"]}}, NoDl4jNetwork, "never reaches 'v0': it has a cycle"),
         ({"vertexInputs": {"v3": ["v1"]}}, NotImported, "vertex 'v2' leads nowhere"),

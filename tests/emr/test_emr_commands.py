@@ -126,7 +126,7 @@ print(json.dumps([sys.prefix, sparkstrom.__file__, load_library().path]))
     [
         ((), "--package wants the wheel"),
         (("--package",), "--package wants a value"),
-        (("--packet", "x"), "--packet is no option"),
+        (("--packet", "x"), "--packet is not an option"),
     ],
 )
 def test_a_wrong_call_of_the_bootstrap_action_ends_it(node: Node, arguments, words: str) -> None:
@@ -189,7 +189,7 @@ def test_a_cluster_is_asked_for_with_what_was_uploaded(
     ("arguments", "words"),
     [
         (("emr-6", "s3://b", "/etc/hostname", "/etc/hostname"), "emr-6 is neither"),
-        (("emr-7", "bucket", "/etc/hostname", "/etc/hostname"), "no folder of S3"),
+        (("emr-7", "bucket", "/etc/hostname", "/etc/hostname"), "not a folder of S3"),
         (("emr-7", "s3://b", "/no/such.whl", "/etc/hostname"), "no file /no/such.whl"),
         (("emr-7",), "wants a release"),
     ],

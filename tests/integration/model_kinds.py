@@ -53,7 +53,7 @@ class Linear:
 
     def check(self, features: Columns, labels: Columns) -> None:
         if not (isinstance(features, np.ndarray) and features.shape[1:] == (WIDTH,)):
-            raise UsageError(f"features are no f32[rows, {WIDTH}]")
+            raise UsageError(f"features are not f32[rows, {WIDTH}]")
 
     def updater_state(self) -> State:
         return {"velocity": self._velocity.copy()}

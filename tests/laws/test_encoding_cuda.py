@@ -16,7 +16,7 @@ pytestmark = pytest.mark.timeout(1600)
 
 ROOT = Path(__file__).parents[2]
 LIMIT_S = 1500.0  # the simulator takes 40 s alone, and many times that on a busy machine
-PASSED = 80  # so many must pass at least: skipped tests are no success
+PASSED = 80  # so many must pass at least: skipped tests are not success
 ON_DEVICE_MEMORY = (  # tests that also run on the host, here in device memory (``memories``)
     "test_theta.py",
     "test_replica.py",

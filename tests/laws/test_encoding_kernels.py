@@ -271,7 +271,7 @@ def test_an_overflow_is_counted_exactly_when_theta_leaves_the_range(
         assert kernels.move(theta.copy(), theta.copy(), codes, tau * Q, 0.0, Q) == expected
         scratch, out = np.zeros(512, np.uint8), np.zeros((n + 3) // 4, np.uint8)
         learnt = (amounts * Q).astype(np.float32)
-        learnt[1:] = 0  # an entry that does not change is no overflow
+        learnt[1:] = 0  # an entry that does not change is not an overflow
         expected = (1, 0) if over.size and over[0] == 0 else (0, -1)
         answer = kernels.bitmap_replica(learnt, theta.copy(), tau * Q, tau * Q, 1, Q, scratch, out)
         assert answer == (1, 0, *expected)

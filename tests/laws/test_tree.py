@@ -211,7 +211,7 @@ def test_whoever_is_in_doubt_succeeds_nobody_unless_all_are() -> None:
     """A suspected leaf becomes a successor only if all leaves below the lost node are suspected."""
     tree = filled(Topology(2, 3), range(1, 15))
     assert tree.detach([1], {10}).nodes[1] == 9
-    assert tree.detach([1], {10, 9, 8, 7}).nodes[1] == 10  # 3 and 4 are no leaves
+    assert tree.detach([1], {10, 9, 8, 7}).nodes[1] == 10  # 3 and 4 are not leaves
     spread = tree.detach([10, 9])
     assert spread.detach([1], {7, 8}).nodes[1] == 4
 

@@ -89,7 +89,7 @@ def test_a_method_is_renamed(tree: Path) -> None:
         ("sparkstrom.nowhere.Leases", "Table", "no such module"),
         ("sparkstrom.protocol.leases.Lease", "Table", "does not define Lease"),
         ("sparkstrom.protocol.leases.Leases", "renew", "is defined there already"),
-        ("sparkstrom.protocol.leases.Leases", "no name", "is no name in Python"),
+        ("sparkstrom.protocol.leases.Leases", "no name", "is not a name in Python"),
         ("sparkstrom.protocol.leases", "sparkstrom.user", "exists already"),
         ("sparkstrom.protocol", "sparkstrom.rules", "is a package"),
     ],

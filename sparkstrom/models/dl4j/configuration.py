@@ -146,7 +146,7 @@ def parse_graph(path: str, config: dict[str, Any]) -> list[LayerConf]:
         raise NoDl4jNetwork(path, "the graph has no networkInputs, networkOutputs or vertexInputs")
     for names in (inputs, outputs, *sources.values()):
         if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-            raise NoDl4jNetwork(path, f"{names!r} of the graph are no lists of names")
+            raise NoDl4jNetwork(path, f"{names!r} of the graph are not lists of names")
     if len(inputs) != 1 or len(outputs) != 1:
         what = f"{len(inputs)} inputs and {len(outputs)} outputs"
         raise NotImported(path, "the ComputationGraph", what, SINGLE_END_REMEDY)
@@ -341,7 +341,7 @@ class LayerSpec:
     def parse_activation(self, field: str = "activationfn") -> TypedObject | None:
         """Return the activation in ``field`` or, if that is missing, in ``activationfunction``.
 
-        Return None if there is none, or if it is no typed object. ``ActivationReLU``,
+        Return None if there is none, or if it is not a typed object. ``ActivationReLU``,
         ``{"ReLU": {}}`` and "relu" all have the kind ``relu``.
         """
         value = self.fields.get(field, self.fields.get("activationfunction"))
@@ -350,7 +350,7 @@ class LayerSpec:
     def parse_loss(self) -> TypedObject | None:
         """Return the loss in ``lossfn`` or, if that is missing, in ``lossfunction``.
 
-        Return None if there is none, or if it is no typed object. ``LossMCXENT``,
+        Return None if there is none, or if it is not a typed object. ``LossMCXENT``,
         ``{"MCXENT": {}}`` and "MCXENT" all have the kind ``mcxent``.
         """
         value = self.fields.get("lossfn", self.fields.get("lossfunction"))

@@ -55,7 +55,7 @@ class NoDl4jNetwork(UsageError):
 
     def __str__(self) -> str:
         return (
-            f"{self.path} is no complete network of DL4J: {self.why}; save it again with"
+            f"{self.path} is not a complete network of DL4J: {self.why}; save it again with"
             " ModelSerializer.writeModel(network, file, true)"
         )
 

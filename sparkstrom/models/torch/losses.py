@@ -161,7 +161,7 @@ def compute_label_weights(
     is_counted = target != ignored
     if weight is None:
         return is_counted.to(template.dtype)
-    # The loss itself reports a label that is no class.
+    # The loss itself reports a label that is not a class.
     labels = torch.where(is_counted, target, 0).clamp(0, len(weight) - 1)
     return weight.to(template.device, template.dtype)[labels] * is_counted
 
@@ -225,7 +225,7 @@ def _weighted_mean(
     """
     if losses.ndim == 0 or len(losses) != len(weights):
         raise UsageError(
-            f"the loss makes {list(losses.shape)} values of {len(weights)} rows: with weights it"
+            f"the loss returns {list(losses.shape)} values for {len(weights)} rows: with weights it"
             " needs one for each row, or several [rows, ...]"
         )
     counts = compute_label_weights(loss, target, losses)

@@ -224,7 +224,8 @@ class TorchModel(FlatModule):
                 warnings.warn(
                     f"scheduler {type(scheduler).__name__} steps once a minibatch and lets the"
                     f" learning rate fall by a factor of {drop:.3g} within the first epoch: pass"
-                    " scheduler_interval='epoch' if it is written by epochs, or 'step' if not",
+                    " scheduler_interval='epoch' if it counts epochs, or 'step' if it counts"
+                    " minibatches",
                     stacklevel=2,
                 )
 

@@ -197,13 +197,13 @@ def make_scheduler(
     except (TypeError, ValueError, ArithmeticError) as error:
         if needs_total_steps:
             raise UsageError(
-                f"the scheduler cannot be made of the optimizer and total_steps={total_steps:,}:"
-                f" {first_line(error)}"
+                f"the scheduler cannot be created from the optimizer and"
+                f" total_steps={total_steps:,}: {first_line(error)}"
             ) from error
         if isinstance(error, ArithmeticError):
             raise
         raise UsageError(
-            f"the scheduler cannot be made of the optimizer alone: {error}; give it the rest"
+            f"the scheduler cannot be created from the optimizer alone: {error}; give it the rest"
             " beforehand, as functools.partial(torch.optim.lr_scheduler.StepLR, step_size=100) does"
             "; a parameter named total_steps gets the fit's number of steps"
         ) from error
@@ -367,7 +367,7 @@ def load_state(
     if remaining:
         raise UsageError(
             f"optimizer state has {min(remaining)!r}, which this {type(optimizer).__name__}"
-            " does not have: it is not of an equal model"
+            " does not have: it belongs to another model"
         )
     optimizer.load_state_dict(loaded)
     vars(optimizer).update(own)

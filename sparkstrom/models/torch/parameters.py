@@ -256,7 +256,7 @@ def unpack_buffers(templates: Buffers, data: bytes) -> Buffers:
     if len(data) != expected:
         raise UsageError(
             f"{len(data)} bytes of buffers, this module has {expected} (of {len(templates)}"
-            " buffers): they are not of an equal model"
+            " buffers): they belong to another model"
         )
     buffers, offset = {}, 0
     for name, buffer in templates.items():

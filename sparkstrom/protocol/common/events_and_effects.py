@@ -125,7 +125,7 @@ class IgnoreReason(enum.Enum):
 class IgnoredMessages:
     """Counts of ignored messages by message type and reason.
 
-    Ignored messages are no errors: a network that repeats or reorders messages causes many.
+    Ignored messages are not errors: a network that repeats or reorders messages causes many.
     """
 
     __slots__ = ("counts",)

@@ -166,7 +166,9 @@ class SendWindow:
         self._rate_s = self._rate_s * keep + spent_s
 
 
-NARROW_S = 5.0  # data that wait this long without a break are no burst or pause of a process
+NARROW_S = (
+    5.0  # data that wait this long without a break are neither a burst nor a pause of a process
+)
 
 
 @dataclass(slots=True)

@@ -150,7 +150,9 @@ class CommitOrder:
         slowest = self._members.slowest
         committed = self._sequencer.number(update, slowest, self._payload_to_commit)
         if member is None:
-            assert committed is None, f"{update.origin} is no member, and its update has a number"
+            assert committed is None, (
+                f"{update.origin} is not a member, and its update has a number"
+            )
             self._notices.notify_closed(update.origin, now_s)
             return []
         if committed is None:

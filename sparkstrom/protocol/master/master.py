@@ -217,7 +217,7 @@ class Master:
         return []
 
     def _on_direct(self, message: Message, now_s: float) -> list[Effect]:
-        """Process a message that bypassed the tree, or whose sender is no child of the master."""
+        """Process a message that bypassed the tree, or whose sender is not the master's child."""
         live = self.members.live
         if isinstance(message, Join):
             if self.members.id_of(message) in live and self.phases.phase is Phase.DONE:

@@ -386,7 +386,7 @@ class Members:
         used, because the residual that it saved contains them.
         """
         node, partition = member.node, self.partition_of(member)
-        assert self.live[node] is member, f"node {node} is no member"
+        assert self.live[node] is member, f"node {node} is not a member"
         del self.live[node]
         self.closed_joins[node] = member.join
         self.neighbours[member.join.executor].remove(node)

@@ -162,8 +162,8 @@ class Phases:
 
 
 NO_ROWS = (
-    "all {} partitions are empty: there are no rows to train on; look at the data's filters, and "
-    "at what validation holds out"
+    "all {} partitions are empty: there are no rows to train on; check the filters of the data, "
+    "and what validation holds out"
 )
 
 

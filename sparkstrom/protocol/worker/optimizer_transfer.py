@@ -69,7 +69,7 @@ class OptimizerTransfers:
             return [ev.InstallOptimizer(whole)]
         if not self._link.attached:
             return []
-        if self._link.arriving:  # a long message on a slow link, which is no loss
+        if self._link.arriving:  # a long message on a slow link, which is not a loss
             fetch.moved_s = now_s
         me = self._membership.id
         return [

@@ -63,7 +63,7 @@ class SnapshotFetch:
     requested again. No timer is needed: a requested chunk arrives, or its stream is gone.
 
     A fetch makes progress when it holds more chunks than ever before, so chunks that become invalid
-    as fast as they arrive are no progress. ``before`` is the fetch that this one replaces.
+    as fast as they arrive are not progress. ``before`` is the fetch that this one replaces.
     """
 
     def __init__(
@@ -458,7 +458,7 @@ class Relaying:
     def on_disown(self, order: Disown) -> list[Effect]:
         """Remove a child, and return the effect that closes its edge.
 
-        Ignore the order, as late, if the node is no child or has a newer edge.
+        Ignore the order, as late, if the node is not a child or has a newer edge.
         """
         effects = self._subtree.drop(order.node, order.edge)
         if not effects:

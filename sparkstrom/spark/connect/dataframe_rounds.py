@@ -105,13 +105,15 @@ def read_records(index: int, batches: ArrowBatches) -> Iterator[bytes]:
     for row in iterate_rows(batches):
         check_worker(row, index)
         if row["piece"] != len(content):
-            raise IncompleteInput(f"piece {len(content)} of a record did not come to {index}")
+            raise IncompleteInput(
+                f"piece {len(content)} of a record did not reach partition {index}"
+            )
         content.append(row["content"])
         if len(content) == row["pieces"]:
             yield b"".join(content)
             content = []
     if content:
-        raise IncompleteInput(f"a record broke off on its way to partition {index}")
+        raise IncompleteInput(f"a record for partition {index} is incomplete")
 
 
 def read_shuffled_records(index: int, batches: ArrowBatches) -> Iterator[bytes]:

@@ -403,7 +403,7 @@ def _read_npz_rows(file: str) -> Iterator[tuple[Any, ...]]:
     try:
         with filesystem.open_input_file(path) as opened:
             if opened.read(len(ZIP_MAGIC)) != ZIP_MAGIC:
-                raise ValueError("it is no npz file")  # NumPy's message would suggest pickles
+                raise ValueError("it is not an npz file")  # NumPy's message would suggest pickles
             check_npz(opened)
             npz = np.load(opened, allow_pickle=False)
             arrays = {role: _find_array(npz, names) for role, names in ARRAY_NAMES.items()}

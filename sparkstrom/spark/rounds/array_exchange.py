@@ -108,7 +108,7 @@ class Payload:
         if begin != len(whole):
             raise IncompleteInput(
                 f"{begin} of {len(whole)} bytes of a round's parameters arrived: Spark has lost"
-                " shuffle files and makes them again"
+                " shuffle files and recomputes them"
             )
         return {
             one.name: whole[one.begin : one.begin + one.nbytes].view(one.dtype).reshape(one.shape)
@@ -277,7 +277,7 @@ def read_complete(
     if missing:
         raise EOFError(
             f"{len(missing)} workers' results did not arrive whole (first: worker {missing[0]}):"
-            " Spark has lost shuffle files and makes them again"
+            " Spark has lost shuffle files and recomputes them"
         )
     return found
 

@@ -323,7 +323,7 @@ def read_minibatches(records: Iterable[bytes]) -> Iterator[RoundBatch]:
     if arrived != total:
         raise IncompleteInput(
             f"{arrived} minibatches of a round arrived and not the rest: Spark has lost shuffle"
-            " files and makes them again"
+            " files and recomputes them"
         )
 
 

@@ -315,7 +315,9 @@ def resolve_home(key: str, shared_memory: Path, scratch: Path) -> DriverHome:
     Raise UsageError for an invalid key, SetupError if neither directory is writable.
     """
     if not KEY_PATTERN.fullmatch(key):
-        raise UsageError(f"{key!r} is no key for a media driver: use 1 to 100 of A-Z a-z 0-9 . _ -")
+        raise UsageError(
+            f"{key!r} is not a valid key of a media driver: use 1 to 100 of A-Z a-z 0-9 . _ -"
+        )
     roots = [root for root in (shared_memory, scratch) if is_writable_directory(root)]
     if not roots:
         raise SetupError(

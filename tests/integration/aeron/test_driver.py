@@ -250,7 +250,7 @@ def test_a_home_that_others_can_enter_is_refused(drivers: Any) -> None:
 
 @pytest.mark.parametrize("key", ["", "a/b", "../x", "a" * 200])
 def test_a_key_that_is_no_name_is_refused(key: str) -> None:
-    """A key that is no file name, or too long, is a UsageError."""
+    """A key that is not a file name, or too long, is a UsageError."""
     with pytest.raises(UsageError, match="key"):
         ensure_driver(key)
 

@@ -132,7 +132,7 @@ def test_an_idle_process_that_stands_still_is_replaced_with_its_next_order(tmp_p
 
     found = answer(ActiveWorkers(pool))
     assert found is not None
-    assert "UnpicklingError" in found.kind  # zeros are no job
+    assert "UnpicklingError" in found.kind  # zeros are not a job
     (before,) = pool.pids()
     os.kill(before, signal.SIGSTOP)
     again = ActiveWorkers(pool)

@@ -70,7 +70,7 @@ def test_two_files_of_different_models_are_refused(tmp_path: Path) -> None:
     save(tmp_path / "one.npz")
     save(tmp_path / "other.npz", model=DenseNetwork([5, 3]))
     description_path(tmp_path / "one.npz").replace(description_path(tmp_path / "other.npz"))
-    with pytest.raises(UsageError, match="not of one save"):
+    with pytest.raises(UsageError, match="were not saved together"):
         load_model(tmp_path / "other.npz")
 
 
@@ -120,7 +120,7 @@ def test_two_files_of_different_saves_are_refused(tmp_path):
     for name in ("first", "second"):
         save_model(tmp_path / name, model.describe(), model.initial() + (name == "second"), 1)
     (tmp_path / "first.json").replace(tmp_path / "second.json")
-    with pytest.raises(UsageError, match="not of one save"):
+    with pytest.raises(UsageError, match="were not saved together"):
         load_model(tmp_path / "second")
 
 
@@ -161,7 +161,7 @@ def test_changed_buffers_are_refused(tmp_path: Path) -> None:
     save_model(path, MODEL.describe(), MODEL.initial(), 7, buffers=b"12345")
     with path.open("wb") as file:
         np.savez(file, parameters=MODEL.initial(), buffers=np.frombuffer(b"12346", np.uint8))
-    with pytest.raises(UsageError, match="not of one save"):
+    with pytest.raises(UsageError, match="were not saved together"):
         load_model(path)
 
 
@@ -177,8 +177,8 @@ class Named(DenseNetwork):
 @pytest.mark.parametrize(
     ("names", "why"),
     [
-        (("a", "c"), r"has parameter \['b', \[2\]\], the model given has \['c', \[2\]\]"),
-        (("a",), r"has parameter \['b', \[2\]\], the model given has None"),
+        (("a", "c"), r"has parameter \['b', \[2\]\], the given model has \['c', \[2\]\]"),
+        (("a",), r"has parameter \['b', \[2\]\], the given model has None"),
     ],
 )
 def test_a_model_of_other_code_is_refused(tmp_path: Path, names: tuple[str, ...], why: str) -> None:
@@ -198,15 +198,15 @@ def test_a_model_of_another_kind_is_refused(tmp_path: Path) -> None:
         def describe(self) -> dict[str, Any]:
             return {"kind": "torch"}
 
-    with pytest.raises(UsageError, match="is of kind 'dense', the model given is 'torch'"):
+    with pytest.raises(UsageError, match="is of kind 'dense', the given model is 'torch'"):
         load_model(tmp_path / "model.npz", Other([4, 3]))
 
 
 @pytest.mark.parametrize(
     ("options", "why"),
     [
-        ({"hidden": "tanh"}, "with hidden='relu', the model given has 'tanh' in its place"),
-        ({"loss": "squared_error"}, "with loss='cross_entropy', the model given has 'squared_"),
+        ({"hidden": "tanh"}, "with hidden='relu', the given model has 'tanh' in its place"),
+        ({"loss": "squared_error"}, "with loss='cross_entropy', the given model has 'squared_"),
     ],
 )
 def test_a_model_that_computes_something_else_is_refused(
@@ -272,7 +272,7 @@ def test_a_difference_is_logged_once_when_a_model_is_loaded(
     model.text = "Tanh()"
     load_model(tmp_path / "model", model)
     (message,) = caplog.messages
-    assert "/model was saved from a model with module='ReLU()', the model given has" in message
+    assert "/model was saved from a model with module='ReLU()', the given model has" in message
 
 
 TEXT = "Sequential(\n  (0): Linear(3, 4)\n  (1): {}\n)"
@@ -286,7 +286,7 @@ LAYER = {"class_name": "Dense", "config": {"name": "dense_1", "activation": "rel
             "torch",
             {"text": TEXT.format("ReLU()")},
             {"text": TEXT.format("Tanh()")},
-            "f was saved from a model with module (line 3)='(1): ReLU()', the model given has ",
+            "f was saved from a model with module (line 3)='(1): ReLU()', the given model has ",
         ),
         (
             "lightning",
@@ -298,7 +298,7 @@ LAYER = {"class_name": "Dense", "config": {"name": "dense_1", "activation": "rel
             "dl4j",
             {"configuration": {"confs": [{"activationFn": "a"}]}},
             {"configuration": {"confs": [{"activationFn": "b"}, {}]}},
-            "configuration['confs'][0]['activationFn']='a', the model given has 'b' in its place",
+            "configuration['confs'][0]['activationFn']='a', the given model has 'b' in its place",
         ),
         (
             "dl4j",
@@ -310,7 +310,7 @@ LAYER = {"class_name": "Dense", "config": {"name": "dense_1", "activation": "rel
             "keras",
             {"model": {"layers": [LAYER]}},
             {"model": {"layers": [LAYER | {"config": {"name": "dense_7", "activation": "tanh"}}]}},
-            "model['layers'][0]['config']['activation']='relu', the model given has 'tanh'",
+            "model['layers'][0]['config']['activation']='relu', the given model has 'tanh'",
         ),
         (
             "keras",

@@ -97,8 +97,8 @@ def test_a_script_is_measured(capsys: pytest.CaptureFixture[str], tmp_path: Path
         (SCRIPT + "batch = batch[0]", "`batch` is a ndarray"),
         (SCRIPT + "batch = batch[0][:, :5], batch[1]", "5"),
         (SCRIPT + "batch = batch[0][:0], batch[1][:0]", "`batch` has no rows"),
-        (SCRIPT + "batch = 'rows', batch[1]", "the features of `batch` are no rows"),
-        (SCRIPT + "batch = batch[0], 3", "the labels of `batch` are no rows"),
+        (SCRIPT + "batch = 'rows', batch[1]", "the features of `batch` are not rows"),
+        (SCRIPT + "batch = batch[0], 3", "the labels of `batch` are not rows"),
     ],
 )
 def test_a_script_that_does_not_do(
@@ -208,7 +208,11 @@ def test_a_rehearsal_has_the_numbers_that_are_not_given(
 
 @pytest.mark.parametrize(
     ("text", "words"),
-    [(None, "No such file"), ("{}", "it is no rehearsal; write one with"), ("[", "no rehearsal")],
+    [
+        (None, "No such file"),
+        ("{}", "it is not a rehearsal; write one with"),
+        ("[", "not a rehearsal"),
+    ],
 )
 def test_a_file_that_is_no_rehearsal_is_refused(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, text: str | None, words: str

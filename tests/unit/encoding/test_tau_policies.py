@@ -131,7 +131,7 @@ def test_a_warm_up_lays_down_the_fraction_and_then_steps_aside() -> None:
 
 
 def test_a_shake_up_divides_takes_all_and_is_no_lesson_for_the_next() -> None:
-    """A shake-up divides tau and sends all hits; the sent fraction is no feedback afterwards."""
+    """A shake-up divides tau and sends all hits; the sent fraction is not feedback afterwards."""
     inner = Asked()
     stage = ShakeUpTau(inner, frequency=3)
     seen = []

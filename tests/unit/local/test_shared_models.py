@@ -75,7 +75,7 @@ def test_a_fit_that_starts_with_buffers_of_another_network_is_warned_of(start: S
 
 
 def test_networks_that_share_no_trained_buffers_get_no_warning(start: Start) -> None:
-    """Copies, constant buffers and another module's head are no reason to warn."""
+    """Copies, constant buffers and another module's head are not a reason to warn."""
     model, constant = make_model(), make_model(Masked())
     for each in (copy.deepcopy(model), model, constant, constant):
         assert fit(start(each)) == []

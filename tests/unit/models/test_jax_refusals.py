@@ -70,7 +70,7 @@ def test_rows_that_do_not_fit_are_named(features: Any, labels: Any, words: str) 
 
 
 def test_whole_numbers_that_are_no_classes_may_be_floats() -> None:
-    """Integers that are no classes are refused, unless they are cast to float32."""
+    """Integers that are not classes are refused, unless they are cast to float32."""
 
     def squared(outputs: Any, labels: Any) -> Any:
         return (outputs[:, 0] - labels) ** 2

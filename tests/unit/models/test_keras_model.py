@@ -215,7 +215,7 @@ def test_a_loss_counts_only_for_what_outputs_are() -> None:
     assert mse["loss"] != mean["loss"]
     assert check_same_model(mse, mean, "f") is None
     text = check_same_model(mse, KerasModel(network(), LOGITS, "sgd").describe(), "f")
-    assert "outputs='logits', the model given has 'values'" in (text or "")
+    assert "outputs='logits', the given model has 'values'" in (text or "")
 
 
 def test_networks_that_compute_something_else_are_a_difference() -> None:

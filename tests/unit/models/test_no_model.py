@@ -1,4 +1,4 @@
-"""Tests that an object that is no model is refused, with the name of the right wrapper."""
+"""Tests that an object that is not a model is refused, with the name of the right wrapper."""
 
 from __future__ import annotations
 

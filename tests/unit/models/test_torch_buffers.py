@@ -87,5 +87,5 @@ def test_no_buffers_are_no_bytes() -> None:
 def test_bytes_of_another_model_are_refused() -> None:
     with pytest.raises(UsageError, match="5 bytes of buffers, this module has 8"):
         make(x=[0.0, 0.0]).load_buffers_bytes(b"12345")
-    with pytest.raises(UsageError, match="not of an equal model"):
+    with pytest.raises(UsageError, match="belong to another model"):
         make(x=[0.0]).average_buffers([b"1234", b"12345"])

@@ -121,7 +121,7 @@ def test_nothing_is_asked_for_where_nothing_was_dropped(node: Any, make: Any) ->
 
 
 def test_what_a_stranger_says_is_dropped(node: Any, make: Any) -> None:
-    """Messages from a node that is no neighbour are ignored."""
+    """Messages from a node that is not a neighbour are ignored."""
     node.training()
     for message in (make.committed(1), make.state(Phase.DONE), make.report(), make.update(7, 1)):
         assert node.hear(message, sender=7) == []

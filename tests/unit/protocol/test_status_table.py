@@ -136,7 +136,7 @@ def test_of_whoever_left_and_all_below_nothing_is_known(make: Any) -> None:
 def test_whoever_is_told_of_by_another_child_stands_under_that_one_now(make: Any) -> None:
     """A status from another child moves the node there; dropping the first child keeps it."""
     ledger = filled(make, 1, via=5)
-    assert not ledger.update(make.status(1), 6)  # the same status is no news
+    assert not ledger.update(make.status(1), 6)  # the same status is not news
     assert ledger.child_towards(1) == 6
     ledger.drop_subtree(5)
     assert nodes(ledger) == [1]

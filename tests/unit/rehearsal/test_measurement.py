@@ -103,7 +103,7 @@ def test_rows_that_a_column_holds_out_are_no_rows_to_measure_with() -> None:
 
 def test_a_sample_without_rows_to_train_on_is_refused() -> None:
     """A sample whose rows are all held out raises ``UsageError``."""
-    with pytest.raises(UsageError, match=r"no rows to train on; look at .* what validation holds"):
+    with pytest.raises(UsageError, match=r"no rows to train on; check .* what validation holds"):
         SampledData(recipe(), marked(np.ones(40, bool))).check()
 
 

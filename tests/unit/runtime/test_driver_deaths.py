@@ -210,7 +210,7 @@ def test_where_no_driver_lives_a_fit_fails_and_says_so(make_mesh: Callable[..., 
 def test_a_driver_that_dies_over_the_last_words_breaks_nothing(
     make_mesh: Callable[..., Mesh],
 ) -> None:
-    """The death of the media driver during a node's final flush is no error."""
+    """The death of the media driver during a node's final flush is not an error."""
     mesh = make_mesh()
     opening = Opening(mesh.network)
     mesh.begin()

@@ -42,7 +42,7 @@ def test_a_row_that_a_worker_refuses_is_a_usage_error_as_on_one_machine(copied: 
 
 
 def test_what_fails_later_is_the_training_s() -> None:
-    """An abort in a later phase than reading rows is no usage error."""
+    """An abort in a later phase than reading rows is not a usage error."""
     error = error_from_abort(ev.Abort("NaN", "trace", partition=1, host="here", phase="training"))
     assert not isinstance(error, UsageError)
 

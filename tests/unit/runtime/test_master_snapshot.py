@@ -98,7 +98,7 @@ def test_what_was_delivered_is_in_the_snapshot_with_its_commit(
 def test_the_end_is_shown_and_no_failure_comes_after_it(
     make_master: Callable[[Theta], tuple[MasterThread, Breaking]],
 ) -> None:
-    """The progress shows that a fit is done, and an abort after that is no failure."""
+    """The progress shows that a fit is done, and an abort after that is not a failure."""
     master, _ = make_master(Theta(N, K))
     master.end()
     master._machine.phases.phase = Phase.DONE

@@ -273,7 +273,7 @@ def report(stamp: int) -> Heartbeat:
 
 
 def test_of_reports_that_wait_only_the_newest_goes(pair: tuple[Office, Office]) -> None:
-    """Of waiting heartbeats only the newest is sent; its counter rises, so it is no replay."""
+    """Of waiting heartbeats only the newest is sent; its counter rises, so it is not a replay."""
     master, node = pair
     node.room.send(MASTER, CommitsRequest(1))
     for stamp in range(1, 50):

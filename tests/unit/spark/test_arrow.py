@@ -258,7 +258,7 @@ def test_a_column_s_kind_is_known_where_a_value_in_it_is_sought() -> None:
 
 @pytest.mark.parametrize("weight", [-1.0, float("nan"), float("inf"), None])
 def test_a_weight_is_a_number_of_at_least_0(weight: float | None) -> None:
-    said = "null" if weight is None else f"{weight}, which is no weight"
+    said = "null" if weight is None else f"{weight}, which is not a weight"
     with pytest.raises(UsageError, match=rf"row 1 of partition 3: column 'w' \(weight\) is {said}"):
         read({"x": F32, "y": F32, "w": F32}, {"x": [1, 2], "y": [1, 2], "w": [1.0, weight]})
 

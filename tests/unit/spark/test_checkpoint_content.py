@@ -105,7 +105,7 @@ def test_what_is_saved_comes_back(model: FlatModel) -> None:
     assert (found.figures, found.summaries) == (FIGURES, {"1": {"loss": 0.25}})
     assert found.best is not None
     assert (found.best[0], found.best[1].buffers) == (best, b"b")
-    assert found.best[1].commit == EARLIER_RUN  # it is no commit of this run
+    assert found.best[1].commit == EARLIER_RUN  # it is not a commit of this run
 
 
 def of_partition(model: FlatModel, partition: int) -> bytes:
@@ -204,7 +204,7 @@ def test_a_fit_of_a_module_that_has_changed_has_a_warning() -> None:
     model.text = "Tanh()"
     point = read_resume_point("f.npz", content, model)
     assert point.warning is not None
-    assert "module='ReLU()', the model given has 'Tanh()' in its place" in point.warning
+    assert "module='ReLU()', the given model has 'Tanh()' in its place" in point.warning
     assert point.warning in summary_of_skipped_fit(point, FitKey(3)).warnings
 
 

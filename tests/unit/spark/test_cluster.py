@@ -272,7 +272,7 @@ def test_a_context_is_stopped_here_in_its_jvm_or_with_it() -> None:
 
 
 def test_a_size_that_is_none_is_named() -> None:
-    """Text that is no size is refused with an example."""
+    """Text that is not a size is refused with an example."""
     with pytest.raises(ValueError, match="size 'much': write 512m"):
         parse_bytes("much")
 

@@ -110,7 +110,7 @@ def test_a_kernel_says_no_sizes() -> None:
 
 
 def test_a_container_killed_for_another_reason_is_not_taken_for_one() -> None:
-    """Exit status 137 alone is no memory kill: kill -9 has it too, and YARN states its reason."""
+    """Exit status 137 alone is not a memory kill: kill -9 has it, too, and YARN gives a reason."""
     assert parse_memory_kill(OTHERS) is None
     assert explained(OTHERS, 388) == ""
 

@@ -56,7 +56,7 @@ def test_what_it_may_say(text: str, choice: ControllerChoice) -> None:
     "text", ["", " ", "a b", "node7:", "node7:0", "node7:70000", "node7:x", "[fd00::7", "[::1]:", 7]
 )
 def test_what_it_may_not_say(text: Any) -> None:
-    """Text that is no host with an optional port is refused."""
+    """Text that is not a host with an optional port is refused."""
     with pytest.raises(UsageError, match="controller="):
         VoidConfiguration(controller=text)
 

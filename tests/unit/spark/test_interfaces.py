@@ -58,7 +58,7 @@ def test_an_executor_takes_mask_environment_and_route(monkeypatch: pytest.Monkey
 
 
 def test_an_address_of_another_machine_is_refused() -> None:
-    with pytest.raises(SetupError, match=r"10\.9\.9\.9 is no address of"):
+    with pytest.raises(SetupError, match=r"10\.9\.9\.9 is not an address of"):
         choose_driver_address(VoidConfiguration(controller_address="10.9.9.9"), "127.0.0.1")
 
 

@@ -76,7 +76,7 @@ def test_the_gpu_is_the_first_that_spark_names_by_index(
 ) -> None:
     """The GPU is the first address of Spark's; a warning is logged if it is not an index."""
     assert assigned_gpu({"gpu": SimpleNamespace(addresses=addresses)}) == index
-    assert ("is no index" in caplog.text) == (bool(addresses) and index is None)
+    assert ("is not an index" in caplog.text) == (bool(addresses) and index is None)
 
 
 def test_no_gpu_without_the_resource() -> None:

@@ -149,7 +149,9 @@ def test_what_is_no_minibatch_is_named(tmp_path: Path) -> None:
     with pytest.raises(SetupError, match="of equally many rows"):
         list(read_file_rows([one]))
     (tmp_path / "b.npz").write_bytes(b"PK no")
-    with pytest.raises(SetupError, match=r"b\.npz cannot be read: it is no npz file; write it by"):
+    with pytest.raises(
+        SetupError, match=r"b\.npz cannot be read: it is not an npz file; write it by"
+    ):
         list(read_file_rows([str(tmp_path / "b.npz")]))
     (tmp_path / "c.parquet").touch()
     with pytest.raises(UsageError, match="files of both kinds"):

@@ -85,7 +85,9 @@ def test_an_address_is_spelt_in_its_short_form() -> None:
 
 @pytest.mark.parametrize(("explicit", "fallback"), [("10.9.9.9", None), (None, "10.9.9.9")])
 def test_an_address_of_another_host_is_refused(explicit: str | None, fallback: str | None) -> None:
-    with pytest.raises(SetupError, match=r"10\.9\.9\.9 is no address of .*10\.0\.2\.4 \(eth0\)"):
+    with pytest.raises(
+        SetupError, match=r"10\.9\.9\.9 is not an address of .*10\.0\.2\.4 \(eth0\)"
+    ):
         choose_address(None, explicit, HOST, fallback)
 
 

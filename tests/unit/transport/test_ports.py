@@ -31,7 +31,7 @@ def test_a_taken_port_is_not_free(taken: int) -> None:
 
 
 def test_only_a_free_port_is_a_candidate(taken: int) -> None:
-    """A taken port is no candidate, even if it is preferred or the only one."""
+    """A taken port is not a candidate, even if it is preferred or the only one."""
     assert list(candidate_ports(HOST, range(taken, taken + 1), None)) == []
     assert taken not in candidate_ports(HOST, None, preferred=taken)
 
