@@ -79,8 +79,8 @@ def decode_image_structs(
     """Return equally sized images in Spark's image schema as an array of uint8 or float32.
 
     The array is [rows, height, width, channels], with the channels BGR reordered to RGB. Call
-    ``reject`` for the first row that is damaged, of another OpenCV type than 8 bits or float32, or
-    of another shape than ``expected`` (None: than the first row).
+    ``reject`` for the first row that is damaged, of a different OpenCV type than 8 bits or float32,
+    or of a different shape than ``expected`` (None: than the first row).
     """
     arrays = [_read_image_struct(row, value, reject) for row, value in enumerate(values)]
     return _stack_images(arrays, reject, expected)
@@ -312,8 +312,8 @@ def _read_part(
     """Convert part of an Arrow batch to records; return (row format, records).
 
     ``first_row`` is the number of its first row; ``where`` names the rows' origin in errors. Raise
-    UsageError for a row that cannot be used or has another shape than earlier rows, whose format is
-    ``previous``.
+    UsageError for a row that cannot be used or has a different shape than earlier rows, whose
+    format is ``previous``.
     """
     leaves, arrays = [], []
     for i, source in enumerate(plan.array_sources):
@@ -428,7 +428,7 @@ class _ArrayReader:
         """Convert pyspark.ml vectors: structs of type (1 is dense), size, indices and values.
 
         Return (array [rows, size], None), or (packed sparse entries, size) for vectors longer than
-        DENSE_MAX. Reject a row whose vector has another size than earlier ones.
+        DENSE_MAX. Reject a row whose vector has a different size than earlier ones.
         """
         import pyarrow.compute as pc
 

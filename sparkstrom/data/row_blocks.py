@@ -398,8 +398,8 @@ def _stack_rows(
     for i, (features, labels, _, arrays) in enumerate(columns):
         if (features, labels, len(arrays)) != (form.features, form.labels, len(form.leaves)):
             raise UsageError(
-                f"row {begin + i} of {where} is {shorten_value(chunk[i])}: it has other parts than"
-                " row 0"
+                f"row {begin + i} of {where} is {shorten_value(chunk[i])}: it has different parts"
+                " than row 0"
             )
         for leaf, array in zip(form.leaves, arrays, strict=True):
             kind = np.dtype(leaf.stored_dtype).kind

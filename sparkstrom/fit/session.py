@@ -236,7 +236,7 @@ class FitSession:
     def _restart(self, runner: FitRunner, request: FitRequest) -> FitRunner:
         """Return the runner that follows ``runner``, whose controller was lost.
 
-        If ``request`` has another checkpoint than before, load it into the network's state first.
+        If ``request`` has a different checkpoint than before, load it into the network first.
         """
         before, self.request = self.request, request
         spec, states = replace(runner.spec, job=secrets.randbits(63)), runner.states

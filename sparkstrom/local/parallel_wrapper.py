@@ -102,7 +102,7 @@ class ParallelWrapper(TrainedNetwork):
         accumulator: for CUSTOM: a function, called in this process with (before f32[n_params],
             after f32[workers, n_params], rows i64[workers]). The function returns the parameters
             f32[n_params] with which all workers start the next round. Pass a function to combine
-            parameters by another rule than the mean, such as a median.
+            parameters by a different rule than the mean, such as a median.
         outer: for AVERAGING and CUSTOM: outer optimizer, which steps from a round's initial
             parameters towards the combined parameters; None: the next round starts with the
             combined parameters. For DiLoCo, use ``Nesterov(0.7, 0.9)`` with

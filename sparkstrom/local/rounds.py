@@ -179,7 +179,7 @@ class LocalRounds(RoundsBackend):
     def _read_rows(self, partitions: Iterable[int]) -> None:
         """Make the processes of these partitions read their rows.
 
-        Raise TrainingError if a replacement process finds other rows than its predecessor did.
+        Raise TrainingError if a replacement process finds different rows than its predecessor did.
         """
         tasks = {
             p: BeginRounds(
@@ -192,7 +192,7 @@ class LocalRounds(RoundsBackend):
         }
         for partition, facts in self._run_tasks(tasks).items():
             if self._facts.setdefault(partition, facts) != facts:
-                raise TrainingError(f"partition {partition} has other rows than before")
+                raise TrainingError(f"partition {partition} has different rows than before")
 
     def _run_tasks_for_reports(self, tasks: Mapping[int, WorkerTask]) -> list[Any]:
         """Run one task per partition; return the reports in order, with ``lost_attempts`` set."""

@@ -197,7 +197,7 @@ class WrapperOptions:
         "for CUSTOM: a function, called in this process with (before f32[n_params], after"
         " f32[workers, n_params], rows i64[workers]). The function returns the parameters"
         " f32[n_params] with which all workers start the next round",
-        when="Pass a function to combine parameters by another rule than the mean, such as a"
+        when="Pass a function to combine parameters by a different rule than the mean, such as a"
         " median.",
     )
     outer: Updater | None = option(

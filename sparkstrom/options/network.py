@@ -181,9 +181,9 @@ class VoidConfiguration:
             accepts="a host name or an IP address, or None",
         ),
         "host name or IP address of the driver's interface",
-        when="Set ``controller_address`` if executors must use another address of the driver than"
-        " the one in ``network_mask`` or the one that Spark advertises. ``controller_address`` is"
-        " rarely needed.",
+        when="Set ``controller_address`` if executors must use a different address of the driver"
+        " than the one in ``network_mask`` or the one that Spark advertises. ``controller_address``"
+        " is rarely needed.",
         local=False,
     )
     controller: str = option(

@@ -585,7 +585,7 @@ class World:
     def _pass_boundary(self, process: SimProcess, turn: int) -> None:
         """Run a trainer's batch boundary, check its replica, and schedule the next boundary.
 
-        Do nothing if the process has ended or another boundary than ``turn`` is scheduled.
+        Do nothing if the process has ended or a different boundary than ``turn`` is scheduled.
         """
         if not process.alive or turn != process.turn:
             return

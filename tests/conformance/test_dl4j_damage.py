@@ -315,7 +315,7 @@ def test_rows_of_another_width_than_the_normalizers(tmp_path: Path, shape: Any) 
 
 
 def test_a_normalizer_of_other_rows_than_the_networks(tmp_path: Path) -> None:
-    """A normalizer with another number of features than the network's is refused."""
+    """A normalizer with a different number of features than the network's is refused."""
     body = b"\0" + nd4j(drawn(3, 1, 7)) + nd4j(drawn(3, 1, 7))
     with pytest.raises(NoDl4jNetwork, match="has 7 features, outputlayer 'layer0' takes 3"):
         normalized(tmp_path, "STANDARDIZE", body)

@@ -130,7 +130,7 @@ def gather_values(named: NamedParameters) -> Flat:
 def as_tensor(params: Any, n_params: int, device: torch.device) -> torch.Tensor:
     """Return a tensor that shares memory with ``params``, f32[n_params].
 
-    Raise UsageError if that memory is on another GPU than ``device``.
+    Raise UsageError if that memory is on a different GPU than ``device``.
     """
     if not hasattr(params, "__cuda_array_interface__"):
         return torch.from_numpy(check_bindable(params, n_params))
@@ -140,7 +140,8 @@ def as_tensor(params: Any, n_params: int, device: torch.device) -> torch.Tensor:
     tensor = torch.as_tensor(params, device=device)
     if tensor.data_ptr() != pointer[0]:
         raise UsageError(
-            f"parameters of another device than {device}, where the model is: allocate them there"
+            f"parameters of a different device than {device}, where the model is: allocate them"
+            " there"
         )
     return tensor
 

@@ -132,7 +132,8 @@ def check_dataframe(data: Any, session: Any) -> None:
     check_data(data)
     if data.sparkSession is not session:
         raise UsageError(
-            "data is a DataFrame of another session than the network's: make both with one session"
+            "data is a DataFrame of a different session than the network's: create both with one"
+            " session"
         )
 
 

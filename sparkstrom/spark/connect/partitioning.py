@@ -174,7 +174,7 @@ def write_shuffle_rows(
 
 
 def check_worker(row: Mapping[str, Any], partition: int) -> None:
-    """Raise SetupError if a shuffled row belongs to another worker than number ``partition``."""
+    """Raise SetupError if a shuffled row belongs to a worker other than ``partition``."""
     if row["worker"] != partition:
         raise SetupError(
             f"rows of worker {row['worker']} came to partition {partition}: this cluster's "

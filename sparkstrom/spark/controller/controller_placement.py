@@ -43,7 +43,7 @@ WAITING_NOTICE = (
     "free yet"
 )
 PLACEMENT_FAILED = (
-    "the controller's task started on another executor than requested, {tries} times: "
+    "the controller's task started on a different executor than requested, {tries} times: "
     "other jobs of this application take its slot; run them before or after the fit"
 )
 
@@ -73,7 +73,7 @@ class ControllerPlacer(ABC):
     def run(self) -> PlacedController:
         """Start the controller's task; return its job and the place where it runs.
 
-        If the task starts on another executor than the proposed one, try again, in total
+        If the task starts on a different executor than the proposed one, try again, in total
         ``PLACEMENT_TRIES`` times. Raise SetupError if no executor can host the controller, and
         TrainingError if its task fails.
         """

@@ -299,7 +299,7 @@ def run_controller_task(
 ) -> Iterator[bytes]:
     """Run the controller and return its result in parts.
 
-    On another executor than the requested one, or in a retry, return a PlacementMismatch instead.
+    On a different executor than the requested one, or in a retry, return a PlacementMismatch.
 
     Args:
         routes: How to reach the driver program, and the media driver to start.

@@ -315,8 +315,8 @@ class HeldOutFrames:
             )
         if type(held) is not type(data):
             raise UsageError(
-                "validation: held-out rows are a DataFrame of another session than data, one over"
-                " Spark Connect and one not: make both with one session"
+                "validation: held-out rows are a DataFrame of a different session than data, one"
+                " over Spark Connect and one not: make both with one session"
             )
 
 

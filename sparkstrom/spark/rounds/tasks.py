@@ -267,8 +267,8 @@ def write_minibatches(
     try:
         if batches.checksum != cut.checksums[index]:
             raise SetupError(
-                f"partition {index} has other rows than when the fit began: the data change from"
-                " one evaluation to the next; persist them or write them to files first"
+                f"partition {index} has different rows than when the fit began: the data change"
+                " from one evaluation to the next; persist them or write them to files first"
             )
         for phase in cut.phases:
             is_round = phase in cut.rounds

@@ -32,7 +32,7 @@ def test_only_stored_and_deflated_members_are_read(method: int) -> None:
 def test_an_array_of_another_size_than_its_member_is_refused(
     descr: str, shape: tuple[int, ...]
 ) -> None:
-    """An array whose header claims another size than its data is refused."""
+    """An array whose header claims a different size than its data is refused."""
     header, file = io.BytesIO(), io.BytesIO()
     said = {"descr": descr, "fortran_order": False, "shape": shape}
     np.lib.format.write_array_header_1_0(header, said)

@@ -87,7 +87,7 @@ def test_memory_of_another_device_is_refused(
 ) -> None:
     """torch copies an array of another device, and training the copy would have no effect."""
     monkeypatch.setattr(torch, "as_tensor", lambda told, device: torch.zeros(N))
-    with pytest.raises(UsageError, match="parameters of another device than cpu"):
+    with pytest.raises(UsageError, match="parameters of a different device than cpu"):
         torch_model.bind(Posing(np.zeros(N, np.float32)))
 
 

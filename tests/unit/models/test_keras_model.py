@@ -502,7 +502,7 @@ def test_saved_and_made_again_by_keras_own_words() -> None:
 
 
 def test_a_description_makes_nothing_but_keras_own() -> None:
-    """A description that names another module than Keras is refused."""
+    """A description that names a different module than Keras is refused."""
     described = KerasModel(network(), LOGITS, "sgd").describe()
     described["model"]["config"]["layers"][1]["module"] = "subprocess"
     with pytest.raises(UsageError, match=r"names subprocess\.Dense"):

@@ -209,7 +209,7 @@ def of_own(self: Any, batch: Any, index: int) -> Any:
     ],
 )
 def test_steps(step: Callable[..., Any], why: str) -> None:
-    """A training_step with another result than a loss, or a need for a Trainer, is refused."""
+    """A training_step with a different result than a loss, or a need for a Trainer, is refused."""
     with pytest.raises(UsageError, match=why):
         trained(having(training_step=step))
 

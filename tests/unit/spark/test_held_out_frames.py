@@ -133,7 +133,7 @@ def without(*names: str, **other: Any) -> Frame:
         ),
         (Frame(**KINDS), Frame(**KINDS, Age=DoubleType()), r"validation: .*could be any of \['age"),
         (Frame(**KINDS), Rdd(), "validation=.*held-out rows cannot be an RDD; make a DataFrame"),
-        (Frame(**KINDS), OtherFrame(**KINDS), "are a DataFrame of another session"),
+        (Frame(**KINDS), OtherFrame(**KINDS), "are a DataFrame of a different session"),
         (Stream(**KINDS), Stream(**KINDS), "data is a streaming DataFrame, which has no last row"),
     ],
 )

@@ -91,9 +91,9 @@ def test_several_inputs_and_outputs_and_a_weight() -> None:
         ([([1], "cat")], r"row 0 of partition 3 is \(\[1\], 'cat'\)"),
         ([([1], [1.0]), ([1], [1.0, 2.0])], r"row 1 of partition 3 has label float32\[2\]"),
         ([([1], 1), ([1], 0.5)], r"row 1 of partition 3 has label float32\[\], row 0 has int64"),
-        ([([1], 0), ([1], None)], r"row 1 of partition 3 is .*: it has other parts than row 0"),
+        ([([1], 0), ([1], None)], r"row 1 of partition 3 is .*: it has different parts than row 0"),
         ([([1], 0, -1.0)], "row 0 of partition 3 has weight -1.0: give 0 or above"),
-        ([({"a": 1}, 0), ({"b": 1}, 0)], "row 1 of partition 3 .* has other parts than row 0"),
+        ([({"a": 1}, 0), ({"b": 1}, 0)], "row 1 of partition 3 .* has different parts than row 0"),
         ([([[1], [1, 2]], 0)], "row 0 of partition 3"),
     ],
 )
@@ -241,7 +241,7 @@ def test_features_alone_are_read_as_those_with_labels() -> None:
     for name, array in wanted.items():
         np.testing.assert_array_equal(features[name], array)
         assert features[name].dtype == array.dtype
-    with pytest.raises(UsageError, match=r"row 1 of partition 0 .* has other parts than row 0"):
+    with pytest.raises(UsageError, match=r"row 1 of partition 0 .* has different parts than row 0"):
         list(read_feature_blocks(0, [rows[0], [1.0]]))
 
 
