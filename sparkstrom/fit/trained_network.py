@@ -85,15 +85,15 @@ class TrainedNetwork:
 
     @contextlib.contextmanager
     def _exclusive(self) -> Iterator[None]:
-        """Reserve the network's state for the block. Raise UsageError while a fit is under way.
+        """Reserve the network for the block. Raise UsageError while a fit or rehearsal runs.
 
         Otherwise the result of that fit would replace a change that is made in the block.
         """
         if not self._training.acquire(blocking=False):
             name = type(self).__name__
             raise UsageError(
-                f"a fit of this {name} is under way in another thread: wait for its end, or make"
-                f" another {name}"
+                f"a fit or rehearsal of this {name} is under way in another thread: wait for its"
+                f" end, or make another {name}"
             )
         try:
             yield
@@ -102,8 +102,8 @@ class TrainedNetwork:
             self._training.release()
 
     @contextlib.contextmanager
-    def _replacing_state(self) -> Iterator[None]:
-        """Reserve the state like ``_exclusive``, or do nothing if the fit is done with the state.
+    def _exclusive_or_final(self) -> Iterator[None]:
+        """Reserve the network like ``_exclusive``, or do nothing if the fit is done with its state.
 
         A listener's ``on_fit_end``, which the fit calls at its end, may thus change the state.
         """
@@ -149,7 +149,7 @@ class TrainedNetwork:
 
         Raise UsageError for another shape, for values that are not finite, or while a fit runs.
         """
-        with self._replacing_state():
+        with self._exclusive_or_final():
             self._state.assign(values)
             self._checkpoints.mark_assigned()
 
@@ -211,7 +211,7 @@ class TrainedNetwork:
         Raises:
             UsageError: There is no checkpoint, it is of another model, or a fit is under way.
         """
-        with self._replacing_state(), closing(make_progress_display(self._progress)) as progress:
+        with self._exclusive_or_final(), closing(make_progress_display(self._progress)) as progress:
             self._state.load_checkpoint(
                 self._checkpoints.restore(check_path_argument(path), progress.say)
             )

@@ -7,7 +7,7 @@ import secrets
 import shutil
 import tempfile
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, Self
@@ -237,7 +237,7 @@ class ParallelWrapper(TrainedNetwork):
         self,
         data: Any,
         *,
-        workers: Sequence[int] = DEFAULT_WORKERS,
+        workers: int | Iterable[int] = DEFAULT_WORKERS,
         epochs: int = 1,
         link: str | float | None = None,
         latency: str | float | None = None,
@@ -273,7 +273,7 @@ class ParallelWrapper(TrainedNetwork):
             and for PyTorch's DistributedDataParallel (DDP).
 
         Raises:
-            UsageError: An argument is invalid or does not suit the data.
+            UsageError: An argument is invalid or does not suit the data, or a fit is under way.
             TrainingError: Step times could not be measured.
         """
         request = RehearsalRequest.from_options(
@@ -289,10 +289,14 @@ class ParallelWrapper(TrainedNetwork):
         held = validation if holds_rows(validation) else None
         chosen = ColumnSpec(features, label, weight, validation if held is None else HELD_OUT)
         check_fit_arguments(self._model, epochs, chosen, None, (), "")
-        blocks = read_blocks_with_held_out(data, held, chosen)
-        packed = pickle_by_value(self._model)
-        fit = self._model, self._state, self._master, packed, parse_epochs(epochs), chosen.fraction
-        with closing(make_progress_display(self._progress)) as progress:
+        with (
+            self._exclusive_or_final(),
+            closing(make_progress_display(self._progress)) as progress,
+        ):
+            blocks = read_blocks_with_held_out(data, held, chosen)
+            packed = pickle_by_value(self._model)
+            epochs = parse_epochs(epochs)
+            fit = self._model, self._state, self._master, packed, epochs, chosen.fraction
             sample = sample_blocks(blocks, request.rows, request.seed)
             cpus = self._context.pool.threads
             return rehearse(make_recipe(*fit), sample, request, progress, cpus=cpus)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import inspect
 import os
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self
@@ -246,7 +246,7 @@ class SparkNetwork(Dl4jMethodNames, TrainedNetwork):
         self,
         data: Any,
         *,
-        workers: Sequence[int] = DEFAULT_WORKERS,
+        workers: int | Iterable[int] = DEFAULT_WORKERS,
         epochs: int = 1,
         link: str | float | None = None,
         latency: str | float | None = None,
@@ -283,7 +283,7 @@ class SparkNetwork(Dl4jMethodNames, TrainedNetwork):
             and with DDP (PyTorch's DistributedDataParallel).
 
         Raises:
-            UsageError: An argument is invalid or does not suit the data.
+            UsageError: An argument is invalid or does not suit the data, or a fit is under way.
             TrainingError: Training failed.
         """
         request = RehearsalRequest.from_options(
@@ -295,12 +295,15 @@ class SparkNetwork(Dl4jMethodNames, TrainedNetwork):
             self._application.require_rdds("measure=True", "give step, link and latency")
             check_barrier_stages(self._context)
         named = ColumnSpec(features, label, weight)
-        data, columns = self._held_out.unite(data, named, validation, master.repartition)
-        check_fit_arguments(self._model, epochs, columns, None, (), "")
-        self._application.check_data(data)
-        packed = pickle_by_value(self._model)
-        fit = self._model, self._state, master, packed, parse_epochs(epochs), columns.fraction
-        with closing(make_progress_display(self._progress)) as progress:
+        with (
+            self._exclusive_or_final(),
+            closing(make_progress_display(self._progress)) as progress,
+        ):
+            data, columns = self._held_out.unite(data, named, validation, master.repartition)
+            check_fit_arguments(self._model, epochs, columns, None, (), "")
+            self._application.check_data(data)
+            packed = pickle_by_value(self._model)
+            fit = self._model, self._state, master, packed, parse_epochs(epochs), columns.fraction
             with self._application.cancel_jobs_on_interrupt():
                 progress.say(f"sampling {request.rows:,} rows")
                 sample = self._application.draw_sample(data, columns, request.rows, request.seed)
@@ -509,12 +512,14 @@ class SparkNetwork(Dl4jMethodNames, TrainedNetwork):
     def close(self) -> None:
         """Remove exported rows and the files that workers kept for the next fit. Idempotent.
 
-        After ``spark.stop()`` the workers' files are gone already, and Spark is not called.
+        After ``spark.stop()`` the workers' files are gone already, and Spark is not called. Raise
+        UsageError while a fit is under way, because its workers use these files.
         """
-        try:
-            self._exports.close()
-        finally:
-            self._delete_worker_files()
+        with self._exclusive_or_final():
+            try:
+                self._exports.close()
+            finally:
+                self._delete_worker_files()
 
     def _delete_worker_files(self) -> None:
         """Delete the files that workers may have kept for the next fit."""
