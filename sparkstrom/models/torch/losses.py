@@ -19,7 +19,7 @@ from torch import nn
 from torch.nn import functional
 
 from sparkstrom.base.errors import UsageError
-from sparkstrom.base.option_types import shown
+from sparkstrom.base.option_types import is_whole, shown
 from sparkstrom.models.activations_and_losses import loss_name
 from sparkstrom.models.output_interpretation import OUTPUTS_OPTION
 from sparkstrom.models.torch.tensors import IGNORE_INDEX, LOSS_REMEDY, Tensors, describe_failure
@@ -102,7 +102,7 @@ def get_ignored_label(loss: Any) -> int | None:
     label = getattr(loss, "ignore_index", None)  # for a loss that is a module
     if label is None and (parameter := _signature_parameters(loss).get("ignore_index")) is not None:
         label = parameter.default  # for a loss that is a function or a partial
-    return label if isinstance(label, int) else None
+    return int(label) if is_whole(label) else None
 
 
 def _normalized_name(loss: Any) -> str:

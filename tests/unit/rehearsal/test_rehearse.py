@@ -325,12 +325,20 @@ def test_a_sample_is_said_to_be_one() -> None:
     assert "64 of 256 rows: an epoch of all takes 4 times as long" in str(made)
 
 
+@pytest.mark.parametrize("given", [np.int64(4), np.array([4, 4]), {4}, iter([4])])
+def test_numbers_of_workers_may_be_numpys(given: Any) -> None:
+    """``workers`` is an integer of Python or NumPy, or an iterable of them."""
+    workers = RehearsalRequest.from_options(workers=given).workers
+    assert [(type(count), count) for count in workers] == [(int, 4)]
+
+
 @pytest.mark.parametrize(
     ("given", "words"),
     [
         ({"workers": ()}, r"workers=\(\): must be numbers of workers, such as"),
         ({"workers": (1, 0)}, "workers=0"),
         ({"workers": "1,4"}, "workers='1,4': must be numbers"),
+        ({"workers": np.array(2.5)}, r"workers=array\(2.5\): must be numbers"),
         ({"workers": (10_000,)}, "workers=10000: at most 4,096"),
         ({"link": "fast"}, "link='fast': rate 'fast': write it as tc does"),
         ({"link": 0}, "link=0.0: must be above 0"),
