@@ -197,9 +197,9 @@ def make_progress_figures(progress: Progress, spec: FitSpec) -> ProgressFigures:
     epochs, n_params = spec.epochs, spec.n_params
     total = FitTotals.from_counters(progress.stats.values())
     training = total.training
-    examples, loss_sum = training.last_examples, training.last_loss_sum
-    if not examples:  # no worker has finished an epoch yet
-        examples, loss_sum = training.examples, training.loss_sum
+    weight, loss_sum = training.last_loss_weight, training.last_loss_sum
+    if not weight:  # no worker has finished an epoch yet
+        weight, loss_sum = training.loss_weight, training.loss_sum
     expected = progress.minibatches_expected
     return ProgressFigures(
         phase=describe_phase(progress),
@@ -207,7 +207,7 @@ def make_progress_figures(progress: Progress, spec: FitSpec) -> ProgressFigures:
         partitions=progress.partitions,
         epoch=epochs * progress.minibatches / expected if expected else 0.0,
         epochs=epochs,
-        loss=loss_sum / examples if examples else None,
+        loss=loss_sum / weight if weight else None,
         examples=training.examples,
         updates=progress.commits,
         bytes_sent=total.node.update_bytes,

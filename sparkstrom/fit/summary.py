@@ -336,7 +336,7 @@ class WorkerFigures:
     host: str  # "" if unknown
     steps: int  # trained minibatches
     examples: int  # trained rows, including repetitions
-    loss: float  # mean over the examples of its last epoch; NaN if it finished none
+    loss: float  # weighted mean over its last epoch; NaN if it finished none
     sent_fraction: float  # entries sent / (publications x n_params)
     bytes_sent: int  # of its own encrypted updates
     tau: float  # its threshold at the end; NaN if it published nothing
@@ -496,8 +496,8 @@ def final_loss(fit: FitFacts) -> float:
 
 def mean_loss(total: FitTotals) -> float:
     """Return the mean loss over each worker's last complete epoch; NaN if none is complete."""
-    examples = total.training.last_examples
-    return total.training.last_loss_sum / examples if examples else float("nan")
+    weight = total.training.last_loss_weight
+    return total.training.last_loss_sum / weight if weight else float("nan")
 
 
 def mean_sent_fraction(total: FitTotals, n_params: int) -> float:

@@ -52,6 +52,16 @@ class Batch(NamedTuple):
         return float(self.rows if self.weights is None else self.weights.sum(dtype=np.float64))
 
 
+def get_step_weight(model: FlatModel, batch: Batch) -> float:
+    """Return the weight in an epoch's loss of ``batch``, on which the model has just trained.
+
+    It is the sum of the rows' weights, unless the model has an attribute ``step_weight``, such as a
+    TorchModel whose loss weights labels, too.
+    """
+    weight: float | None = getattr(model, "step_weight", None)
+    return batch.total_weight if weight is None else weight
+
+
 def count_rows(columns: Columns) -> int:
     """Return the number of rows, which is the same in all arrays of ``columns``."""
     return len(columns) if isinstance(columns, np.ndarray) else len(arrays_of(columns)[0])

@@ -288,6 +288,9 @@ class TorchModel(FlatModule):
                 mean = self._compute_loss(output, part)
             if i == 0:
                 counts = self._compute_label_weights(output, batch)
+                if counts is not None:  # the weight that ``loss`` also returns
+                    weights = 1.0 if batch.weights is None else batch.weights[:, None]
+                    self.step_weight = float((counts.reshape(rows, -1) * weights).mean()) * rows
                 if size < rows:
                     shares = self._compute_shares(output, batch, rows, size)
             if shares[i]:  # the mean of a part in which no label counts may be NaN
@@ -296,7 +299,7 @@ class TorchModel(FlatModule):
                 total += loss.detach()
             del output, mean  # before the next part needs memory
         gradients = require_gradients(self._named_parameters, self._clip_norm)
-        if counts is not None and not counts.any():
+        if self.step_weight == 0:
             optimizer._opt_called = True  # else schedulers warn
             return torch.zeros(())
         step_optimizer(optimizer, gradients)

@@ -6,6 +6,7 @@ import os
 import threading
 import warnings
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,8 @@ import torch
 
 from sparkstrom import ParallelWrapper
 from sparkstrom.base.errors import SparkstromError, TrainingError, UsageError
-from sparkstrom.models import DenseNetwork
+from sparkstrom.models import DenseNetwork, Sgd
+from sparkstrom.models.torch import TorchModel
 
 LIMIT_S = 60.0
 chance = np.random.default_rng(0)
@@ -102,6 +104,29 @@ def test_a_forked_process_leaves_the_fit_alone(training: ParallelWrapper) -> Non
     fit.end()
     assert fit.summary.replicas_equal
     assert training.fit((FEATURES, LABELS), run_log="").replicas_equal
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["SHARED_GRADIENTS", "AVERAGING"])
+@pytest.mark.parametrize("kind", ["dense", "torch"])
+def test_an_epochs_loss_is_that_of_evaluate(
+    wrapper: Callable[..., ParallelWrapper], mode: str, kind: str
+) -> None:
+    """Rows, class and ignored labels weigh in an epoch's loss as in the loss of ``evaluate``."""
+    weights = np.where(np.arange(len(LABELS)) % 4, 0.0, 1.0 + np.arange(len(LABELS)) % 3)
+    labels, model = LABELS, DenseNetwork([4, 8, 2], updater=Sgd(1e-30))
+    if kind == "torch":
+        labels = np.where(FEATURES[:, 0] > 0.5, 2, LABELS)  # 2 is ignored
+        loss = torch.nn.CrossEntropyLoss(torch.tensor([1.0, 5.0, 2.0]), ignore_index=2)
+        optimizer = partial(torch.optim.SGD, lr=1e-30)
+        model = TorchModel(torch.nn.Linear(4, 3), loss, optimizer)
+    made = wrapper(model, 2, training_mode=mode, progress=False, batch_size_per_worker=2)
+    data = FEATURES, labels, weights.astype(np.float32)
+    summary = made.fit(data, 2, run_log="")
+    expected = made.evaluate(data, "loss").loss
+    assert [epoch.loss for epoch in summary.history] == pytest.approx([expected] * 2, rel=1e-5)
+    assert summary.loss == pytest.approx(expected, rel=1e-5)
+    assert summary.examples == 2 * len(LABELS)
 
 
 def test_evaluate_takes_what_fit_takes(wrapper: Callable[..., ParallelWrapper]) -> None:

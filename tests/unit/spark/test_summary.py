@@ -44,7 +44,7 @@ STATS = {
     "epoch": 1.0,
     "examples": 100.0,
     "last_loss_sum": 30.0,
-    "last_examples": 60.0,
+    "last_loss_weight": 60.0,
     "publications": 10.0,
     "hits": 50.0,
     "mass_clipped": 1.0,
@@ -67,7 +67,7 @@ STATS = {
 OTHER = STATS | {
     "partition": 1.0,
     "last_loss_sum": 6.0,
-    "last_examples": 12.0,
+    "last_loss_weight": 12.0,
     "residual_square": 16.0,
     "tau": 0.03,
 }
