@@ -638,14 +638,20 @@ def _fresh_optimizer_warning(workers: int) -> list[str]:
     ]
 
 
+WEIGHTLESS = (
+    "the rows that validation holds out all weigh 0, by their weights or because the loss ignores"
+    " their labels, so no epoch has a held-out loss: hold out rows that count"
+)
+
+
 def _no_held_out_warning(fit: FitFacts) -> list[str]:
-    """Return a warning if rows should have been held out, but there were none."""
-    if (
-        not fit.validation
-        or not fit.outcome.minibatches_trained
-        or fit.total.training.rows_held_out
-    ):
+    """Return a warning if rows should have been held out, but there were none, or all weigh 0."""
+    if not fit.validation or not fit.outcome.minibatches_trained:
         return []
+    if fit.total.training.rows_held_out:
+        counters = [one.training for one in fit.outcome.stats.values() if one.training is not None]
+        weights = [one.epochs.held_weight for one in counters if one.rows_held_out and one.epochs]
+        return [WEIGHTLESS] if weights and not any(weights) else []
     return [
         "validation selects no rows, so no epoch has a held-out loss: give a larger fraction, a"
         " column that is true for some rows, or held-out rows that are not empty"

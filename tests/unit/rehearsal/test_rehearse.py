@@ -361,6 +361,18 @@ def test_what_cannot_be_is_refused_by_name(given: dict[str, Any], words: str) ->
         RehearsalRequest.from_options(**given)
 
 
+def test_rows_that_all_weigh_0_are_refused() -> None:
+    """Losses of rows without weight would be called infinite, as of a run that diverged."""
+    features, labels = rows()
+    weights = np.ones(len(labels), np.float32)
+    data, held = (features, labels, weights), (features, labels, 0 * weights)
+    with (
+        ParallelWrapper(momentum_network(), workers=1, progress=False) as wrapper,
+        pytest.raises(UsageError, match="on which losses are computed"),
+    ):
+        wrapper.rehearse(data, validation=held, **SETTINGS)
+
+
 def test_more_workers_than_rows_and_rounds_are_refused() -> None:
     """More workers than rows, and averaging, are refused."""
     with pytest.raises(UsageError, match="workers=300: the sample has 256 rows"):
