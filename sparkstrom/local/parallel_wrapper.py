@@ -72,7 +72,7 @@ from sparkstrom.rehearsal.script import rehearse_instead
 from sparkstrom.rounds.run import RoundsRun
 from sparkstrom.runtime.theta import Theta
 from sparkstrom.worker.network_setup import require_library
-from sparkstrom.worker.training_job import require_model, require_picklable
+from sparkstrom.worker.training_job import require_model
 
 
 class ParallelWrapper(TrainedNetwork):
@@ -203,7 +203,7 @@ class ParallelWrapper(TrainedNetwork):
         chosen = ColumnSpec(features, label, weight, validation if held is None else HELD_OUT)
         rule = check_fit_arguments(self._model, epochs, chosen, early_stopping, listeners, run_log)
         epochs, ends = limit_epochs(rule, parse_epochs(epochs))
-        require_picklable(self._model, pickle_by_value)
+        require_model(self._model, pickle_by_value)
         require_library()
         workers = len(self._context.pool)
         with (

@@ -67,7 +67,7 @@ from sparkstrom.spark.executor_slots import (
     describe_allocation,
 )
 from sparkstrom.spark.fit_strategies import FitContext, strategy_for
-from sparkstrom.worker.training_job import require_model, require_picklable
+from sparkstrom.worker.training_job import require_model
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -206,7 +206,7 @@ class SparkNetwork(Dl4jMethodNames, TrainedNetwork):
             )
             epochs, epoch_limit = limit_epochs(rule, parse_epochs(epochs))
             # The model may have been changed since the network was made.
-            require_picklable(self._model, pickle_by_value)
+            require_model(self._model, pickle_by_value)
             self._application.check_data(data)
             slots = self._application.await_slots(options.start_timeout, progress.say)
             workers, warnings = self._prepare(slots, progress.say)
