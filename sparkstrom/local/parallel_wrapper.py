@@ -32,6 +32,7 @@ from sparkstrom.fit.trained_network import (
     TrainedNetwork,
     check_fit_arguments,
     dry_run_step,
+    knowing_classes,
     parse_epochs,
 )
 from sparkstrom.local.data import (
@@ -230,8 +231,10 @@ class ParallelWrapper(TrainedNetwork):
                 first = next(file for file in rows.files if file.spans)
                 metric = request.validation_metric
                 parameters = self._state.parameters
-                dry_run_step(self._model, parameters, first.blocks, pickle_by_value, metric)
-                return self._train(request, theta, rows, reporting)
+                model, pack = self._model, pickle_by_value
+                classes = dry_run_step(model, parameters, first.blocks, pack, metric)
+                with knowing_classes(model, classes):
+                    return self._train(request, theta, rows, reporting)
 
     def rehearse(
         self,

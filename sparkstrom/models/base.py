@@ -227,6 +227,18 @@ class Measured(Protocol):
 
 
 @runtime_checkable
+class CountsClasses(Protocol):
+    """A model that finds out in a step how many classes its labels may have.
+
+    ``check`` refuses other labels as long as the number is known.
+    """
+
+    known_classes: (
+        tuple[int, int] | None
+    )  # (dimensions of labels, number of classes); None: unknown
+
+
+@runtime_checkable
 class HasPenalty(Protocol):
     """A model trained with a penalty on its parameters, such as l2, which ``loss`` leaves out."""
 

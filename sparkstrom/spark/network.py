@@ -31,6 +31,7 @@ from sparkstrom.fit.trained_network import (
     TrainedNetwork,
     check_fit_arguments,
     dry_run_step,
+    knowing_classes,
     parse_epochs,
     restart_warnings,
 )
@@ -235,12 +236,13 @@ class SparkNetwork(Dl4jMethodNames, TrainedNetwork):
             with self._application.cancel_jobs_on_interrupt():
                 rows = self._partition(data, columns, workers)
                 strategy.check_workers(rows.workers)
-                self._try_first_rows(request, rows)
+                classes = self._try_first_rows(request, rows)
                 shows_output = not self._application.has_workers_output
                 reporting = FitReporting(
                     progress, record, slots, warnings, shows_worker_output=shows_output
                 )
-                return self._train(request, rows, reporting)
+                with knowing_classes(self._model, classes):
+                    return self._train(request, rows, reporting)
 
     def rehearse(
         self,
@@ -325,18 +327,20 @@ class SparkNetwork(Dl4jMethodNames, TrainedNetwork):
             measured = measure_workers(self._context, master.void, fit, workers)
         return summarize_workers(measured)
 
-    def _try_first_rows(self, request: FitRequest, data: PartitionedData) -> None:
+    def _try_first_rows(self, request: FitRequest, data: PartitionedData) -> tuple[int, int] | None:
         """Try one training step on the first rows in this program, to find errors early.
 
-        This happens once per set of columns, and never if workers train on GPUs.
+        This happens once per set of columns, and never if workers train on GPUs. Return the number
+        of classes as ``dry_run_step`` does.
         """
         columns = repr(request.columns)
         if self._has_gpus() or columns in self._tried_columns:
-            return
+            return None
         parameters, metric = self._state.parameters, request.validation_metric
-        examine = self._examine_outputs
-        dry_run_step(self._model, parameters, data.first, pickle_by_value, metric, examine)
+        model, examine, pack = self._model, self._examine_outputs, pickle_by_value
+        classes = dry_run_step(model, parameters, data.first, pack, metric, examine)
         self._tried_columns.add(columns)
+        return classes
 
     def _examine_outputs(self, model: FlatModel, batch: Batch) -> None:
         """Do nothing. A subclass may raise UsageError for outputs that it cannot use."""

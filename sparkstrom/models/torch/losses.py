@@ -75,6 +75,14 @@ def cast_class_labels(loss: Any, output: Tensors, target: Tensors) -> Tensors:
     return indices
 
 
+def count_class_labels(loss: Any, output: Tensors, target: Tensors) -> tuple[int, int] | None:
+    """Return (dimensions of ``target``, number of classes) if it contains class indices."""
+    if not (isinstance(output, torch.Tensor) and isinstance(target, torch.Tensor)):
+        return None
+    has_classes = output.ndim == target.ndim + 1 and output.ndim > 1
+    return (target.ndim, output.shape[1]) if has_classes and _takes_class_indices(loss) else None
+
+
 def _takes_class_indices(loss: Any) -> bool:
     """Return whether the loss is torch's, or derived from torch's, and takes class indices."""
     is_known = is_torch_loss(loss) or _get_torch_class(loss) is not None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import threading
 import warnings
 from collections.abc import Callable
@@ -127,6 +128,26 @@ def test_an_epochs_loss_is_that_of_evaluate(
     assert [epoch.loss for epoch in summary.history] == pytest.approx([expected] * 2, rel=1e-5)
     assert summary.loss == pytest.approx(expected, rel=1e-5)
     assert summary.examples == 2 * len(LABELS)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["SHARED_GRADIENTS", "AVERAGING"])
+def test_a_label_that_is_no_class_is_named_by_its_row(
+    wrapper: Callable[..., ParallelWrapper], mode: str
+) -> None:
+    """Workers check all labels before training; ignored labels, and doubles, are accepted."""
+    optimizer = partial(torch.optim.SGD, lr=0.1)
+    model = TorchModel(torch.nn.Linear(4, 2), torch.nn.CrossEntropyLoss(), optimizer)
+    made = wrapper(model, 2, training_mode=mode, progress=False, batch_size_per_worker=8)
+    labels = LABELS.astype(np.float64)
+    labels[120], labels[150] = -100.0, 7.0
+    with pytest.raises(UsageError) as error:
+        made.fit((FEATURES, labels), run_log="")
+    assert re.search(r"row 150 of the data: column 'label' \(label\) is 7", str(error.value))
+    assert "labels must be 0 to 1, as the model returns 2 classes; renumber" in str(error.value)
+    labels[150] = 1.0
+    assert made.fit((FEATURES, labels), run_log="").examples == len(LABELS)
+    assert model.known_classes is None  # the module may have other outputs in the next fit
 
 
 def test_evaluate_takes_what_fit_takes(wrapper: Callable[..., ParallelWrapper]) -> None:
