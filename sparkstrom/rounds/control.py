@@ -81,6 +81,7 @@ class WorkerTally:
         self.log = EpochLog(partition)  # losses and metrics by epoch
         self.facts = PartitionFacts(partition, 0, 0, 0, 0, 0)  # until the worker has reported
         self.host = ""
+        self.warnings: dict[str, str] = {}  # sparkstrom's: place in the source -> text
         self._steps = self._examples = self._rounds = self._sent_bytes = 0
         self._loss_sum = self._epoch_loss = self._last_loss = 0.0
         self._loss_weight = self._epoch_weight = self._last_weight = 0.0
@@ -290,6 +291,7 @@ class RoundsControl:
             now_s = time.monotonic()
             for report in reports:
                 index, host = report.partition, report.host
+                self._tallies[index].warnings |= report.warnings
                 printed = WorkerLog(
                     host=host, partition=index, lines=report.lines, skipped=report.skipped
                 )
@@ -350,7 +352,16 @@ class RoundsControl:
         self.enter_phase(Phase.DONE)
         self.finished.set()
         return [
-            json.dumps({"epochs": tally.log.report(), "mass_dismissed": 0.0})
+            json.dumps(
+                {
+                    "epochs": tally.log.report(),
+                    "mass_dismissed": 0.0,
+                    "warnings": [
+                        f"partition {tally.facts.partition} on {tally.host}: {text}"
+                        for text in tally.warnings.values()
+                    ],
+                }
+            )
             for tally in self._tallies.values()
             if tally.facts.rows or tally.facts.held_out
         ]

@@ -64,6 +64,8 @@ class WorkerReport:
     seconds: dict[str, float] = field(default_factory=dict)  # time spent, by activity
     lines: list[tuple[str, str]] = field(default_factory=list)  # (activity, printed line)
     skipped: int = 0  # printed lines left out because of the limit
+    # sparkstrom's warnings for the summary: place in the source -> text
+    warnings: dict[str, str] = field(default_factory=dict)
     error: ModelFailure | None = None  # an exception of the user's model, which ended the task
     lost_attempts: list[str] = field(default_factory=list)  # why earlier attempts were lost
 
@@ -122,6 +124,7 @@ def reporting(report: WorkerReport, output: WorkerOutput | None = None) -> Itera
     except BaseException as error:  # a user's model may raise anything, even SystemExit
         trace = "".join(traceback.format_exception(error))[-TRACE_CHARS_MAX:]
         report.error = ModelFailure(format_reason(error), trace, isinstance(error, UsageError))
+    report.warnings = dict(output.warnings)
     if printed := output.take():
         report.lines, report.skipped = printed.lines, printed.skipped
 

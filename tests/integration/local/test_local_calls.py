@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 import threading
 import warnings
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import cloudpickle
 import numpy as np
 import pytest
 import torch
@@ -148,6 +150,32 @@ def test_a_label_that_is_no_class_is_named_by_its_row(
     labels[150] = 1.0
     assert made.fit((FEATURES, labels), run_log="").examples == len(LABELS)
     assert model.known_classes is None  # the module may have other outputs in the next fit
+
+
+def skip_every_step(module: Any, optimizer: Any, batch: Any) -> Any:
+    """A training step that always overflows."""
+    optimizer.zero_grad()
+    return torch.tensor(float("nan"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["SHARED_GRADIENTS", "AVERAGING"])
+def test_a_models_warnings_in_workers_are_in_the_summary(
+    wrapper: Callable[..., ParallelWrapper], mode: str
+) -> None:
+    """Of warnings from one place, the summary has each worker's last one."""
+    optimizer = partial(torch.optim.SGD, lr=0.1)
+    model = TorchModel(torch.nn.Linear(4, 2), None, optimizer, step=skip_every_step)
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    try:
+        made = wrapper(model, 2, training_mode=mode, progress=False, batch_size_per_worker=8)
+        summary = made.fit((FEATURES, LABELS), run_log="")
+    finally:
+        cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
+    told = sorted(text for text in summary.warnings if "with a loss of NaN" in text)
+    for partition, text in enumerate(told):
+        assert re.match(rf"partition {partition} on .*: .*no gradient: 10;", text)
+    assert len(told) == 2
 
 
 def test_evaluate_takes_what_fit_takes(wrapper: Callable[..., ParallelWrapper]) -> None:
