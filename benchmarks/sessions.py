@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -13,10 +13,10 @@ ROOT = Path(__file__).parents[1]  # from which executors import modules of the b
 
 
 @contextmanager
-def local_cluster(workers: int, **conf: str) -> Iterator[Any]:
+def local_cluster(workers: int, conf: Mapping[str, str] | None = None) -> Iterator[Any]:
     """Yield a session with a task slot for each worker, and an executor for each two workers.
 
-    ``conf`` is additional configuration, with underscores in the place of dots.
+    ``conf`` is additional configuration.
     """
     from pyspark.sql import SparkSession
 
@@ -32,8 +32,8 @@ def local_cluster(workers: int, **conf: str) -> Iterator[Any]:
         .config("spark.ui.showConsoleProgress", "false")
         .config("spark.log.level", "ERROR")
     )
-    for name, value in conf.items():
-        builder = builder.config(name.replace("_", "."), value)
+    for name, value in (conf or {}).items():
+        builder = builder.config(name, value)
     session = builder.getOrCreate()
     try:
         yield session

@@ -66,10 +66,10 @@ def main() -> int:
 
 def run_session(name: str, fits: int, preload: bool) -> Iterator[dict[str, Any]]:
     """Run all fits of one application, and yield their figures."""
-    daemon = {"spark_python_daemon_module": "sparkstrom.spark.daemon"} if preload else {}
-    if preload:
-        os.environ["SPARKSTROM_PRELOAD"] = "torch" if name == "torch" else ""
-    with local_cluster(WORKERS, **daemon) as session, TemporaryDirectory() as scratch:
+    conf = {"spark.python.daemon.module": "sparkstrom.spark.daemon"} if preload else {}
+    if preload and name == "torch":
+        conf["spark.executorEnv.SPARKSTROM_PRELOAD"] = "torch"
+    with local_cluster(WORKERS, conf) as session, TemporaryDirectory() as scratch:
         marks = Path(scratch) / "marks"
         await_executors(session)
         chance = np.random.default_rng(0)

@@ -156,22 +156,22 @@ class MinibatchLosses:
     """Computes mean losses of the newest minibatches from the workers' cumulative counters."""
 
     def __init__(self) -> None:
-        # Examples and sum of losses, by partition and task attempt: a worker that returns under a
-        # new id continues its counters.
-        self._seen: dict[tuple[int, int], tuple[int, float]] = {}
+        # Weight and weighted sum of losses, by partition and task attempt: a worker that returns
+        # under a new id continues its counters.
+        self._seen: dict[tuple[int, int], tuple[float, float]] = {}
 
     def collect_new_losses(self, progress: Progress) -> dict[int, float]:
-        """Return each node's mean loss over the examples that it reported since the last call.
+        """Return each node's mean loss over the rows that it reported since the last call.
 
-        Nodes that reported no new examples are left out.
+        Nodes that reported no new rows, or only rows that weigh 0, are left out.
         """
         losses: dict[int, float] = {}
         for node, counters in progress.stats.items():
             if (training := counters.training) is None:
                 continue
             process = training.partition, training.attempt
-            now = training.examples, training.loss_sum
-            before = self._seen.get(process, (0, 0.0))
+            now = training.loss_weight, training.loss_sum
+            before = self._seen.get(process, (0.0, 0.0))
             self._seen[process] = now
             if now[0] > before[0]:
                 losses[node] = (now[1] - before[1]) / (now[0] - before[0])

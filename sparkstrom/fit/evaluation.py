@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from sparkstrom.base.errors import SparkstromError, UsageError
 from sparkstrom.base.option_types import KEY, shown, whole
+from sparkstrom.data.column_selection import arrays_to_batch
 from sparkstrom.models.base import Batch, FlatModel, Measured, RequiresLoss, require_single_array
 from sparkstrom.models.output_interpretation import (
     VALUES,
@@ -177,6 +178,18 @@ def evaluate_batch(model: FlatModel, spec: MetricSpec, batch: Batch) -> Evaluati
             ExactSum.from_values(measured[:, 1]),
         )
     return Evaluation(batch.rows, **out)
+
+
+def evaluate_arrays(model: FlatModel, spec: MetricSpec, data: tuple[Any, ...]) -> Evaluation:
+    """Compute metrics on arrays (features, labels) or (features, labels, weights); return them.
+
+    Raise UsageError if they have no rows, are no valid rows, or do not suit the model or a metric.
+    """
+    batch = arrays_to_batch(data)
+    if not batch.rows:
+        return merge_evaluations([])
+    model.check(batch.features, batch.labels)
+    return merge_evaluations([evaluate_batch(model, spec, batch)])
 
 
 def _select_label(

@@ -29,11 +29,11 @@ from sparkstrom.base.errors import TrainingError, UsageError
 from sparkstrom.base.option_types import shown, unquote
 from sparkstrom.base.untrusted_files import find_local_path
 from sparkstrom.codec.messages import Phase
-from sparkstrom.fit.evaluation import Evaluation, evaluate_batch, merge_evaluations, select_metrics
+from sparkstrom.fit.evaluation import Evaluation, evaluate_arrays, select_metrics
 from sparkstrom.fit.events import FinishedFit, FitListener
 from sparkstrom.fit.fit_context import FitRequest
 from sparkstrom.fit.summary import TrainingSummary
-from sparkstrom.models.base import Batch, FlatModel, load_buffers
+from sparkstrom.models.base import FlatModel, load_buffers
 from sparkstrom.observe.epoch_history import Epoch
 from sparkstrom.observe.listener_events import (
     CheckpointWritten,
@@ -197,9 +197,9 @@ def make_progress_figures(progress: Progress, spec: FitSpec) -> ProgressFigures:
     epochs, n_params = spec.epochs, spec.n_params
     total = FitTotals.from_counters(progress.stats.values())
     training = total.training
-    examples, loss_sum = training.last_examples, training.last_loss_sum
-    if not examples:  # no worker has finished an epoch yet
-        examples, loss_sum = training.examples, training.loss_sum
+    weight, loss_sum = training.last_loss_weight, training.last_loss_sum
+    if not weight:  # no worker has finished an epoch yet
+        weight, loss_sum = training.loss_weight, training.loss_sum
     expected = progress.minibatches_expected
     return ProgressFigures(
         phase=describe_phase(progress),
@@ -207,7 +207,7 @@ def make_progress_figures(progress: Progress, spec: FitSpec) -> ProgressFigures:
         partitions=progress.partitions,
         epoch=epochs * progress.minibatches / expected if expected else 0.0,
         epochs=epochs,
-        loss=loss_sum / examples if examples else None,
+        loss=loss_sum / weight if weight else None,
         examples=training.examples,
         updates=progress.commits,
         bytes_sent=total.node.update_bytes,
@@ -564,9 +564,7 @@ class SnapshotEvaluator:
         model, now = copy.deepcopy(self.model), self.snapshot()
         model.bind(now.parameters)
         load_buffers(model, now.buffers)
-        model.check(features, labels)
-        wanted = select_metrics(model, metrics, 1)
-        return merge_evaluations([evaluate_batch(model, wanted, Batch(features, labels))])
+        return evaluate_arrays(model, select_metrics(model, metrics, 1), (features, labels))
 
 
 def make_listener_thread(

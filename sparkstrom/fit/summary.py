@@ -336,7 +336,7 @@ class WorkerFigures:
     host: str  # "" if unknown
     steps: int  # trained minibatches
     examples: int  # trained rows, including repetitions
-    loss: float  # mean over the examples of its last epoch; NaN if it finished none
+    loss: float  # weighted mean over its last epoch; NaN if it finished none
     sent_fraction: float  # entries sent / (publications x n_params)
     bytes_sent: int  # of its own encrypted updates
     tau: float  # its threshold at the end; NaN if it published nothing
@@ -496,8 +496,8 @@ def final_loss(fit: FitFacts) -> float:
 
 def mean_loss(total: FitTotals) -> float:
     """Return the mean loss over each worker's last complete epoch; NaN if none is complete."""
-    examples = total.training.last_examples
-    return total.training.last_loss_sum / examples if examples else float("nan")
+    weight = total.training.last_loss_weight
+    return total.training.last_loss_sum / weight if weight else float("nan")
 
 
 def mean_sent_fraction(total: FitTotals, n_params: int) -> float:
@@ -638,14 +638,20 @@ def _fresh_optimizer_warning(workers: int) -> list[str]:
     ]
 
 
+WEIGHTLESS = (
+    "the rows that validation holds out all weigh 0, by their weights or because the loss ignores"
+    " their labels, so no epoch has a held-out loss: hold out rows that count"
+)
+
+
 def _no_held_out_warning(fit: FitFacts) -> list[str]:
-    """Return a warning if rows should have been held out, but there were none."""
-    if (
-        not fit.validation
-        or not fit.outcome.minibatches_trained
-        or fit.total.training.rows_held_out
-    ):
+    """Return a warning if rows should have been held out, but there were none, or all weigh 0."""
+    if not fit.validation or not fit.outcome.minibatches_trained:
         return []
+    if fit.total.training.rows_held_out:
+        counters = [one.training for one in fit.outcome.stats.values() if one.training is not None]
+        weights = [one.epochs.held_weight for one in counters if one.rows_held_out and one.epochs]
+        return [WEIGHTLESS] if weights and not any(weights) else []
     return [
         "validation selects no rows, so no epoch has a held-out loss: give a larger fraction, a"
         " column that is true for some rows, or held-out rows that are not empty"

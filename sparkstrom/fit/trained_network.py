@@ -47,6 +47,7 @@ from sparkstrom.fit.network_state import NetworkStateHolder
 from sparkstrom.fit.summary import TrainingSummary, summary_of_skipped_fit
 from sparkstrom.models.base import (
     Batch,
+    CountsClasses,
     EpochAware,
     Exporting,
     Flat,
@@ -85,15 +86,15 @@ class TrainedNetwork:
 
     @contextlib.contextmanager
     def _exclusive(self) -> Iterator[None]:
-        """Reserve the network's state for the block. Raise UsageError while a fit is under way.
+        """Reserve the network for the block. Raise UsageError while a fit or rehearsal runs.
 
         Otherwise the result of that fit would replace a change that is made in the block.
         """
         if not self._training.acquire(blocking=False):
             name = type(self).__name__
             raise UsageError(
-                f"a fit of this {name} is under way in another thread: wait for its end, or make"
-                f" another {name}"
+                f"a fit or rehearsal of this {name} is under way in another thread: wait for its"
+                f" end, or make another {name}"
             )
         try:
             yield
@@ -102,8 +103,8 @@ class TrainedNetwork:
             self._training.release()
 
     @contextlib.contextmanager
-    def _replacing_state(self) -> Iterator[None]:
-        """Reserve the state like ``_exclusive``, or do nothing if the fit is done with the state.
+    def _exclusive_or_final(self) -> Iterator[None]:
+        """Reserve the network like ``_exclusive``, or do nothing if the fit is done with its state.
 
         A listener's ``on_fit_end``, which the fit calls at its end, may thus change the state.
         """
@@ -149,7 +150,7 @@ class TrainedNetwork:
 
         Raise UsageError for another shape, for values that are not finite, or while a fit runs.
         """
-        with self._replacing_state():
+        with self._exclusive_or_final():
             self._state.assign(values)
             self._checkpoints.mark_assigned()
 
@@ -211,7 +212,7 @@ class TrainedNetwork:
         Raises:
             UsageError: There is no checkpoint, it is of another model, or a fit is under way.
         """
-        with self._replacing_state(), closing(make_progress_display(self._progress)) as progress:
+        with self._exclusive_or_final(), closing(make_progress_display(self._progress)) as progress:
             self._state.load_checkpoint(
                 self._checkpoints.restore(check_path_argument(path), progress.say)
             )
@@ -310,7 +311,7 @@ def dry_run_step(
     pack: PickleFunction,
     metric: str | None = None,
     examine: Callable[[FlatModel, Batch], None] | None = None,
-) -> None:
+) -> tuple[int, int] | None:
     """Train a copy of the model for one step on the first rows, to find errors before a fit starts.
 
     The step is skipped for large models, for user-defined model classes, and if there are no rows.
@@ -326,29 +327,50 @@ def dry_run_step(
         examine: Called with the trained copy and the rows, unless it is None. It may raise
             UsageError.
 
+    Returns:
+        The number of classes that the copy found, for ``knowing_classes``; None if it is unknown.
+
     Raises:
         UsageError: Rows, model and loss do not fit together, the optimizer state has other values
             than arrays and numbers, or ``examine`` raised it.
     """
     if model.n_params > PARAMETERS_MAX:
-        return
+        return None
     try:
         with preserve_process_state():
             if not type(model).__module__.startswith("sparkstrom."):
                 copied: FlatModel = pickle.loads(pack(model))
                 copied.bind(parameters.copy())
                 plain_scalars(copied.updater_state())
-                return
+                return None
             block = None if first is None else next(iter(first()), None)
             if block is not None and len(block.records):
                 copied, batch = _train_copy(model, parameters, block, pack, metric)
                 if examine is not None:
                     examine(copied, batch)
+                return copied.known_classes if isinstance(copied, CountsClasses) else None
     except UsageError as error:
         if BATCH_NORM_ERROR not in str(error):
             raise
     except Exception as error:  # a worker also reports it, if it occurs there
         log.info("the dry run before the fit was skipped: %s", first_line(error))
+    return None
+
+
+@contextlib.contextmanager
+def knowing_classes(model: FlatModel, classes: tuple[int, int] | None) -> Iterator[None]:
+    """Tell the model its number of classes for a fit: workers then check all labels before it.
+
+    The number is not kept, because another fit may use other outputs of the model.
+    """
+    if not isinstance(model, CountsClasses):
+        yield
+        return
+    model.known_classes = classes
+    try:
+        yield
+    finally:
+        model.known_classes = None
 
 
 def _train_copy(
@@ -373,7 +395,11 @@ def _train_copy(
         copied.set_position(0, 0, 1)
     if isinstance(copied, Paced):
         copied.keep_pace(1, 0, 0)
-    copied.step(batch)
+    try:
+        copied.step(batch)
+    except UsageError:
+        check_block(copied, block)  # names a label's row and column, now that classes are known
+        raise
     if metric is not None:
         measure_batch(copied, batch, metric)
     return copied, batch

@@ -7,7 +7,7 @@ import secrets
 import shutil
 import tempfile
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, Self
@@ -32,6 +32,7 @@ from sparkstrom.fit.trained_network import (
     TrainedNetwork,
     check_fit_arguments,
     dry_run_step,
+    knowing_classes,
     parse_epochs,
 )
 from sparkstrom.local.data import (
@@ -72,7 +73,7 @@ from sparkstrom.rehearsal.script import rehearse_instead
 from sparkstrom.rounds.run import RoundsRun
 from sparkstrom.runtime.theta import Theta
 from sparkstrom.worker.network_setup import require_library
-from sparkstrom.worker.training_job import require_model, require_picklable
+from sparkstrom.worker.training_job import require_model
 
 
 class ParallelWrapper(TrainedNetwork):
@@ -203,7 +204,7 @@ class ParallelWrapper(TrainedNetwork):
         chosen = ColumnSpec(features, label, weight, validation if held is None else HELD_OUT)
         rule = check_fit_arguments(self._model, epochs, chosen, early_stopping, listeners, run_log)
         epochs, ends = limit_epochs(rule, parse_epochs(epochs))
-        require_picklable(self._model, pickle_by_value)
+        require_model(self._model, pickle_by_value)
         require_library()
         workers = len(self._context.pool)
         with (
@@ -230,14 +231,16 @@ class ParallelWrapper(TrainedNetwork):
                 first = next(file for file in rows.files if file.spans)
                 metric = request.validation_metric
                 parameters = self._state.parameters
-                dry_run_step(self._model, parameters, first.blocks, pickle_by_value, metric)
-                return self._train(request, theta, rows, reporting)
+                model, pack = self._model, pickle_by_value
+                classes = dry_run_step(model, parameters, first.blocks, pack, metric)
+                with knowing_classes(model, classes):
+                    return self._train(request, theta, rows, reporting)
 
     def rehearse(
         self,
         data: Any,
         *,
-        workers: Sequence[int] = DEFAULT_WORKERS,
+        workers: int | Iterable[int] = DEFAULT_WORKERS,
         epochs: int = 1,
         link: str | float | None = None,
         latency: str | float | None = None,
@@ -273,7 +276,7 @@ class ParallelWrapper(TrainedNetwork):
             and for PyTorch's DistributedDataParallel (DDP).
 
         Raises:
-            UsageError: An argument is invalid or does not suit the data.
+            UsageError: An argument is invalid or does not suit the data, or a fit is under way.
             TrainingError: Step times could not be measured.
         """
         request = RehearsalRequest.from_options(
@@ -289,10 +292,14 @@ class ParallelWrapper(TrainedNetwork):
         held = validation if holds_rows(validation) else None
         chosen = ColumnSpec(features, label, weight, validation if held is None else HELD_OUT)
         check_fit_arguments(self._model, epochs, chosen, None, (), "")
-        blocks = read_blocks_with_held_out(data, held, chosen)
-        packed = pickle_by_value(self._model)
-        fit = self._model, self._state, self._master, packed, parse_epochs(epochs), chosen.fraction
-        with closing(make_progress_display(self._progress)) as progress:
+        with (
+            self._exclusive_or_final(),
+            closing(make_progress_display(self._progress)) as progress,
+        ):
+            blocks = read_blocks_with_held_out(data, held, chosen)
+            packed = pickle_by_value(self._model)
+            epochs = parse_epochs(epochs)
+            fit = self._model, self._state, self._master, packed, epochs, chosen.fraction
             sample = sample_blocks(blocks, request.rows, request.seed)
             cpus = self._context.pool.threads
             return rehearse(make_recipe(*fit), sample, request, progress, cpus=cpus)

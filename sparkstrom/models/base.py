@@ -52,6 +52,16 @@ class Batch(NamedTuple):
         return float(self.rows if self.weights is None else self.weights.sum(dtype=np.float64))
 
 
+def get_step_weight(model: FlatModel, batch: Batch) -> float:
+    """Return the weight in an epoch's loss of ``batch``, on which the model has just trained.
+
+    It is the sum of the rows' weights, unless the model has an attribute ``step_weight``, such as a
+    TorchModel whose loss weights labels, too.
+    """
+    weight: float | None = getattr(model, "step_weight", None)
+    return batch.total_weight if weight is None else weight
+
+
 def count_rows(columns: Columns) -> int:
     """Return the number of rows, which is the same in all arrays of ``columns``."""
     return len(columns) if isinstance(columns, np.ndarray) else len(arrays_of(columns)[0])
@@ -214,6 +224,18 @@ class Measured(Protocol):
         If the batch has no weights, each row weighs 1. Dropout is off, BatchNorm keeps its
         statistics, and penalties on parameters are not included.
         """
+
+
+@runtime_checkable
+class CountsClasses(Protocol):
+    """A model that finds out in a step how many classes its labels may have.
+
+    ``check`` refuses other labels as long as the number is known.
+    """
+
+    known_classes: (
+        tuple[int, int] | None
+    )  # (dimensions of labels, number of classes); None: unknown
 
 
 @runtime_checkable

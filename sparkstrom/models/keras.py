@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from sparkstrom.base.errors import UsageError
+from sparkstrom.base.option_types import is_whole
 from sparkstrom.models.activations_and_losses import loss_name
 from sparkstrom.models.base import Batch, Flat, Layout, Share, State, check_bindable
 from sparkstrom.models.jax_common import (
@@ -184,7 +185,7 @@ class KerasModel(FlatJaxModel):
     def ignored_label(self) -> int | None:
         """The label that the loss ignores, or None."""
         label = getattr(self._loss, "ignore_class", loss_options(self._loss).get("ignore_class"))
-        return label if isinstance(label, int) else None
+        return int(label) if is_whole(label) else None
 
     @property
     def module(self) -> Any:

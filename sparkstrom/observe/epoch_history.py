@@ -16,10 +16,10 @@ from sparkstrom.observe.telemetry import EpochFigures, TrainingCounters, WorkerC
 
 # Attempt number of epochs read from a checkpoint; any real attempt replaces them.
 RESUMED_ATTEMPT = -1
-# A worker's counters repeat three values for each of its latest epochs, for RECENT_EPOCHS_MAX at
+# A worker's counters repeat four values for each of its latest epochs, for RECENT_EPOCHS_MAX at
 # most, because a message has room for 256 names. Epochs that ended more than RECENT_S seconds ago
 # have reached the driver, so they are only repeated to make up RECENT_EPOCHS_MIN epochs.
-RECENT_EPOCHS_MAX, RECENT_EPOCHS_MIN, RECENT_S = 48, 8, 30.0
+RECENT_EPOCHS_MAX, RECENT_EPOCHS_MIN, RECENT_S = 36, 8, 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,15 +30,21 @@ class PartitionEpoch:
     """
 
     epoch: int  # from 0 in this fit
-    loss_sum: float  # sum of the rows' losses; each minibatch is evaluated before its step
+    loss_sum: float  # weighted sum of losses; each minibatch is evaluated before its step
     examples: int  # rows trained
     held_sum: float = 0.0  # weighted sum over held-out rows: their losses, or 1 if correct
     held_weight: float = 0.0  # total weight of the held-out rows; 0: none
+    loss_weight: float | None = None  # total weight of the losses; None: ``examples``
 
 
 def _unknown_epoch(epoch: int) -> PartitionEpoch:
     """Return a placeholder for an epoch not reported yet, with NaN for the held-out rows."""
     return PartitionEpoch(epoch, 0.0, 0, held_sum=math.nan, held_weight=math.nan)
+
+
+def _loss_weight(part: PartitionEpoch) -> float:
+    """Return the total weight of an epoch's losses. Checkpoints of earlier versions lack it."""
+    return part.examples if part.loss_weight is None else part.loss_weight
 
 
 class EpochLog:
@@ -68,6 +74,7 @@ class EpochLog:
             newest[-1].held_weight,
             held_sums={each.epoch: each.held_sum for each in newest},
             loss_sums={each.epoch: each.loss_sum for each in newest},
+            loss_weights={each.epoch: _loss_weight(each) for each in newest},
             examples={each.epoch: each.examples for each in newest},
         )
 
@@ -88,7 +95,7 @@ class Epoch:
     """
 
     epoch: int  # from 1, counted over all fits of a network
-    loss: float  # mean over rows; each minibatch is evaluated before its own step
+    loss: float  # weighted mean over rows; each minibatch is evaluated before its own step
     examples: int  # rows trained, over all partitions
     validation: float  # held-out loss or accuracy, with the parameters at each partition's end
     partitions: int  # number of partitions that have reported this epoch
@@ -166,12 +173,14 @@ class EpochHistory:
                 self._add_worker(worker.training, worker.training.epochs)
 
     def _add_worker(self, training: TrainingCounters, figures: EpochFigures) -> None:
-        """Record a worker's live epochs; skip epochs whose three values have not all arrived."""
+        """Record a worker's live epochs; skip epochs whose four values have not all arrived."""
         known = self._epochs_of_attempt(training.partition, training.attempt)
         for epoch, held_sum in figures.held_sums.items():
-            loss, examples = figures.loss_sums.get(epoch), figures.examples.get(epoch)
-            if loss is not None and examples is not None:
-                known[epoch] = PartitionEpoch(epoch, loss, examples, held_sum, figures.held_weight)
+            loss, weight = figures.loss_sums.get(epoch), figures.loss_weights.get(epoch)
+            examples = figures.examples.get(epoch)
+            if loss is not None and weight is not None and examples is not None:
+                held = held_sum, figures.held_weight
+                known[epoch] = PartitionEpoch(epoch, loss, examples, *held, loss_weight=weight)
 
     def add_reports(self, reports: Iterable[Mapping[str, Any]]) -> None:
         """Record the final reports of tasks; they are complete and replace live values."""
@@ -213,8 +222,10 @@ class EpochHistory:
             return self._resumed_epochs[epoch]
         parts = self._latest_of_epoch(epoch)
         examples = sum(part.examples for part in parts)
-        loss = math.fsum(part.loss_sum for part in parts) / examples if examples else math.nan
+        weight = math.fsum(map(_loss_weight, parts))
+        loss = math.fsum(part.loss_sum for part in parts) / weight if weight else math.nan
         number = self.first_epoch + epoch + 1
-        weight = math.fsum(part.held_weight for part in parts)
-        held = math.fsum(part.held_sum for part in parts) / weight if weight else math.nan
-        return Epoch(number, loss, examples, held, len(parts), weight)
+        held_weight = math.fsum(part.held_weight for part in parts)
+        held_sum = math.fsum(part.held_sum for part in parts)
+        held = held_sum / held_weight if held_weight else math.nan
+        return Epoch(number, loss, examples, held, len(parts), held_weight)

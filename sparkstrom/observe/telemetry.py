@@ -78,8 +78,9 @@ class EpochFigures:
 
     # epoch -> weighted sum of losses or correct predictions over the held-out rows
     held_sums: dict[int, float] = field(metadata={WIRE_NAME: "held@"}, default_factory=dict)
-    # epoch -> sum of losses over the trained rows
+    # epoch -> weighted sum of losses over the trained rows, and the sum of the weights
     loss_sums: dict[int, float] = field(metadata={WIRE_NAME: "loss@"}, default_factory=dict)
+    loss_weights: dict[int, float] = field(metadata={WIRE_NAME: "weight@"}, default_factory=dict)
     # epoch -> rows trained
     examples: dict[int, int] = field(metadata={WIRE_NAME: "examples@"}, default_factory=dict)
 
@@ -112,9 +113,10 @@ class TrainingCounters:
     epoch: int = 0  # the current epoch
     steps: int = counter()  # minibatches trained
     examples: int = counter()  # rows trained
-    loss_sum: float = counter(default=0.0)  # sum of the rows' losses
+    loss_sum: float = counter(default=0.0)  # weighted sum of the rows' losses
+    loss_weight: float = counter(default=0.0)  # sum of these weights
     last_loss_sum: float = counter(default=0.0)  # loss_sum of the latest finished epoch alone
-    last_examples: int = counter()  # examples of the latest finished epoch alone
+    last_loss_weight: float = counter(default=0.0)  # loss_weight of that epoch
 
     # A worker that replaces another one reads the same rows.
     rows_held_out: int = counter(once_per_partition=True)

@@ -28,6 +28,7 @@ from sparkstrom.models.base import (
     FlatModel,
     Paced,
     get_buffers,
+    get_step_weight,
     load_buffers,
 )
 from sparkstrom.planning.scaling import ScalingInputs, predict_ring_allreduce
@@ -39,6 +40,7 @@ from sparkstrom.rehearsal.fit import (
     Measure,
     OnProgress,
     SimulatedFit,
+    average_recent,
     make_environment,
 )
 from sparkstrom.runtime.optimizer_states import decode_optimizer_state
@@ -74,7 +76,7 @@ def train_synchronously(
         model.set_fit_length(
             FitLength(recipe.epochs, total, recipe.first_epoch, recipe.minibatches_before)
         )
-    losses: list[float] = []
+    losses: list[tuple[float, float]] = []  # weight and mean loss of each step
 
     def record_point() -> None:
         """Measure the current parameters, and add a point to the curves, if any."""
@@ -100,16 +102,14 @@ def train_synchronously(
         if not math.isfinite(loss):
             simulated.error = f"the loss is {loss}"
             break
-        losses.append(loss)
+        losses.append((get_step_weight(model, batch), loss))
         simulated.minibatches += len(batches)
         simulated.examples += batch.rows
         simulated.seconds += step_s
         on_progress((done + 1) / total)
         if done * POINTS // total < (done + 1) * POINTS // total:
             record_point()
-    simulated.training_loss = (
-        float(np.mean(losses[-max(1, len(losses) // POINTS) :])) if losses else math.nan
-    )
+    simulated.training_loss = average_recent(losses)
     simulated.update_bytes = 4 * model.n_params * simulated.minibatches if len(ranks) > 1 else 0
     simulated.parameters = parameters
     simulated.buffers = get_buffers(model)

@@ -204,7 +204,7 @@ class FitSimulator:
         self._network = VirtualNetwork(time, conditions.link_bits_s, conditions.latency_s)
         self.theta = recipe.theta()
         self.simulated = SimulatedFit(workers)
-        self._losses: list[tuple[int, float]] = []  # rows and mean loss of each minibatch
+        self._losses: list[tuple[float, float]] = []  # weight and mean loss of each minibatch
         self._attempts = itertools.count(FIRST_ATTEMPT)
         tick_s = min(max(TICK_S_MIN, conditions.times.step_s / 2), TICK_S_MAX)
         self._tick_interval_s = min(tick_s, job.master.void.lease_s / 8)
@@ -255,9 +255,9 @@ class FitSimulator:
         self.workers.append(worker)
         worker.start()
 
-    def on_step(self, rows: int, loss: float) -> None:
-        """Record the number of rows and the mean loss of a trained minibatch."""
-        self._losses.append((rows, loss))
+    def on_step(self, weight: float, loss: float) -> None:
+        """Record the weight and the mean loss of a trained minibatch."""
+        self._losses.append((weight, loss))
 
     def on_end(self, worker: RehearsedWorker) -> None:
         """End the run if no worker is alive any more."""
@@ -322,9 +322,7 @@ class FitSimulator:
         simulated.seconds = master.training_seconds()
         simulated.minibatches = self._committed
         simulated.examples = round(self._committed * self._rows_per_batch)
-        recent = self._losses[-max(1, len(self._losses) // POINTS) :]
-        if rows := sum(count for count, _ in recent):
-            simulated.training_loss = sum(count * loss for count, loss in recent) / rows
+        simulated.training_loss = average_recent(self._losses)
         simulated.staleness = master.machine.order.staleness.mean
         simulated.summed_workers = master.overshoot.summed_workers
         simulated.update_bytes = sum(each.payload_bytes for each in counters)
@@ -337,6 +335,13 @@ class FitSimulator:
         simulated.replicas_equal = master.phase is Phase.DONE and len(digests) == 1
         simulated.digest = self.theta.digest()
         simulated.parameters, simulated.buffers = self.theta.to_host(), self.theta.buffers
+
+
+def average_recent(losses: list[tuple[float, float]]) -> float:
+    """Return the mean of the last twentieth of minibatches, given as (weight, mean loss)."""
+    recent = losses[-max(1, len(losses) // POINTS) :]
+    total = sum(weight for weight, _ in recent)
+    return sum(weight * loss for weight, loss in recent) / total if total else math.nan
 
 
 class SimulatedMaster:

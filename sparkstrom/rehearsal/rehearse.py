@@ -9,13 +9,13 @@ from __future__ import annotations
 import inspect
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from sparkstrom.base.child_processes import count_cores
 from sparkstrom.base.errors import UsageError
-from sparkstrom.base.option_types import is_real, shown
+from sparkstrom.base.option_types import is_real, is_whole, shown
 from sparkstrom.base.units import parse_duration, parse_rate
 from sparkstrom.data.row_sample import RowSample
 from sparkstrom.encoding.backends import warm_up
@@ -88,7 +88,7 @@ class RehearsalRequest:
     def parse(  # noqa: PLR0913 -- the options of a rehearsal, by keyword
         cls,
         *,
-        workers: int | Sequence[int] = DEFAULT_WORKERS,
+        workers: int | Iterable[int] = DEFAULT_WORKERS,
         link: str | float | None = None,
         latency: str | float | None = None,
         step: str | float | None = None,
@@ -107,13 +107,12 @@ class RehearsalRequest:
 
         Raise UsageError that names an invalid argument, its value, the reason and a remedy.
         """
-        numbers = [workers] if isinstance(workers, int) else workers
-        require(
-            isinstance(numbers, list | tuple | range) and len(numbers) > 0,
-            "workers",
-            workers,
-            "must be numbers of workers, such as (1, 4, 16)",
-        )
+        try:
+            numbers: list[Any] = [workers] if is_whole(workers) else [*workers]  # type: ignore[misc]
+        except TypeError:
+            numbers = []
+        are_given = bool(numbers) and not isinstance(workers, str)
+        require(are_given, "workers", workers, "must be numbers of workers, such as (1, 4, 16)")
         for count in numbers:
             require_whole("workers", count, 1)
             reason = f"at most {WORKERS_MAX:,} replicas fit into one process"

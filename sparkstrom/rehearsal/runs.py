@@ -23,7 +23,7 @@ from multiprocessing import connection
 from typing import Any
 
 from sparkstrom.base.child_processes import count_cores, pickle_by_value
-from sparkstrom.base.errors import SparkstromError, format_reason
+from sparkstrom.base.errors import SparkstromError, UsageError, format_reason
 from sparkstrom.models.base import Batch, Flat, FlatModel, Measured, load_buffers
 from sparkstrom.models.output_interpretation import VALUES, get_output_kind, measure_batch
 from sparkstrom.observe.early_stopping import ACCURACY, LOSS
@@ -46,6 +46,11 @@ PROCESSES_MAX = 8  # this one included
 PROCESS_BYTES = 400 << 20  # memory of a process besides sample and replicas: Python, torch, kernels
 REPLICA_BYTES = 64  # memory of a simulated worker per parameter
 POLL_S = 0.1
+
+WEIGHTLESS = (
+    "the rows of the sample on which losses are computed, held-out rows if there are any, all weigh"
+    " 0, by their weights or because the loss ignores their labels: rehearse rows that count"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +118,8 @@ class LossMeter:
     def __call__(self, parameters: Flat, buffers: bytes) -> dict[str, float]:
         """Return the metrics, by name, of parameters f32[n_params] and the model's buffers.
 
-        A loss that is not finite becomes inf. The accuracy is NaN if outputs are not finite.
+        A loss that is not finite becomes inf. The accuracy is NaN if outputs are not finite. Raise
+        UsageError if the rows all weigh 0.
         """
         self._parameters[:] = parameters
         load_buffers(self._model, buffers)
@@ -121,6 +127,8 @@ class LossMeter:
         for metric in self._metrics:
             parts = [measure_batch(self._model, batch, metric) for batch in self._batches]
             total, weight = (math.fsum(part[i] for part in parts) for i in range(2))
+            if metric == LOSS and not weight:
+                raise UsageError(WEIGHTLESS)
             value = total / weight if weight else math.nan
             is_lost = metric == LOSS and not math.isfinite(value)
             found[metric] = math.inf if is_lost else value

@@ -111,8 +111,8 @@ class DutyCycle:
 class Observer(Protocol):
     """Interface of the object that a worker calls after each step and at its end."""
 
-    def on_step(self, rows: int, loss: float) -> None:
-        """Record that a minibatch of ``rows`` rows was trained, with its mean loss."""
+    def on_step(self, weight: float, loss: float) -> None:
+        """Record that a minibatch was trained, with its mean loss and the weight of that."""
 
     def on_end(self, worker: RehearsedWorker) -> None:
         """Record that a worker's task has ended."""
@@ -310,14 +310,14 @@ class RehearsedWorker:
         applied just before, which also takes time. Raise TrainingError if the model fails.
         """
         self._stepping = True
-        rows = self.trainer.counts.examples
+        weight = self.trainer.counts.loss_weight
         try:
             loss = self.trainer.begin_step(command)
         except SparkstromError:
             raise
         except Exception as error:  # models raise errors of many kinds, which would fail a real fit
             raise TrainingError(format_reason(error)) from error
-        self._observer.on_step(self.trainer.counts.examples - rows, loss)
+        self._observer.on_step(self.trainer.counts.loss_weight - weight, loss)
         times = self._times
         share = max(STEP_SHARE_MIN, self._rng.gauss(1.0, times.jitter)) if times.jitter else 1.0
         self._schedule_boundary((times.step_s * share + waiting * times.apply_s) / self._speed)

@@ -81,9 +81,11 @@ class WorkerTally:
         self.log = EpochLog(partition)  # losses and metrics by epoch
         self.facts = PartitionFacts(partition, 0, 0, 0, 0, 0)  # until the worker has reported
         self.host = ""
+        self.warnings: dict[str, str] = {}  # sparkstrom's: place in the source -> text
         self._steps = self._examples = self._rounds = self._sent_bytes = 0
         self._loss_sum = self._epoch_loss = self._last_loss = 0.0
-        self._epoch_examples = self._last_examples = 0
+        self._loss_weight = self._epoch_weight = self._last_weight = 0.0
+        self._epoch_examples = 0
         self._seconds = Counter[str]()  # by activity
 
     def add(self, report: RoundReport) -> None:
@@ -92,7 +94,9 @@ class WorkerTally:
         self._steps += report.steps
         self._examples += report.examples
         self._loss_sum += report.loss_sum
+        self._loss_weight += report.loss_weight
         self._epoch_loss += report.loss_sum
+        self._epoch_weight += report.loss_weight
         self._epoch_examples += report.examples
         self._rounds += report.steps > 0
         self._sent_bytes += report.sent_bytes
@@ -101,9 +105,11 @@ class WorkerTally:
     def end_epoch(self, epoch: int, report: HeldOutReport | None) -> None:
         """Record the end of an epoch; ``report`` is its evaluation on held-out rows, or None."""
         self._last_loss, self._epoch_loss = self._epoch_loss, 0.0
-        self._last_examples, self._epoch_examples = self._epoch_examples, 0
+        self._last_weight, self._epoch_weight = self._epoch_weight, 0.0
+        examples, self._epoch_examples = self._epoch_examples, 0
         held = (report.total, report.weight) if report else (0.0, 0.0)
-        self.log.add(PartitionEpoch(epoch, self._last_loss, self._last_examples, *held))
+        figures = epoch, self._last_loss, examples, *held
+        self.log.add(PartitionEpoch(*figures, loss_weight=self._last_weight))
         if report is not None:
             self._seconds.update(report.seconds)
 
@@ -119,8 +125,9 @@ class WorkerTally:
             steps=self._steps,
             examples=self._examples,
             loss_sum=self._loss_sum,
+            loss_weight=self._loss_weight,
             last_loss_sum=self._last_loss,
-            last_examples=self._last_examples,
+            last_loss_weight=self._last_weight,
             rows_held_out=self.facts.held_out,
             spilled_bytes=self.facts.spilled_bytes,
             publications=self._rounds,
@@ -284,6 +291,7 @@ class RoundsControl:
             now_s = time.monotonic()
             for report in reports:
                 index, host = report.partition, report.host
+                self._tallies[index].warnings |= report.warnings
                 printed = WorkerLog(
                     host=host, partition=index, lines=report.lines, skipped=report.skipped
                 )
@@ -344,7 +352,16 @@ class RoundsControl:
         self.enter_phase(Phase.DONE)
         self.finished.set()
         return [
-            json.dumps({"epochs": tally.log.report(), "mass_dismissed": 0.0})
+            json.dumps(
+                {
+                    "epochs": tally.log.report(),
+                    "mass_dismissed": 0.0,
+                    "warnings": [
+                        f"partition {tally.facts.partition} on {tally.host}: {text}"
+                        for text in tally.warnings.values()
+                    ],
+                }
+            )
             for tally in self._tallies.values()
             if tally.facts.rows or tally.facts.held_out
         ]

@@ -28,6 +28,7 @@ from sparkstrom.models.base import (
     Paced,
     State,
     get_buffers,
+    get_step_weight,
     load_buffers,
 )
 from sparkstrom.models.output_interpretation import measure_batch
@@ -63,6 +64,8 @@ class WorkerReport:
     seconds: dict[str, float] = field(default_factory=dict)  # time spent, by activity
     lines: list[tuple[str, str]] = field(default_factory=list)  # (activity, printed line)
     skipped: int = 0  # printed lines left out because of the limit
+    # sparkstrom's warnings for the summary: place in the source -> text
+    warnings: dict[str, str] = field(default_factory=dict)
     error: ModelFailure | None = None  # an exception of the user's model, which ended the task
     lost_attempts: list[str] = field(default_factory=list)  # why earlier attempts were lost
 
@@ -81,7 +84,8 @@ class RoundReport(WorkerReport):
     steps: int = 0  # minibatches trained
     examples: int = 0  # rows in all minibatches of the round
     weight: float = 0.0  # sum of the rows' weights; if 0, the worker's parameters do not count
-    loss_sum: float = 0.0  # sum over minibatches of rows x mean loss
+    loss_sum: float = 0.0  # sum over minibatches of weight x mean loss
+    loss_weight: float = 0.0  # sum of these weights, in which labels may also be weighted
     sent_bytes: int = 0  # size of the results that the worker sent
     buffers: bytes = b""  # the model's buffers after the round
 
@@ -120,6 +124,7 @@ def reporting(report: WorkerReport, output: WorkerOutput | None = None) -> Itera
     except BaseException as error:  # a user's model may raise anything, even SystemExit
         trace = "".join(traceback.format_exception(error))[-TRACE_CHARS_MAX:]
         report.error = ModelFailure(format_reason(error), trace, isinstance(error, UsageError))
+    report.warnings = dict(output.warnings)
     if printed := output.take():
         report.lines, report.skipped = printed.lines, printed.skipped
 
@@ -180,7 +185,8 @@ class LocalRoundResult:
     weight: float  # sum of the trained rows' weights
     steps: int  # trained minibatches
     examples: int  # trained rows
-    loss_sum: float  # sum over minibatches of rows x mean loss
+    loss_sum: float  # sum over minibatches of weight x mean loss
+    loss_weight: float  # sum of these weights, in which labels may also be weighted
 
 
 def train_locally(
@@ -197,7 +203,8 @@ def train_locally(
         model.set_fit_length(start.pace.length)  # before the state: schedules may depend on it
     model.load_updater_state(start.updater)
     start.updater.clear()  # the model has a copy; free this memory
-    weight, steps, examples, loss_sum = 0.0, 0, 0, 0.0
+    weight, steps, examples = 0.0, 0, 0
+    loss_sum, loss_weight = 0.0, 0.0
     for batch, place in batches:
         if isinstance(model, EpochAware):
             model.set_position(*place)
@@ -208,9 +215,12 @@ def train_locally(
         weight += batch.total_weight
         steps += 1
         examples += batch.rows
-        loss_sum += batch.rows * loss
+        counted = get_step_weight(model, batch)
+        loss_sum, loss_weight = loss_sum + counted * loss, loss_weight + counted
     buffers, state = get_buffers(model), model.updater_state()
-    return LocalRoundResult(start.parameters, buffers, state, weight, steps, examples, loss_sum)
+    return LocalRoundResult(
+        start.parameters, buffers, state, weight, steps, examples, loss_sum, loss_weight
+    )
 
 
 def train_and_report(
@@ -221,7 +231,8 @@ def train_and_report(
     result = train_locally(model, start, batches)
     report.add_seconds("stepping", began_s + report.seconds.get("reading", 0.0))
     report.steps, report.examples = result.steps, result.examples
-    report.weight, report.loss_sum = result.weight, result.loss_sum
+    report.weight = result.weight
+    report.loss_sum, report.loss_weight = result.loss_sum, result.loss_weight
     report.buffers = result.buffers
     return result
 

@@ -7,6 +7,7 @@ also kept until the thread that exchanges messages sends them; further lines are
 from __future__ import annotations
 
 import logging
+import os
 import sys
 import threading
 import warnings
@@ -21,6 +22,8 @@ from sparkstrom.protocol.common.events_and_effects import OutputPrinted
 # Lines of a task: initial burst, then one per interval, and in total.
 LINES_BURST, LINE_INTERVAL_S, LINES_MAX = 10, 5.0, 100
 MESSAGE_LINES_MAX = 16  # lines per message, which are a few frames at most
+WARNINGS_MAX, WARNING_CHARS_MAX = 3, 1000  # of a task's warnings for the summary
+PACKAGE = os.path.dirname(os.path.dirname(__file__)) + os.sep
 PARTIAL_CHARS_MAX = 4 * LINE_CHARS_MAX  # kept of an incomplete line
 
 
@@ -38,6 +41,8 @@ class WorkerOutput:
         self._lines: list[tuple[str, str]] = []
         self._skipped = 0
         self.phase: Callable[[], str] = lambda: "starting"
+        # sparkstrom's own warnings, for the summary: place in the source -> newest text.
+        self.warnings: dict[str, str] = {}
 
     def add(self, text: str) -> None:
         """Add a line, or only count it if there have been too many; see ``LINES_BURST``."""
@@ -46,6 +51,12 @@ class WorkerOutput:
                 self._lines.append((self.phase(), to_printable_line(text)))
             else:
                 self._skipped += 1
+
+    def note_warning(self, place: str, text: str) -> None:
+        """Keep a warning for the summary; a later one from the same place replaces it."""
+        with self._lock:
+            if place in self.warnings or len(self.warnings) < WARNINGS_MAX:
+                self.warnings[place] = to_printable_line(text, WARNING_CHARS_MAX)
 
     def take(self) -> OutputPrinted | None:
         """Remove and return the oldest ``MESSAGE_LINES_MAX`` lines, or None if nothing is new."""
@@ -155,6 +166,8 @@ def _capture_warnings(output: WorkerOutput) -> Iterator[None]:
             with suppress(OSError, ValueError):  # the stream may be closed or full
                 shows(message, category, filename, lineno, file, line)
             output.add(f"{category.__name__}: {message} ({filename}, line {lineno})")
+            if category is UserWarning and filename.startswith(PACKAGE):
+                output.note_warning(f"{filename}:{lineno}", str(message))
 
         warnings.showwarning = show
         yield

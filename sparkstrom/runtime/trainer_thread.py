@@ -25,7 +25,13 @@ from sparkstrom.base.errors import PeerError
 from sparkstrom.base.identity import Position
 from sparkstrom.codec.messages import Activity, Payload, ResidualCheckpoint
 from sparkstrom.data.row_store import Batches
-from sparkstrom.models.base import EpochAware, FitLength, FitLengthAware, Paced
+from sparkstrom.models.base import (
+    EpochAware,
+    FitLength,
+    FitLengthAware,
+    Paced,
+    get_step_weight,
+)
 from sparkstrom.observe.early_stopping import LOSS
 from sparkstrom.observe.epoch_history import EpochLog, PartitionEpoch
 from sparkstrom.observe.telemetry import ResidualFigures, TrainingCounters
@@ -280,9 +286,10 @@ class TrainerCounts:
 
     steps: int = 0  # minibatches trained
     examples: int = 0  # rows trained
-    loss_sum: float = 0.0  # sum over minibatches of rows x mean loss
-    last_loss_sum: float = 0.0  # the same sum in the last finished epoch
-    last_examples: int = 0  # rows trained in the last finished epoch
+    loss_sum: float = 0.0  # sum over minibatches of weight x mean loss
+    loss_weight: float = 0.0  # sum of these weights
+    last_loss_sum: float = 0.0  # the same sums in the last finished epoch
+    last_loss_weight: float = 0.0
     fresh_updaters: int = 0  # 1 if the worker joined late and got no optimizer state in time
     seconds: dict[str, float] = field(default_factory=dict)  # activity -> seconds
 
@@ -362,7 +369,7 @@ class Trainer:
         self._counters_due_s = self._counted_s = 0.0
         self._read_s = self._trained_s = 0.0  # when the step's minibatch had been read, and trained
         self._step_s, self._encode_s = RecentMean(), RecentMean()  # of steps, and of publications
-        self._epoch_loss, self._epoch_examples = 0.0, 0
+        self._epoch_loss, self._epoch_weight, self._epoch_examples = 0.0, 0.0, 0
         self._is_evaluator = not batches.rows and batches.held_out.rows > 0
         # trained by the other workers; evaluated here
         self._epochs_trained = self._epochs_measured = 0
@@ -483,7 +490,7 @@ class Trainer:
             self._epochal.set_position(*self._batches.place(*self._loop.position))
         self._replica.encoder.set_workers(directive.workers, directive.summed)
         loss = self._replica.step(batch)
-        self._count(batch.rows, loss)
+        self._count(batch.rows, loss, get_step_weight(self._replica.model, batch))
         return loss
 
     def finish_training(self) -> bool:
@@ -515,11 +522,13 @@ class Trainer:
 
     def _finish_epoch(self) -> None:
         """Record the epoch, with theta's metric on the held-out rows of this partition."""
-        self.counts.last_loss_sum, self._epoch_loss = self._epoch_loss, 0.0
-        self.counts.last_examples, self._epoch_examples = self._epoch_examples, 0
+        loss, self._epoch_loss = self._epoch_loss, 0.0
+        weight, self._epoch_weight = self._epoch_weight, 0.0
+        examples, self._epoch_examples = self._epoch_examples, 0
+        self.counts.last_loss_sum, self.counts.last_loss_weight = loss, weight
         held = self._evaluate() if self._batches.held_out.rows else (0.0, 0.0)
-        loss, examples = self.counts.last_loss_sum, self.counts.last_examples
-        self.epochs.add(PartitionEpoch(self._loop.position.epoch - 1, loss, examples, *held))
+        epoch = self._loop.position.epoch - 1
+        self.epochs.add(PartitionEpoch(epoch, loss, examples, *held, loss_weight=weight))
         self._counters_due_s = self._counted_s + EPOCH_COUNTERS_INTERVAL_S
 
     def _evaluate_with_others(self) -> None:
@@ -543,12 +552,14 @@ class Trainer:
         self._add_seconds("measuring", self._clock.monotonic_s() - began_s)
         return held
 
-    def _count(self, rows: int, loss: float) -> None:
-        """Count one step on ``rows`` rows with this mean loss."""
+    def _count(self, rows: int, loss: float, weight: float) -> None:
+        """Count one step on ``rows`` rows, with its mean loss and the weight of that."""
         self.counts.steps += 1
         self.counts.examples += rows
-        self.counts.loss_sum += rows * loss
-        self._epoch_loss += rows * loss
+        self.counts.loss_sum += weight * loss
+        self.counts.loss_weight += weight
+        self._epoch_loss += weight * loss
+        self._epoch_weight += weight
         self._epoch_examples += rows
 
     def _add_seconds(self, activity: str, seconds: float) -> None:

@@ -16,11 +16,10 @@ from sparkstrom.base.errors import UsageError
 from sparkstrom.data.column_selection import (
     ColumnNames,
     ColumnSpec,
-    arrays_to_batch,
     features_to_arrays,
 )
 from sparkstrom.data.row_sample import RowSample
-from sparkstrom.fit.evaluation import Evaluation, MetricSpec, evaluate_batch, merge_evaluations
+from sparkstrom.fit.evaluation import Evaluation, MetricSpec, evaluate_arrays
 from sparkstrom.fit.events import FitListener
 from sparkstrom.fit.fit_context import TaskSlots
 from sparkstrom.fit.strategy import Strategy
@@ -302,11 +301,7 @@ class Predictor:
     def evaluate(self, data: Any, metrics: MetricSpec, columns: ColumnSpec) -> Evaluation:
         """Return metrics over an RDD, a DataFrame, or arrays (features, labels) in this process."""
         if isinstance(data, tuple):
-            batch, (model, _) = arrays_to_batch(data), self._bind_current()
-            if not batch.rows:
-                return merge_evaluations([])
-            model.check(batch.features, batch.labels)
-            return merge_evaluations([evaluate_batch(model, metrics, batch)])
+            return evaluate_arrays(self._bind_current()[0], metrics, data)
         require_active_session(self._application)
         self._application.check_data(data)
         return self._application.evaluate(self._broadcast_model(), metrics, data, columns)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import inspect
 import os
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self
@@ -31,6 +31,7 @@ from sparkstrom.fit.trained_network import (
     TrainedNetwork,
     check_fit_arguments,
     dry_run_step,
+    knowing_classes,
     parse_epochs,
     restart_warnings,
 )
@@ -67,7 +68,7 @@ from sparkstrom.spark.executor_slots import (
     describe_allocation,
 )
 from sparkstrom.spark.fit_strategies import FitContext, strategy_for
-from sparkstrom.worker.training_job import require_model, require_picklable
+from sparkstrom.worker.training_job import require_model
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -206,7 +207,7 @@ class SparkNetwork(Dl4jMethodNames, TrainedNetwork):
             )
             epochs, epoch_limit = limit_epochs(rule, parse_epochs(epochs))
             # The model may have been changed since the network was made.
-            require_picklable(self._model, pickle_by_value)
+            require_model(self._model, pickle_by_value)
             self._application.check_data(data)
             slots = self._application.await_slots(options.start_timeout, progress.say)
             workers, warnings = self._prepare(slots, progress.say)
@@ -235,18 +236,19 @@ class SparkNetwork(Dl4jMethodNames, TrainedNetwork):
             with self._application.cancel_jobs_on_interrupt():
                 rows = self._partition(data, columns, workers)
                 strategy.check_workers(rows.workers)
-                self._try_first_rows(request, rows)
+                classes = self._try_first_rows(request, rows)
                 shows_output = not self._application.has_workers_output
                 reporting = FitReporting(
                     progress, record, slots, warnings, shows_worker_output=shows_output
                 )
-                return self._train(request, rows, reporting)
+                with knowing_classes(self._model, classes):
+                    return self._train(request, rows, reporting)
 
     def rehearse(
         self,
         data: Any,
         *,
-        workers: Sequence[int] = DEFAULT_WORKERS,
+        workers: int | Iterable[int] = DEFAULT_WORKERS,
         epochs: int = 1,
         link: str | float | None = None,
         latency: str | float | None = None,
@@ -283,7 +285,7 @@ class SparkNetwork(Dl4jMethodNames, TrainedNetwork):
             and with DDP (PyTorch's DistributedDataParallel).
 
         Raises:
-            UsageError: An argument is invalid or does not suit the data.
+            UsageError: An argument is invalid or does not suit the data, or a fit is under way.
             TrainingError: Training failed.
         """
         request = RehearsalRequest.from_options(
@@ -295,12 +297,15 @@ class SparkNetwork(Dl4jMethodNames, TrainedNetwork):
             self._application.require_rdds("measure=True", "give step, link and latency")
             check_barrier_stages(self._context)
         named = ColumnSpec(features, label, weight)
-        data, columns = self._held_out.unite(data, named, validation, master.repartition)
-        check_fit_arguments(self._model, epochs, columns, None, (), "")
-        self._application.check_data(data)
-        packed = pickle_by_value(self._model)
-        fit = self._model, self._state, master, packed, parse_epochs(epochs), columns.fraction
-        with closing(make_progress_display(self._progress)) as progress:
+        with (
+            self._exclusive_or_final(),
+            closing(make_progress_display(self._progress)) as progress,
+        ):
+            data, columns = self._held_out.unite(data, named, validation, master.repartition)
+            check_fit_arguments(self._model, epochs, columns, None, (), "")
+            self._application.check_data(data)
+            packed = pickle_by_value(self._model)
+            fit = self._model, self._state, master, packed, parse_epochs(epochs), columns.fraction
             with self._application.cancel_jobs_on_interrupt():
                 progress.say(f"sampling {request.rows:,} rows")
                 sample = self._application.draw_sample(data, columns, request.rows, request.seed)
@@ -322,18 +327,20 @@ class SparkNetwork(Dl4jMethodNames, TrainedNetwork):
             measured = measure_workers(self._context, master.void, fit, workers)
         return summarize_workers(measured)
 
-    def _try_first_rows(self, request: FitRequest, data: PartitionedData) -> None:
+    def _try_first_rows(self, request: FitRequest, data: PartitionedData) -> tuple[int, int] | None:
         """Try one training step on the first rows in this program, to find errors early.
 
-        This happens once per set of columns, and never if workers train on GPUs.
+        This happens once per set of columns, and never if workers train on GPUs. Return the number
+        of classes as ``dry_run_step`` does.
         """
         columns = repr(request.columns)
         if self._has_gpus() or columns in self._tried_columns:
-            return
+            return None
         parameters, metric = self._state.parameters, request.validation_metric
-        examine = self._examine_outputs
-        dry_run_step(self._model, parameters, data.first, pickle_by_value, metric, examine)
+        model, examine, pack = self._model, self._examine_outputs, pickle_by_value
+        classes = dry_run_step(model, parameters, data.first, pack, metric, examine)
         self._tried_columns.add(columns)
+        return classes
 
     def _examine_outputs(self, model: FlatModel, batch: Batch) -> None:
         """Do nothing. A subclass may raise UsageError for outputs that it cannot use."""
@@ -509,12 +516,14 @@ class SparkNetwork(Dl4jMethodNames, TrainedNetwork):
     def close(self) -> None:
         """Remove exported rows and the files that workers kept for the next fit. Idempotent.
 
-        After ``spark.stop()`` the workers' files are gone already, and Spark is not called.
+        After ``spark.stop()`` the workers' files are gone already, and Spark is not called. Raise
+        UsageError while a fit is under way, because its workers use these files.
         """
-        try:
-            self._exports.close()
-        finally:
-            self._delete_worker_files()
+        with self._exclusive_or_final():
+            try:
+                self._exports.close()
+            finally:
+                self._delete_worker_files()
 
     def _delete_worker_files(self) -> None:
         """Delete the files that workers may have kept for the next fit."""

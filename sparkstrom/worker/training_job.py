@@ -28,6 +28,7 @@ from sparkstrom.codec.sealed_frames import Seal
 from sparkstrom.encoding.grid import round_to_grid
 from sparkstrom.encoding.layers import Layers, layers_of
 from sparkstrom.models.base import Flat, FlatModel, explain_invalid_model, get_buffers
+from sparkstrom.models.output_interpretation import get_output_kind
 from sparkstrom.models.row_checks import describe_error
 from sparkstrom.options.gradient_sharing import SharedTrainingMaster
 from sparkstrom.planning.memory import count_executor_edges
@@ -234,9 +235,13 @@ PickleFunction = Callable[[Any], bytes]
 
 
 def require_model(model: Any, pack: PickleFunction) -> None:
-    """Raise UsageError if ``model`` is not a model, or the function ``pack`` cannot pickle it."""
+    """Raise UsageError if ``model`` is not a model, or the function ``pack`` cannot pickle it.
+
+    Raise it also for an unknown value of ``outputs``, which evaluations would refuse.
+    """
     if (why := explain_invalid_model(model)) is not None:
         raise UsageError(why)
+    get_output_kind(model)
     require_picklable(model, pack)
 
 

@@ -249,7 +249,8 @@ def _run_captured(
     seconds = time.monotonic() - began_s
     dismissed = session.replica.uncommitted_mass() if end.cause is TaskEnding.DISMISSED else 0.0
     report = {"partition": environment.partition, "ended": end.reason, "seconds": seconds}
-    report["mass_dismissed"], report["warnings"] = dismissed, session.warnings
+    told = [describe_warning(environment, text) for text in output.warnings.values()]
+    report["mass_dismissed"], report["warnings"] = dismissed, session.warnings + told
     return json.dumps(report | {"epochs": session.trainer.epochs.report()})
 
 
@@ -340,8 +341,12 @@ class TrainingSession:
     def _warn(self, text: str) -> None:
         """Log a warning, and add it to the task's report for the summary."""
         log.warning("%s", text)
-        place = self._environment
-        self.warnings.append(f"partition {place.partition} on {place.host}: {text}")
+        self.warnings.append(describe_warning(self._environment, text))
+
+
+def describe_warning(place: TaskEnvironment, text: str) -> str:
+    """Return a worker's warning as the summary shows it."""
+    return f"partition {place.partition} on {place.host}: {text}"
 
 
 RESIDUAL_NOT_READ = (

@@ -21,6 +21,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.optim.swa_utils import AveragedModel
 
 from sparkstrom.base.errors import UsageError
+from sparkstrom.base.option_types import is_real, is_whole
 from sparkstrom.models.base import Batch, Columns, count_rows
 from sparkstrom.models.torch.flat_module import (
     CLIP_NORM,
@@ -296,7 +297,7 @@ class TrainerStub:
         value = self.logged[name]
         if isinstance(value, torch.Tensor) and value.numel() == 1:
             return float(value)
-        if isinstance(value, int | float):
+        if is_real(value):
             return float(value)
         raise UsageError(
             f"validation_step logs {name} as a {type(value).__name__}: log the mean over the rows"
@@ -376,7 +377,7 @@ def _parse_scheduler(value: Any, scaling: WorkerScaling) -> LRScheduler:
     interval, frequency = options.get("interval", EPOCH), options.get("frequency", 1)
     if interval not in INTERVALS:
         raise UsageError(f"lr_scheduler has interval={interval!r}: it must be step or epoch")
-    if not (isinstance(frequency, int) and frequency >= 1):
+    if not (is_whole(frequency) and frequency >= 1):
         raise UsageError(f"lr_scheduler has frequency={frequency!r}: it must be 1 or above")
     scaling.interval, scaling.frequency = interval, frequency
     return scheduler

@@ -389,6 +389,8 @@ class FlatModule:
 
     KIND = ""
     OPTIONS: tuple[str, ...] = ()
+    # Weight of the latest step's minibatch in an epoch's loss; None: that of its rows.
+    step_weight: float | None = None
     _device_wanted: str | None
     _autocast: str | None
     _outputs_kind: str
@@ -533,12 +535,13 @@ class FlatModule:
         """Train on one minibatch, changing the bound parameters in place; return the mean loss.
 
         Return 0 for a NaN loss if all gradients are 0 and the parameters finite, as when all labels
-        are ignored, and warn of it when 1, 10, 100, ... such steps were taken. If all rows weigh 0,
-        change nothing and return 0; schedules advance. Raise UsageError if a parameter's memory is
-        no longer part of the flat vector afterwards.
+        are ignored; such a step does not count in an epoch's loss. Warn of it when 1, 10, 100, ...
+        were taken. If all rows weigh 0, change nothing and return 0; schedules advance. Raise
+        UsageError if a parameter's memory is no longer part of the flat vector afterwards.
         """
         views = self._require_bound()
         optimizer, scheduler = self._get_optimizer()
+        self.step_weight = None
         if not batch.total_weight:
             self._skip_batch()
             optimizer._opt_called = True  # else schedulers warn
@@ -556,7 +559,7 @@ class FlatModule:
             and _has_zero_gradients(self._named_parameters)
             and all(torch.isfinite(each).all() for each in self._named_parameters.values())
         ):
-            loss = 0.0
+            loss = self.step_weight = 0.0
             self._nan_losses += 1
             if str(self._nan_losses).strip("0") == "1":
                 warnings.warn(NAN_LOSSES.format(self._nan_losses), stacklevel=2)

@@ -19,7 +19,7 @@ from torch import nn
 from torch.nn import functional
 
 from sparkstrom.base.errors import UsageError
-from sparkstrom.base.option_types import shown
+from sparkstrom.base.option_types import is_whole, shown
 from sparkstrom.models.activations_and_losses import loss_name
 from sparkstrom.models.output_interpretation import OUTPUTS_OPTION
 from sparkstrom.models.torch.tensors import IGNORE_INDEX, LOSS_REMEDY, Tensors, describe_failure
@@ -75,6 +75,14 @@ def cast_class_labels(loss: Any, output: Tensors, target: Tensors) -> Tensors:
     return indices
 
 
+def count_class_labels(loss: Any, output: Tensors, target: Tensors) -> tuple[int, int] | None:
+    """Return (dimensions of ``target``, number of classes) if it contains class indices."""
+    if not (isinstance(output, torch.Tensor) and isinstance(target, torch.Tensor)):
+        return None
+    has_classes = output.ndim == target.ndim + 1 and output.ndim > 1
+    return (target.ndim, output.shape[1]) if has_classes and _takes_class_indices(loss) else None
+
+
 def _takes_class_indices(loss: Any) -> bool:
     """Return whether the loss is torch's, or derived from torch's, and takes class indices."""
     is_known = is_torch_loss(loss) or _get_torch_class(loss) is not None
@@ -102,7 +110,7 @@ def get_ignored_label(loss: Any) -> int | None:
     label = getattr(loss, "ignore_index", None)  # for a loss that is a module
     if label is None and (parameter := _signature_parameters(loss).get("ignore_index")) is not None:
         label = parameter.default  # for a loss that is a function or a partial
-    return label if isinstance(label, int) else None
+    return int(label) if is_whole(label) else None
 
 
 def _normalized_name(loss: Any) -> str:

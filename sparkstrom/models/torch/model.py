@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from torch.optim import Optimizer
@@ -20,6 +21,7 @@ from torch.optim.lr_scheduler import OneCycleLR, ReduceLROnPlateau
 from sparkstrom.base.errors import UsageError
 from sparkstrom.models.activations_and_losses import loss_name
 from sparkstrom.models.base import Batch, Columns
+from sparkstrom.models.row_checks import refuse_unknown_classes
 from sparkstrom.models.torch.flat_module import (
     ACCUMULATE,
     CLIP_NORM,
@@ -44,6 +46,7 @@ from sparkstrom.models.torch.losses import (
     cast_class_labels,
     compute_label_weights,
     compute_weighted_loss,
+    count_class_labels,
     get_ignored_label,
     is_per_label,
     is_torch_loss,
@@ -109,7 +112,7 @@ class TorchModel(FlatModule):
     _is_warned = False  # whether a rate collapse by ReduceLROnPlateau was reported
     OPTIONS: tuple[str, ...] = (
         *("_loss", "_custom", "_factories", "_device_wanted", "_clip_norm", "_accumulate"),
-        *("_autocast", "_outputs_kind", "_interval"),
+        *("_autocast", "_outputs_kind", "_interval", "known_classes"),
     )
 
     def __init__(
@@ -131,6 +134,8 @@ class TorchModel(FlatModule):
         refuse_instances(optimizer, scheduler, groups)
         loss = getattr(loss, "_orig_mod", loss)  # not compiled, to check class and options
         self._loss, self._custom = loss, step
+        # As in ``CountsClasses``; found in the first step if the loss takes class indices.
+        self.known_classes: tuple[int, int] | None = None
         self._outputs_kind = resolve_outputs(outputs, loss)
         self._factories = optimizer, groups, scheduler
         self._interval = scheduler_interval
@@ -165,13 +170,20 @@ class TorchModel(FlatModule):
         move_buffers(self._device, self._loss)
 
     def check(self, features: Columns, labels: Columns) -> None:
-        """Raise UsageError if rows do not fit the module or lack labels that the loss needs."""
+        """Raise UsageError if rows do not fit the module or lack labels that the loss needs.
+
+        Raise it also, with row and value, for labels outside the classes, if their number is known.
+        """
         super().check(features, labels)
         if isinstance(labels, tuple) and not labels and is_torch_loss(self._loss):
             raise UsageError(
                 f"the loss {loss_name(self._loss)} needs labels: name their column, or pass a loss"
                 " that only uses the module's output"
             )
+        if self.known_classes is not None and isinstance(labels, np.ndarray):
+            dimensions, count = self.known_classes
+            if labels.ndim == dimensions:
+                refuse_unknown_classes(labels, count, self.ignored_label)
 
     @property
     def per_label(self) -> bool:
@@ -286,9 +298,14 @@ class TorchModel(FlatModule):
         for i, part in enumerate(split_batch(batch, rows, size)):
             with self._autocast_context():
                 output = self._call_module(part.features)
+                if not self._has_stepped:
+                    self.known_classes = count_class_labels(self._loss, output, part.labels)
                 mean = self._compute_loss(output, part)
             if i == 0:
                 counts = self._compute_label_weights(output, batch)
+                if counts is not None:  # the weight that ``loss`` also returns
+                    weights = 1.0 if batch.weights is None else batch.weights[:, None]
+                    self.step_weight = float((counts.reshape(rows, -1) * weights).mean()) * rows
                 if size < rows:
                     shares = self._compute_shares(output, batch, rows, size)
             if shares[i]:  # the mean of a part in which no label counts may be NaN
@@ -297,7 +314,7 @@ class TorchModel(FlatModule):
                 total += loss.detach()
             del output, mean  # before the next part needs memory
         gradients = require_gradients(self._named_parameters, self._clip_norm)
-        if counts is not None and not counts.any():
+        if self.step_weight == 0:
             optimizer._opt_called = True  # else schedulers warn
             return torch.zeros(())
         step_optimizer(optimizer, gradients)

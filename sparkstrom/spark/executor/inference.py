@@ -17,7 +17,6 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import math
-import numbers
 import pickle
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -29,7 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sparkstrom.base.errors import SetupError, UsageError, first_line
-from sparkstrom.base.option_types import shown
+from sparkstrom.base.option_types import is_whole, shown
 from sparkstrom.data.arrow_conversion import read_record_parts
 from sparkstrom.data.column_selection import ArrowReadPlan, ColumnNames, ColumnSpec
 from sparkstrom.data.row_blocks import (
@@ -555,7 +554,7 @@ def create_inference_udf(model: Any, inputs: UdfInputs, shapes: UdfShapes, outpu
 def check_inputs(inputs: UdfInputs, shapes: UdfShapes) -> None:
     """Raise UsageError for invalid arguments ``inputs`` and ``shapes`` of a UDF."""
     named = isinstance(inputs, tuple) and inputs and all(isinstance(i, str) for i in inputs)
-    counted = isinstance(inputs, int) and not isinstance(inputs, bool) and inputs > 0
+    counted = is_whole(inputs) and inputs > 0
     if not (inputs is None or named or counted):
         raise UsageError(
             f"inputs={shown(inputs)}: None where all columns are one array, a tuple of names for a "
@@ -572,9 +571,7 @@ def check_inputs(inputs: UdfInputs, shapes: UdfShapes) -> None:
 
 def _is_shape(shape: object) -> bool:
     """Return whether an object is a sequence of integers."""
-    return isinstance(shape, Sequence) and all(
-        isinstance(size, numbers.Integral) and not isinstance(size, bool) for size in shape
-    )
+    return isinstance(shape, Sequence) and all(map(is_whole, shape))
 
 
 def predict_series(
@@ -638,13 +635,13 @@ def series_to_features(series: Sequence[Any], inputs: UdfInputs, shapes: UdfShap
             return _reshape(arrays[0], shapes, 0)
         flat = [array.reshape(len(array), -1) for array in arrays]
         return _reshape(np.concatenate(flat, axis=1, dtype=np.float32), shapes, 0)
-    count = inputs if isinstance(inputs, int) else len(inputs)
+    count = len(inputs) if isinstance(inputs, tuple) else inputs
     if len(series) != count:
         raise UsageError(f"inputs={inputs!r}: the function got {len(series)} columns; give {count}")
     input_arrays = tuple(
         _reshape(_to_array(i, column), shapes, i) for i, column in enumerate(series)
     )
-    if isinstance(inputs, int):
+    if not isinstance(inputs, tuple):
         return input_arrays
     return dict(zip(inputs, input_arrays, strict=True))
 

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import os
+import re
+import sys
 import threading
 import warnings
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
+import cloudpickle
 import numpy as np
 import pytest
 import torch
 
 from sparkstrom import ParallelWrapper
 from sparkstrom.base.errors import SparkstromError, TrainingError, UsageError
-from sparkstrom.models import DenseNetwork
+from sparkstrom.models import DenseNetwork, Sgd
+from sparkstrom.models.torch import TorchModel
 
 LIMIT_S = 60.0
 chance = np.random.default_rng(0)
@@ -102,6 +107,75 @@ def test_a_forked_process_leaves_the_fit_alone(training: ParallelWrapper) -> Non
     fit.end()
     assert fit.summary.replicas_equal
     assert training.fit((FEATURES, LABELS), run_log="").replicas_equal
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["SHARED_GRADIENTS", "AVERAGING"])
+@pytest.mark.parametrize("kind", ["dense", "torch"])
+def test_an_epochs_loss_is_that_of_evaluate(
+    wrapper: Callable[..., ParallelWrapper], mode: str, kind: str
+) -> None:
+    """Rows, class and ignored labels weigh in an epoch's loss as in the loss of ``evaluate``."""
+    weights = np.where(np.arange(len(LABELS)) % 4, 0.0, 1.0 + np.arange(len(LABELS)) % 3)
+    labels, model = LABELS, DenseNetwork([4, 8, 2], updater=Sgd(1e-30))
+    if kind == "torch":
+        labels = np.where(FEATURES[:, 0] > 0.5, 2, LABELS)  # 2 is ignored
+        loss = torch.nn.CrossEntropyLoss(torch.tensor([1.0, 5.0, 2.0]), ignore_index=2)
+        optimizer = partial(torch.optim.SGD, lr=1e-30)
+        model = TorchModel(torch.nn.Linear(4, 3), loss, optimizer)
+    made = wrapper(model, 2, training_mode=mode, progress=False, batch_size_per_worker=2)
+    data = FEATURES, labels, weights.astype(np.float32)
+    summary = made.fit(data, 2, run_log="")
+    expected = made.evaluate(data, "loss").loss
+    assert [epoch.loss for epoch in summary.history] == pytest.approx([expected] * 2, rel=1e-5)
+    assert summary.loss == pytest.approx(expected, rel=1e-5)
+    assert summary.examples == 2 * len(LABELS)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["SHARED_GRADIENTS", "AVERAGING"])
+def test_a_label_that_is_no_class_is_named_by_its_row(
+    wrapper: Callable[..., ParallelWrapper], mode: str
+) -> None:
+    """Workers check all labels before training; ignored labels, and doubles, are accepted."""
+    optimizer = partial(torch.optim.SGD, lr=0.1)
+    model = TorchModel(torch.nn.Linear(4, 2), torch.nn.CrossEntropyLoss(), optimizer)
+    made = wrapper(model, 2, training_mode=mode, progress=False, batch_size_per_worker=8)
+    labels = LABELS.astype(np.float64)
+    labels[120], labels[150] = -100.0, 7.0
+    with pytest.raises(UsageError) as error:
+        made.fit((FEATURES, labels), run_log="")
+    assert re.search(r"row 150 of the data: column 'label' \(label\) is 7", str(error.value))
+    assert "labels must be 0 to 1, as the model returns 2 classes; renumber" in str(error.value)
+    labels[150] = 1.0
+    assert made.fit((FEATURES, labels), run_log="").examples == len(LABELS)
+    assert model.known_classes is None  # the module may have other outputs in the next fit
+
+
+def skip_every_step(module: Any, optimizer: Any, batch: Any) -> Any:
+    """A training step that always overflows."""
+    optimizer.zero_grad()
+    return torch.tensor(float("nan"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["SHARED_GRADIENTS", "AVERAGING"])
+def test_a_models_warnings_in_workers_are_in_the_summary(
+    wrapper: Callable[..., ParallelWrapper], mode: str
+) -> None:
+    """Of warnings from one place, the summary has each worker's last one."""
+    optimizer = partial(torch.optim.SGD, lr=0.1)
+    model = TorchModel(torch.nn.Linear(4, 2), None, optimizer, step=skip_every_step)
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    try:
+        made = wrapper(model, 2, training_mode=mode, progress=False, batch_size_per_worker=8)
+        summary = made.fit((FEATURES, LABELS), run_log="")
+    finally:
+        cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
+    told = sorted(text for text in summary.warnings if "with a loss of NaN" in text)
+    for partition, text in enumerate(told):
+        assert re.match(rf"partition {partition} on .*: .*no gradient: 10;", text)
+    assert len(told) == 2
 
 
 def test_evaluate_takes_what_fit_takes(wrapper: Callable[..., ParallelWrapper]) -> None:

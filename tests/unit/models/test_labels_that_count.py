@@ -42,6 +42,7 @@ def model(loss: Any, **options: Any) -> Any:
         (nn.CrossEntropyLoss(), -100),
         (fn.cross_entropy, -100),
         (nn.CrossEntropyLoss(ignore_index=2), 2),
+        (nn.CrossEntropyLoss(ignore_index=np.int64(2)), 2),  # type: ignore[arg-type]
         (partial(fn.cross_entropy, ignore_index=-1), -1),
     ],
 )
@@ -148,6 +149,7 @@ def test_keras_losses_say_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
 
     for loss in ("binary_crossentropy", keras.losses.BinaryCrossentropy()):
         assert measure_batch(made(loss), Batch(X, MANY), "accuracy") == (40, 40)
-    ignoring = made(keras.losses.SparseCategoricalCrossentropy(ignore_class=2))
-    assert ignoring.ignored_label == 2
+    for ignored in (2, np.int64(2)):
+        ignoring = made(keras.losses.SparseCategoricalCrossentropy(ignore_class=ignored))
+        assert ignoring.ignored_label == 2
     assert not ignoring.per_label

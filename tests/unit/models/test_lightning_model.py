@@ -87,7 +87,7 @@ def by_step(parameters: Any) -> Any:
 
 def by_other_steps(parameters: Any) -> Any:
     made = sgd(parameters)
-    scheduler = {"scheduler": halved(made), "interval": "step", "frequency": 3}
+    scheduler = {"scheduler": halved(made), "interval": "step", "frequency": np.int64(3)}
     return {"optimizer": made, "lr_scheduler": scheduler}
 
 

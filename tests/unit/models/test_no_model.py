@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
+import numpy as np
 import pytest
 
 from sparkstrom import ParallelInference, ParallelWrapper
@@ -62,3 +63,25 @@ def test_it_is_said_where_it_is_given(call: Any) -> None:
     """Each entry point refuses a class in place of an object."""
     with pytest.raises(UsageError, match="model is the class DenseNetwork"):
         call(DenseNetwork)
+
+
+class Regressor(DenseNetwork):
+    """A model with an unknown kind of outputs."""
+
+    kind = "regression"
+
+    @property
+    def outputs(self) -> str:
+        return self.kind
+
+
+def test_an_unknown_kind_of_outputs_is_refused_before_training() -> None:
+    """``outputs`` is checked when a wrapper is made, and again before each fit."""
+    model = Regressor([2, 2])
+    with pytest.raises(UsageError, match="outputs is 'regression': it must be one of"):
+        ParallelWrapper(model, 1, progress=False)
+    model.kind = "values"
+    with ParallelWrapper(model, 1, progress=False) as wrapper:
+        model.kind = "logit"
+        with pytest.raises(UsageError, match="outputs is 'logit': it must be one of"):
+            wrapper.fit((np.zeros((4, 2), np.float32), np.zeros((4, 2), np.float32)), run_log="")

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from sparkstrom.base.errors import UsageError
-from sparkstrom.models.base import Batch, zero_frozen_entries
+from sparkstrom.models.base import Batch, get_step_weight, zero_frozen_entries
 
 torch = pytest.importorskip(
     "torch", reason="torch is not here: the tests pin it for CPython 3.11, whose build is CPU only"
@@ -121,6 +121,7 @@ def test_a_minibatch_in_which_nothing_counts_changes_nothing(
         before = params.copy()
         loss = model.step(trained)
         assert (loss == 0) == (trained is nothing) == np.array_equal(params, before)
+        assert get_step_weight(model, trained) == (0 if trained is nothing else 24)
     assert model.loss(nothing) == (0.0, 0.0)
     assert model.updater_state()["scheduler/last_epoch"] == 3
 
@@ -357,6 +358,7 @@ def test_nan_losses_without_gradients_are_warned_of() -> None:
     bound(model)
     with pytest.warns(UserWarning, match="with a loss of NaN and no gradient: 1") as found:
         assert [model.step(Batch(X, Y)) for _ in range(11)] == [0] * 11
+    assert get_step_weight(model, Batch(X, Y)) == 0
     assert [re.findall("gradient: ([0-9]+);", str(each.message)) for each in found] == [
         ["1"],
         ["10"],

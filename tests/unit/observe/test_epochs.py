@@ -35,7 +35,7 @@ def counters(log: EpochLog) -> WorkerCounters:
         partition=report["partition"],
         attempt=report["attempt"],
         last_loss_sum=newest["loss_sum"],
-        last_examples=newest["examples"],
+        last_loss_weight=newest["examples"],
         epochs=log.recent_figures(),
     )
     return WorkerCounters(training)
@@ -104,6 +104,33 @@ def test_nothing_held_out_is_nothing_measured() -> None:
     assert math.isnan(book.epoch(0).validation)
     assert book.epoch(0).held_weight == 0.0
     assert book.history()[0].loss == 0.5
+
+
+def test_an_epochs_loss_is_weighted_like_its_minibatches() -> None:
+    """Rows that weigh 0 do not count in an epoch's loss, live or in the final reports."""
+    logs = [EpochLog(partition) for partition in range(3)]
+    logs[0].add(PartitionEpoch(0, 6.0, 10, loss_weight=2.0))
+    logs[1].add(PartitionEpoch(0, 4.0, 10, loss_weight=8.0))
+    logs[2].add(PartitionEpoch(0, 0.0, 10, loss_weight=0.0))
+    live, final = EpochHistory(), EpochHistory()
+    live.add_counters(map(counters, logs))
+    final.add_reports([log.report() for log in logs])
+    for book in (live, final):
+        assert (book.epoch(0).loss, book.epoch(0).examples) == (1.0, 30)
+    nothing = EpochHistory()
+    nothing.add_reports([logs[2].report()])
+    assert math.isnan(nothing.epoch(0).loss)
+    again = EpochHistory()
+    again.restore(json.loads(json.dumps(live.report({0: 1, 1: 1, 2: 0}))))
+    assert again.epoch(0).loss == 1.0
+
+
+def test_epochs_of_old_checkpoints_are_weighted_by_their_rows() -> None:
+    """Checkpoints that lack ``loss_weight`` still load."""
+    book = EpochHistory()
+    old = {"epoch": 0, "loss_sum": 8.0, "examples": 4, "held_sum": 0.0, "held_weight": 0.0}
+    book.restore({"whole": [], "parts": [[0, old]]})
+    assert book.epoch(0).loss == 2.0
 
 
 def test_epochs_shorter_than_the_time_between_two_looks_have_all_their_figures() -> None:

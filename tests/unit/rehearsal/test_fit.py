@@ -14,7 +14,7 @@ from sparkstrom.models.base import FlatModel
 from sparkstrom.models.updaters import Sgd
 from sparkstrom.rehearsal.baselines import join_batches, train_synchronously
 from sparkstrom.rehearsal.conditions import StepTimes
-from sparkstrom.rehearsal.fit import FitRecipe
+from sparkstrom.rehearsal.fit import POINTS, FitRecipe, average_recent
 from sparkstrom.runtime.optimizer_states import OptimizerStateServer
 from sparkstrom.runtime.trainer_thread import EARLY_PUBLICATIONS
 from tests.unit.rehearsal.recipes import (
@@ -182,3 +182,11 @@ def test_a_step_of_ddp_is_the_mean_of_the_ranks_gradients() -> None:
     dense = train_synchronously(made, ranks, conditions())
     assert (dense.minibatches, dense.examples) == (32, 256)
     assert dense.seconds == pytest.approx(8 * 0.1, rel=0.3)
+
+
+def test_minibatches_that_weigh_nothing_do_not_dilute_the_training_loss() -> None:
+    """The mean of the last twentieth of the minibatches is weighted; NaN if nothing counts."""
+    earlier = [(1.0, 9.0)] * (3 * POINTS - 3)
+    assert average_recent([*earlier, (3.0, 2.0), (1.0, 6.0), (0.0, 0.0)]) == 3.0
+    assert np.isnan(average_recent([(0.0, 0.0)]))
+    assert np.isnan(average_recent([]))

@@ -325,12 +325,20 @@ def test_a_sample_is_said_to_be_one() -> None:
     assert "64 of 256 rows: an epoch of all takes 4 times as long" in str(made)
 
 
+@pytest.mark.parametrize("given", [np.int64(4), np.array([4, 4]), {4}, iter([4])])
+def test_numbers_of_workers_may_be_numpys(given: Any) -> None:
+    """``workers`` is an integer of Python or NumPy, or an iterable of them."""
+    workers = RehearsalRequest.from_options(workers=given).workers
+    assert [(type(count), count) for count in workers] == [(int, 4)]
+
+
 @pytest.mark.parametrize(
     ("given", "words"),
     [
         ({"workers": ()}, r"workers=\(\): must be numbers of workers, such as"),
         ({"workers": (1, 0)}, "workers=0"),
         ({"workers": "1,4"}, "workers='1,4': must be numbers"),
+        ({"workers": np.array(2.5)}, r"workers=array\(2.5\): must be numbers"),
         ({"workers": (10_000,)}, "workers=10000: at most 4,096"),
         ({"link": "fast"}, "link='fast': rate 'fast': write it as tc does"),
         ({"link": 0}, "link=0.0: must be above 0"),
@@ -351,6 +359,18 @@ def test_what_cannot_be_is_refused_by_name(given: dict[str, Any], words: str) ->
     """An invalid option raises ``UsageError`` with its name and value."""
     with pytest.raises(UsageError, match=words):
         RehearsalRequest.from_options(**given)
+
+
+def test_rows_that_all_weigh_0_are_refused() -> None:
+    """Losses of rows without weight would be called infinite, as of a run that diverged."""
+    features, labels = rows()
+    weights = np.ones(len(labels), np.float32)
+    data, held = (features, labels, weights), (features, labels, 0 * weights)
+    with (
+        ParallelWrapper(momentum_network(), workers=1, progress=False) as wrapper,
+        pytest.raises(UsageError, match="on which losses are computed"),
+    ):
+        wrapper.rehearse(data, validation=held, **SETTINGS)
 
 
 def test_more_workers_than_rows_and_rounds_are_refused() -> None:

@@ -134,6 +134,18 @@ def test_a_warning_is_told_with_its_place(capturing: WorkerOutput) -> None:
     assert "test_output_capture.py, line " in line
 
 
+def test_sparkstroms_own_warnings_are_kept_for_the_summary(capturing: WorkerOutput) -> None:
+    """The newest warning from each place is kept, of a few places; those of others are not."""
+    warnings.simplefilter("always")
+    for line, text in ((1, "a"), (1, "b"), (2, "c" * 9999), (3, "d"), (4, "e")):
+        warnings.warn_explicit(text, UserWarning, f"{output_capture.PACKAGE}models/m.py", line)
+    warnings.warn_explicit("a user's", UserWarning, "/home/me/train.py", 1)
+    warnings.warn_explicit("NumPy's", RuntimeWarning, f"{output_capture.PACKAGE}models/m.py", 9)
+    kept = list(capturing.warnings.values())
+    assert [text[0] for text in kept] == ["b", "c", "d"]
+    assert len(kept[1]) == output_capture.WARNING_CHARS_MAX
+
+
 def test_a_warning_of_an_earlier_task_is_told_again(
     clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:

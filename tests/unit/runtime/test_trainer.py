@@ -53,6 +53,7 @@ def test_two_epochs_are_six_minibatches_and_then_it_is_finished(
     assert made.trainer.counts.examples == 20
     assert made.trainer.counts.loss_sum == 4 * (1 + 2 + 4 + 5) + 2 * (3 + 6)
     assert made.trainer.counts.last_loss_sum == 4 * (4 + 5) + 2 * 6
+    assert (made.trainer.counts.loss_weight, made.trainer.counts.last_loss_weight) == (20, 10)
     assert made.channel.waits == 3
 
 

@@ -29,6 +29,9 @@ def network_on_spark(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def wrapper_of_one_process(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Return a ParallelWrapper that needs no kernels, and can be rehearsed nevertheless."""
+    name = "sparkstrom.local.parallel_wrapper.require_gradient_sharing"
+    monkeypatch.setattr(name, lambda master: None)
     return ParallelWrapper(DenseNetwork([2, 2]), 1, progress=False, training_mode="AVERAGING")
 
 
@@ -36,13 +39,14 @@ def wrapper_of_one_process(monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_nothing_replaces_the_state_of_a_network_that_trains(
     monkeypatch: pytest.MonkeyPatch, make: Callable[[Any], Any]
 ) -> None:
-    """During a fit, other fits, ``restore`` and new parameters are refused, until it has ended."""
+    """During a fit, other fits, rehearsals, ``restore`` and new parameters are refused."""
     with make(monkeypatch) as network:
         before, refused = network.parameters, list[str]()
 
         def train(*_: Any) -> Any:
             for change in (
                 lambda: network.fit(ROWS),
+                lambda: network.rehearse(ROWS, workers=[1], step="1ms"),
                 lambda: network.restore("none"),
                 lambda: setattr(network, "parameters", before + 1),
             ):
@@ -54,6 +58,41 @@ def test_nothing_replaces_the_state_of_a_network_that_trains(
         monkeypatch.setattr(network, "_train", train)
         assert cast(Any, network.fit(ROWS)) == "summary"
         (reason,) = set(refused)
-        assert f"a fit of this {type(network).__name__} is under way in another thread" in reason
+        name = type(network).__name__
+        assert f"a fit or rehearsal of this {name} is under way in another thread" in reason
         np.testing.assert_array_equal(network.parameters, before)
         network.parameters = before + 1  # the fit has ended
+
+
+def test_nothing_changes_a_network_that_is_rehearsed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fit that starts in a rehearsal, such as from a thread, is refused."""
+    with wrapper_of_one_process(monkeypatch) as network:
+
+        def simulate(*_: Any, **__: Any) -> str:
+            with pytest.raises(UsageError, match="is under way in another thread"):
+                network.fit(ROWS)
+            return "rehearsed"
+
+        monkeypatch.setattr("sparkstrom.local.parallel_wrapper.rehearse", simulate)
+        assert network.rehearse(ROWS, workers=[1], step="1ms") == "rehearsed"
+
+
+def test_a_network_that_trains_is_not_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """``close`` is refused until the fit has its result, because workers use the files."""
+    network = network_on_spark(monkeypatch)
+    closed = list[str]()
+    monkeypatch.setattr(network._exports, "close", lambda: closed.append("exports"))
+
+    def train(*_: Any) -> str:
+        with pytest.raises(UsageError, match="a fit or rehearsal of this SparkNetwork"):
+            network.close()
+        assert not closed
+        network._state.is_final = True  # as when a listener's on_fit_end is called
+        network.close()
+        assert closed == ["exports"]
+        return "summary"
+
+    monkeypatch.setattr(network, "_train", train)
+    network.fit(ROWS)
+    network.close()
+    assert len(closed) == 2

@@ -69,7 +69,11 @@ class Bench:
         stats = {
             node: WorkerCounters(
                 TrainingCounters(
-                    node, 10 + node, last_loss_sum=1.0, last_examples=2, epochs=log.recent_figures()
+                    node,
+                    10 + node,
+                    last_loss_sum=1.0,
+                    last_loss_weight=2.0,
+                    epochs=log.recent_figures(),
                 )
             )
             for node, log in enumerate(self.logs)
@@ -177,13 +181,13 @@ def test_a_worker_under_a_new_id_continues_its_losses() -> None:
     """A worker that returns under a new node id continues its counters of examples and losses."""
     losses = MinibatchLosses()
 
-    def look(node: int, examples: int, loss_sum: float) -> dict[int, float]:
-        counters = WorkerCounters(TrainingCounters(0, 7, examples=examples, loss_sum=loss_sum))
+    def look(node: int, weight: float, loss_sum: float) -> dict[int, float]:
+        counters = WorkerCounters(TrainingCounters(0, 7, loss_sum=loss_sum, loss_weight=weight))
         stats = {node: counters}
         return losses.collect_new_losses(Progress(Phase.RUNNING, 1, 1, 1, 0, 0, 0, 0.0, stats))
 
-    assert look(1, examples=10, loss_sum=50.0) == {1: 5.0}
-    assert look(3, examples=20, loss_sum=60.0) == {3: 1.0}
+    assert look(1, weight=10.0, loss_sum=50.0) == {1: 5.0}
+    assert look(3, weight=20.0, loss_sum=60.0) == {3: 1.0}
 
 
 def test_who_wants_the_last_parameters_gets_no_copy() -> None:

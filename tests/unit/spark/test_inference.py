@@ -287,6 +287,17 @@ def test_several_inputs_and_outputs() -> None:
     ]
 
 
+def test_the_number_of_inputs_may_be_numpys() -> None:
+    """A UDF's ``inputs`` may be an integer of NumPy, as its shapes may; booleans are refused."""
+    inputs: Any = np.int64(2)
+    inference.check_inputs(inputs, None)
+    columns = [pd.Series([1, 2]), pd.Series([3, 4])]
+    features = inference.series_to_features(columns, inputs, None)
+    assert [array.ravel().tolist() for array in features] == [[1, 2], [3, 4]]
+    with pytest.raises(UsageError, match="inputs=True: None where all columns are one array"):
+        inference.check_inputs(True, None)
+
+
 @pytest.mark.parametrize("value", [2**24 + 1, -(2**63)])
 def test_integers_that_float32_would_round_are_refused(value: int) -> None:
     def concatenate(value: int) -> Any:

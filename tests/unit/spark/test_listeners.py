@@ -195,7 +195,9 @@ def test_epochs_that_were_too_many_to_be_told_live_are_told_whole_at_the_end() -
     assert not [one for one in heard.news() if isinstance(one, tuple)]
     assert next(one[0] for one in live.news() if isinstance(one, tuple)) == 11 + 3
     events.end(outcome(), [json.dumps({"epochs": log.report()}) for log in logs])
-    assert [one[0] for one in heard.news() if isinstance(one, tuple)] == list(range(11, 62))
+    assert [one[0] for one in heard.news() if isinstance(one, tuple)] == list(
+        range(11, 14 + RECENT_EPOCHS_MAX)
+    )
     assert not [one for one in live.news() if isinstance(one, tuple)]
 
 
@@ -223,13 +225,13 @@ def test_the_line_follows_a_fit_and_stands_still_at_its_end() -> None:
     drawn = Drawn()
     events = FitEvents(SPEC, [ProgressListener(drawn)])
     events.begin()
-    counters = TrainingCounters(0, examples=8, loss_sum=4.0)
+    counters = TrainingCounters(0, examples=8, loss_sum=4.0, loss_weight=8.0)
     stats = {1: WorkerCounters(counters), 2: WorkerCounters(counters), 3: WorkerCounters()}
     half = replace(START, minibatches=5, minibatches_expected=10, stats=stats)
     events.dispatch(half)
     ((line, force),) = drawn.lines
     assert (line.epoch, line.epochs, line.loss, line.examples, force) == (2.5, 5, 0.5, 16, False)
-    finished = replace(counters, last_examples=4, last_loss_sum=1.0)
+    finished = replace(counters, last_loss_weight=4, last_loss_sum=1.0)
     done = replace(half, phase=Phase.DONE, stats={1: WorkerCounters(finished)})
     events.dispatch(done)
     assert len(drawn.lines) == 1

@@ -113,6 +113,23 @@ def test_rows_are_judged_under_a_copy_and_the_fits_own_model_is_not_touched() ->
     np.testing.assert_array_equal(model.predict(features), _fresh(mine).predict(features))
 
 
+def test_arrays_are_evaluated_in_a_fit_as_by_the_network() -> None:
+    """SnapshotEvaluator takes lists and doubles; it refuses rows that ``evaluate`` refuses."""
+    model = DenseNetwork([2, 2], seed=1)
+    judge = SnapshotEvaluator(model, lambda: Snapshot(7, model.initial(), b"", ()))
+    rows = [[1, 0], [0, 1], [1, 1]]
+    found = judge(rows, [0.0, 1.0, 1.0], ("classification", "loss"))
+    again = judge(np.array(rows, np.float32), np.array([0, 1, 1]), ("classification", "loss"))
+    assert (found.table(), found.loss) == (again.table(), again.loss)
+    for features, labels, why in (
+        (rows, [0, 1], "have .3, 2. rows"),
+        (np.zeros((0, 2)), np.zeros(0, int), "no rows to evaluate"),
+        (np.ma.masked_equal(rows, 0), [0, 1, 1], "masked"),
+    ):
+        with pytest.raises(UsageError, match=why):
+            judge(features, labels, None)
+
+
 def _fresh(parameters: np.ndarray) -> DenseNetwork:
     model = DenseNetwork([2, 2], updater=Sgd(0.1), seed=1)
     model.bind(parameters)

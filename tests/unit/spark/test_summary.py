@@ -44,7 +44,7 @@ STATS = {
     "epoch": 1.0,
     "examples": 100.0,
     "last_loss_sum": 30.0,
-    "last_examples": 60.0,
+    "last_loss_weight": 60.0,
     "publications": 10.0,
     "hits": 50.0,
     "mass_clipped": 1.0,
@@ -67,7 +67,7 @@ STATS = {
 OTHER = STATS | {
     "partition": 1.0,
     "last_loss_sum": 6.0,
-    "last_examples": 12.0,
+    "last_loss_weight": 12.0,
     "residual_square": 16.0,
     "tau": 0.03,
 }
@@ -154,6 +154,21 @@ def test_held_out_rows_that_were_not_measured_to_the_end_are_a_warning(
     made = summary(stats={1: trains, 2: measures}, rows=[50, 0]).warnings
     found = [text for text in made if "partition 1 has only held-out rows" in text]
     assert len(found) == is_told
+
+
+def test_held_out_rows_that_all_weigh_0_are_a_warning() -> None:
+    """A warning is given if no worker's held-out rows have a weight."""
+    nothing = STATS | {"finished": 1.0, "held_weight": 0.0}
+    some = OTHER | {"finished": 1.0, "held_weight": 2.0}
+    stats = {1: nothing, 2: nothing | {"partition": 1.0}}
+    said = [text for text in summary(stats=stats, validation=0.1).warnings if "all weigh 0" in text]
+    assert len(said) == 1
+    for quiet in (
+        summary(stats={1: nothing, 2: some}, validation=0.1),
+        summary(stats={1: STATS, 2: OTHER}, validation=0.1),  # no epoch has ended
+        summary(stats=stats, validation=None),
+    ):
+        assert not [text for text in quiet.warnings if "all weigh 0" in text]
 
 
 def test_a_validation_that_selects_no_rows_is_a_warning() -> None:
