@@ -290,6 +290,7 @@ class RoundsWorker:
         self, job: LocalRoundsJob, place: TaskEnvironment, blocks: Iterator[Block], directory: Path
     ) -> None:
         place_model(job, place)
+        self._job, self._place = job, place
         self._spec, self._model, self._partition = job.spec, job.model, place.partition
         self._directory, self._step_s = directory, job.master.step_timeout
         self._delay_s = job.master.debug_longer_iterations / 1000
@@ -312,6 +313,7 @@ class RoundsWorker:
         report = RoundReport(self._partition, HOST, executor=HOST)
         with reporting(report, self._output):
             step_limit.start_step(self._step_s)
+            place_model(self._job, self._place, task.steps_before)  # as in a repeated round
             state = self._read_state(own=task.has_own_state)
             start = RoundStart(
                 self._load_parameters(), self._read_buffers(), state, task.steps_before, task.pace

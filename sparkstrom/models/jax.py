@@ -61,6 +61,7 @@ __all__ = ["JaxModel"]
 # Closure variables of optax.inject_hyperparams: the function that creates the transformation in
 # each step, and the user's numeric hyperparameters.
 INNER_FACTORY, NUMERIC_HYPERPARAMETERS = "inner_factory", "numeric_hps"
+EMPTY_CELL = CellType()  # equals the closure cell of a variable without a value
 INJECTED_MOMENTA = (OPTAX_SHARED_MOMENTUM, "momentum")
 SCHEDULE_STATES = ("ScaleByScheduleState", "WrappedScheduleState")
 # Fields of optax's states in which adaptive optimizers keep the size of past gradients.
@@ -157,7 +158,8 @@ class MomentumScaler:
         for name, old, new in zip(
             function.__code__.co_freevars, function.__closure__, cells, strict=True
         ):
-            new.cell_contents = self._scale_in_variable(function, name, old.cell_contents)
+            if old != EMPTY_CELL:
+                new.cell_contents = self._scale_in_variable(function, name, old.cell_contents)
         return copied
 
     def _scale_in_variable(self, function: FunctionType, name: str, value: Any) -> Any:
@@ -634,7 +636,7 @@ def find_learning_rates(part: Any, depth: int = 12) -> list[float]:
     if isinstance(part, FunctionType):
         cells = zip(part.__code__.co_freevars, part.__closure__ or (), strict=False)
         for name, cell in cells:
-            value = cell.cell_contents
+            value = None if cell == EMPTY_CELL else cell.cell_contents
             if name == "step_size" and isinstance(value, int | float):
                 found.append(-float(value))
             else:

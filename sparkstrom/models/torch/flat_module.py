@@ -113,10 +113,26 @@ def copy_without_storage(module: nn.Module, named: NamedParameters) -> nn.Module
             f"module {type(module).__name__} cannot be copied, so it cannot be sent to executors:"
             f" {describe_error(error)}"
         ) from error
+    _refuse_shared_functions(module, copied)
     for part in copied.modules():
         if _has_active_parametrizations(part):
             part.__class__ = parametrize.type_before_parametrizations(part)
     return copied
+
+
+def _refuse_shared_functions(module: nn.Module, copied: nn.Module) -> None:
+    """Raise UsageError if a hook or attribute of ``copied`` is a function that captures ``module``.
+
+    Copies share functions with the original, whereas bound methods are copied with the module.
+    """
+    functions: dict[str, Any] = {}
+    for name, part in copied.named_modules():
+        for attribute, value in vars(part).items():
+            for each in value.values() if isinstance(value, dict) else (value,):
+                if isinstance(each, types.FunctionType):
+                    place = f"{name or type(module).__name__}.{attribute}"
+                    functions[f"the function {each.__qualname__} in {place}"] = each
+    refuse_captured_module(module, remedy=METHOD_REMEDY, **functions)
 
 
 def activate_parametrizations(module: nn.Module) -> nn.Module:
@@ -205,6 +221,7 @@ HOOK_REMEDY = (
     "let the hook use its argument, and tensors that are read from the module before the hook"
     " is defined (mask = self.mask)"
 )
+METHOD_REMEDY = "make it a method of the module's class: methods are copied with the module"
 
 
 def refuse_captured_module(
@@ -805,13 +822,21 @@ class FlatModule:
         state = {name: self.__dict__[name] for name in self.OPTIONS}
         hooks = collect_hooks(self._module, self._named_parameters)
         module = self._copy_in_training_modes()
-        return {**state, "_module": module, "_hooks": hooks}
+        # torch pickles parameters of derived classes, such as geoopt's, as plain ones.
+        classes = {
+            name: type(parameter)
+            for name, parameter in self._named_parameters.items()
+            if nn.Parameter in type(parameter).__bases__
+        }
+        return {**state, "_module": module, "_hooks": hooks, "_classes": classes}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Restore a pickled model. Its parameters have no values until ``bind``."""
         self._set_up(activate_parametrizations(state["_module"]))
         self._note_training_modes()
-        # Pickles of earlier versions lack hooks, and newer options, whose default is None.
+        # Pickles of earlier versions lack hooks, classes, and newer options, whose default is None.
+        for name, kind in state.get("_classes", {}).items():
+            self._named_parameters[name].__class__ = kind
         register_hooks(self._named_parameters, state.get("_hooks", {}))
         self.__dict__.update({name: state.get(name) for name in self.OPTIONS})
 

@@ -140,6 +140,9 @@ def make_optimizer(
         raise UsageError(f"optimizer(parameters) returned a {type(optimizer).__name__}: it must"
                          " return a torch.optim.Optimizer")  # fmt: skip
     check_optimizer(optimizer, named)
+    for group in optimizer.param_groups:
+        if isinstance(group.get("lr"), torch.Tensor):  # schedulers change it in place
+            group["lr"] = group["lr"].clone()
     return optimizer
 
 
@@ -522,6 +525,8 @@ def _store_value(state: State, path: str, value: Any) -> None:
     """
     if isinstance(value, torch.Tensor):
         value = value.detach().cpu()
+        if value.layout != torch.strided:  # SGD's momentum for sparse gradients
+            value = value.to_dense()
         if value.ndim == 0:
             state[f"{path}:{str(value.dtype).removeprefix('torch.')}"] = value.item()
         else:

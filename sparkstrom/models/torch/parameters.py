@@ -38,6 +38,8 @@ def named_parameters(module: Any) -> NamedParameters:
     named = dict(module.named_parameters())
     for name, parameter in named.items():
         _check_parameter(name, parameter)
+    for name, buffer in module.named_buffers():
+        _refuse_lazy(f"buffer {name}", buffer)
     if not any(parameter.requires_grad for parameter in named.values()):
         raise UsageError(
             f"{type(module).__name__} has no parameter with requires_grad: nothing can be trained"
@@ -48,20 +50,27 @@ def named_parameters(module: Any) -> NamedParameters:
 
 def _check_parameter(name: str, parameter: nn.Parameter) -> None:
     """Raise UsageError unless the parameter is dense, float32, and has values."""
-    if nn.parameter.is_lazy(parameter):
-        raise UsageError(
-            f"parameter {name} is lazy, so its shape is not known before the first batch: run the"
-            " module once on a batch of the right shape before you pass it"
-        )
+    _refuse_lazy(f"parameter {name}", parameter)
     if parameter.dtype != torch.float32:
         kind = str(parameter.dtype).removeprefix("torch.")
-        raise UsageError(
-            f"parameter {name} is {kind}: parameters are trained in float32; call module.float(),"
-            " and use autocast='bfloat16' to compute in bfloat16"
-        )
+        remedy = "call module.float(), and use autocast='bfloat16' to compute in bfloat16"
+        if parameter.is_complex():
+            remedy = "make it of torch.view_as_real(values), and call view_as_complex in forward"
+        elif not parameter.is_floating_point():
+            remedy = "register it as a buffer (register_buffer)"
+        raise UsageError(f"parameter {name} is {kind}: parameters are trained in float32; {remedy}")
     if parameter.is_meta or parameter.layout != torch.strided:
         where = "on the meta device" if parameter.is_meta else f"of layout {parameter.layout}"
         raise UsageError(f"parameter {name} is {where}: it must be dense and have values")
+
+
+def _refuse_lazy(what: str, tensor: torch.Tensor) -> None:
+    """Raise UsageError for a lazy parameter or buffer; ``what`` names it."""
+    if nn.parameter.is_lazy(tensor):
+        raise UsageError(
+            f"{what} is lazy, so its shape is not known before the first batch: run the module once"
+            " on a batch of the right shape before you pass it"
+        )
 
 
 def _refuse_shared_memory(named: NamedParameters) -> None:
@@ -77,7 +86,10 @@ def _refuse_shared_memory(named: NamedParameters) -> None:
 
 
 def refuse_buffer_aliases(module: nn.Module, named: NamedParameters) -> None:
-    """Raise UsageError for a buffer that lies in a parameter's memory, which ``bind`` replaces."""
+    """Raise UsageError for a buffer that lies in a parameter's memory, which ``bind`` replaces.
+
+    Also raise it for an expanded buffer, into which no averages could be loaded.
+    """
     ranges = [(*_memory_range(p), name) for name, p in named.items() if _has_own_memory(p)]
     for alias, buffer in module.named_buffers():
         address = buffer.data_ptr() if _has_own_memory(buffer) else 0
@@ -88,6 +100,14 @@ def refuse_buffer_aliases(module: nn.Module, named: NamedParameters) -> None:
                     f" flat vector: register a copy ({name}.detach().clone()), or read the"
                     " parameter in forward"
                 )
+    for name, buffer in named_buffers(module).items():
+        if any(
+            not step and size > 1 for step, size in zip(buffer.stride(), buffer.shape, strict=True)
+        ):
+            raise UsageError(
+                f"buffer {name} is expanded, so several of its values share memory and cannot be"
+                " set: register a copy (tensor.clone())"
+            )
 
 
 def _has_own_memory(tensor: torch.Tensor) -> bool:
@@ -210,9 +230,16 @@ Buffers = dict[str, torch.Tensor]
 
 
 def named_buffers(module: nn.Module) -> Buffers:
-    """Return each buffer of the state_dict once, under its first name."""
-    keys = set(module.state_dict(keep_vars=True))
-    return {name: buffer for name, buffer in module.named_buffers() if name in keys}
+    """Return each persistent buffer once, under its first name.
+
+    ``state_dict`` is not called, because the user's module may override it.
+    """
+    transient = {
+        f"{prefix}.{name}".removeprefix(".")
+        for prefix, part in module.named_modules()
+        for name in part._non_persistent_buffers_set
+    }
+    return {name: buffer for name, buffer in module.named_buffers() if name not in transient}
 
 
 # Buffer name -> its shape and dtype.

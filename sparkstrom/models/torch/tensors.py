@@ -41,15 +41,18 @@ def map_tree(function: Callable[[Any], Any], tree: Any) -> Any:
 
 
 def features_to_device(device: torch.device, columns: Columns) -> Tensors:
-    """Convert columns to tensors on the device: floats to float32, other numbers unchanged."""
-    return map_tree(lambda array: _to_tensor(array).to(device, non_blocking=True), columns)
+    """Convert columns to tensors on the device: floats to float32, other numbers unchanged.
+
+    Tensors have their own memory, because the user's code may change them in place.
+    """
+    return map_tree(
+        lambda array: _to_tensor(array).to(device, non_blocking=True, copy=True), columns
+    )
 
 
 def labels_to_device(device: torch.device, columns: Columns) -> Tensors:
-    """Convert columns to tensors on the device: floats to float32, integers to int64."""
-    return map_tree(
-        lambda array: _to_int64(_to_tensor(array)).to(device, non_blocking=True), columns
-    )
+    """Convert columns as ``features_to_device`` does, but integers to int64."""
+    return map_tree(_to_int64, features_to_device(device, columns))
 
 
 def batch_to_device(device: torch.device, batch: Batch) -> TorchBatch:
@@ -85,7 +88,7 @@ def outputs_to_numpy(outputs: Tensors) -> Any:
                 " lists or dicts of them; return these from forward in evaluation mode"
             )
         value = value.float() if value.is_floating_point() else value
-        values: NDArray[Any] = value.cpu().numpy().copy()
+        values: NDArray[Any] = value.detach().cpu().numpy().copy()
         return values
 
     return map_tree(array, outputs)
@@ -176,6 +179,8 @@ def explaining_shape_errors(operation: str, remedy: str, **trees: Any) -> Iterat
     except (RuntimeError, ValueError, TypeError, IndexError, UserWarning) as error:
         if is_raised_by_user_code(error, "torch"):
             raise
+        if "does not require grad" in str(error) and not torch.is_grad_enabled():
+            remedy = NO_GRAD_REMEDY
         unknown = _explain_unknown_class(**trees) or _explain_out_of_bounds(str(error), trees)
         if isinstance(error, IndexError) and unknown:
             raise UsageError(unknown) from error
@@ -260,6 +265,10 @@ def format_shapes(tree: Any) -> str:
 FORWARD_REMEDY = (
     "make the features fit its first layers, or change these; BatchNorm needs more than one row in"
     " each minibatch, also in the last one of a partition (batch_size_per_worker)"
+)
+NO_GRAD_REMEDY = (
+    "predictions and held-out losses are computed under torch.no_grad: compute derivatives in"
+    " forward inside `with torch.enable_grad():`"
 )
 LOSS_REMEDY = (
     "classes are integers (int64), other targets floats (float32) of the output's shape:"

@@ -15,6 +15,7 @@ from sparkstrom import EarlyStopping, ParallelWrapper, SetupError, TrainingError
 from sparkstrom.local import rounds as local_rounds
 from sparkstrom.local.worker_pool import WorkerAnswer, step_limit
 from sparkstrom.models import DenseNetwork, Sgd
+from sparkstrom.models.base import Share
 from sparkstrom.rounds.worker_round import RoundReport
 from tests.unit.rounds.fits_here import WorkersHere
 
@@ -80,14 +81,28 @@ class Losing(WorkersHere):
         return "was killed by SIGKILL"
 
 
+class Noisy(DenseNetwork):
+    """A network that multiplies features by random numbers in training."""
+
+    def place(self, share: Share) -> None:
+        self.chance = np.random.default_rng(share.seed)
+
+    def step(self, batch: Any) -> float:
+        noise = self.chance.random(batch.features.shape, np.float32)
+        return super().step(batch._replace(features=batch.features * noise))
+
+
+@pytest.mark.parametrize("kind", [DenseNetwork, Noisy])
 def test_a_process_that_is_lost_is_replaced_and_its_round_repeated(
-    alone: Callable[..., ParallelWrapper], monkeypatch: pytest.MonkeyPatch
+    alone: Callable[..., ParallelWrapper],
+    monkeypatch: pytest.MonkeyPatch,
+    kind: type[DenseNetwork],
 ) -> None:
     """The result has the same bits, the loss is reported, and no minibatch counts twice."""
     found = []
     for workers in (WorkersHere, Losing):
         monkeypatch.setattr(local_rounds, "ActiveWorkers", workers)
-        made = alone(average_updaters=False, averaging_frequency=3)
+        made = alone(kind, average_updaters=False, averaging_frequency=3)
         summary = made.fit((X, Y), 2, run_log="")
         found.append(made.parameters)
         assert summary.minibatches == summary.minibatches_expected == 40

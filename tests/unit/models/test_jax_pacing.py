@@ -172,6 +172,17 @@ def test_a_schedule_goes_on_from_a_borrowed_state_and_never_back() -> None:
     assert count == 11
 
 
+def test_a_schedule_with_an_unset_closure_variable_is_followed() -> None:
+    """``exponential_decay`` without ``end_value`` has a closure variable without a value."""
+    optimizer = optax.sgd(optax.exponential_decay(0.1, 1, 0.5), momentum=0.9)
+    four = trained(optimizer, (4, 1), (4, 2))
+    schedule = optax.exponential_decay(0.05, 1, 0.5)
+    by_hand = trained(optax.sgd(schedule, momentum=0.9**4), None, None)
+    np.testing.assert_allclose(four, by_hand, rtol=1e-4, atol=1e-6)
+    assert make(optimizer).horizons(4)["scheduler"] == "steps by the fit's minibatches"
+    assert "parameters" in repr(make(optimizer))
+
+
 def test_the_users_own_closures_and_partials_are_followed() -> None:
     """Momentum is found and raised inside a user's closures and partials."""
 

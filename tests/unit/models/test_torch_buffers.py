@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
@@ -36,6 +37,23 @@ def test_buffers_go_as_bytes_in_the_modules_order() -> None:
     assert memory.tolist() == [1.5, -2.0]
     assert other.module.count == 7
     assert other.module.passing == 0  # state_dict leaves it out, and so does the mesh
+
+
+class Brief(nn.Module):
+    """A module whose state_dict leaves out its layers' buffers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(2)
+
+    def state_dict(self, *args: Any, **options: Any) -> Any:
+        state = super().state_dict(*args, **options)
+        return {name: value for name, value in state.items() if "running" not in name}
+
+
+def test_buffers_count_also_if_state_dict_leaves_them_out() -> None:
+    model = TorchModel(Brief(), nn.MSELoss(), partial(torch.optim.SGD, lr=0.1))
+    assert len(model.buffers_bytes()) == 4 + 4 + 4 + 4 + 8
 
 
 def test_fractions_take_the_mean_and_whole_numbers_the_largest() -> None:

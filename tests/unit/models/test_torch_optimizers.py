@@ -170,6 +170,21 @@ def test_state_is_arrays_and_plain_numbers() -> None:
         assert not (isinstance(value, float) and math.isnan(value))
 
 
+def test_momentum_of_sparse_gradients_goes_on_elsewhere() -> None:
+    """Its momentum, which torch keeps as a sparse tensor, is part of the state."""
+    module = nn.Sequential(nn.Embedding(50, 4, sparse=True), nn.Flatten(), nn.Linear(8, 3))
+    model = TorchModel(module, functional.cross_entropy, partial(optim.SGD, lr=0.1, momentum=0.9))
+    other, batch = pickle.loads(pickle.dumps(model)), Batch(np.array([[1, 7]]), np.array([2]))
+    params = bound(model)
+    model.step(batch)
+    theirs = params.copy()
+    other.bind(theirs)
+    other.load_updater_state(model.updater_state())
+    for each in (model, other):
+        each.step(Batch(np.array([[3, 7]]), np.array([0])))
+    np.testing.assert_array_equal(theirs, params)
+
+
 def test_sparse_gradients_touch_their_rows_alone() -> None:
     """A step with sparse gradients changes only the rows of the minibatch's words."""
     torch.manual_seed(0)

@@ -37,6 +37,25 @@ def shared() -> nn.Module:
     return module
 
 
+def holding(**values: Any) -> nn.Module:
+    """Return a module with these parameters or, for other tensors, buffers."""
+    module = nn.Linear(2, 2)
+    for name, value in values.items():
+        if isinstance(value, nn.Parameter):
+            module.register_parameter(name, value)
+        else:
+            module.register_buffer(name, value)
+    return module
+
+
+def integers() -> nn.Parameter:
+    return nn.Parameter(torch.ones(2, dtype=torch.int64), requires_grad=False)
+
+
+def lazy_norm() -> nn.Module:
+    return nn.Sequential(nn.Linear(2, 2), nn.LazyBatchNorm1d(affine=False))
+
+
 class Locked(nn.Linear):
     """A module with a lock, which cannot be pickled."""
 
@@ -58,6 +77,10 @@ class Cached(nn.Linear):
     [
         (lambda: "net", "module is a str: pass a torch.nn.Module"),
         (lambda: nn.LazyLinear(2), "weight is lazy.*run the module once"),
+        (lazy_norm, "buffer 1.running_mean is lazy"),
+        (lambda: holding(w=nn.Parameter(torch.ones(2) * 1j)), "w is complex64.*view_as_real"),
+        (lambda: holding(w=integers()), "w is int64.*register_buffer"),
+        (lambda: holding(b=torch.ones(1).expand(2)), r"buffer b is expanded.*clone\(\)"),
         (lambda: nn.Linear(2, 2).double(), r"weight is float64.*module\.float\(\)"),
         (lambda: nn.Linear(2, 2).bfloat16(), "weight is bfloat16.*autocast='bfloat16'"),
         (lambda: nn.Linear(2, 2, device="meta"), "weight is on the meta device"),

@@ -475,3 +475,18 @@ def test_a_factory_that_fails_says_with_how_many_steps() -> None:
     model.set_fit_length(LENGTH)
     with pytest.raises(UsageError, match=r"of the optimizer and total_steps=35: .*division"):
         model.updater_state()
+
+
+def test_a_learning_rate_that_is_a_tensor_is_not_shared_by_optimizers() -> None:
+    """The schedule that is simulated before the first step must not change the real rate."""
+    found = []
+    for rate in (0.1, torch.tensor(0.1)):
+        made = partial(optim.SGD, lr=rate)
+        schedule = partial(lr_scheduler.CosineAnnealingWarmRestarts, T_0=10)
+        model = TorchModel(nn.Linear(6, 3), functional.cross_entropy, made, scheduler=schedule)
+        params = np.zeros(model.n_params, np.float32)
+        model.bind(params)
+        model.set_position(0, 0, 15)
+        model.step(ROWS[0])
+        found.append(params)
+    np.testing.assert_allclose(*found, rtol=1e-6)

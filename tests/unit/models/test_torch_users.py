@@ -142,6 +142,57 @@ def test_what_a_module_keeps_from_a_prediction_is_good_for_training() -> None:
     assert np.isfinite(model.step(Batch(ROWS, TARGETS)))
 
 
+class Shifting(nn.Linear):
+    """A module that changes its inputs in place."""
+
+    def forward(self, x: Any) -> Any:
+        return super().forward(x.sub_(1))
+
+
+def test_rows_stay_if_a_module_changes_its_inputs() -> None:
+    """Otherwise an evaluation's loss would be of rows that its predictions have changed."""
+    model, rows = travelled(TorchModel(Shifting(4, 3), mse, SGD))[0], ROWS.copy()
+    batch = Batch(rows, TARGETS)
+    model.predict(rows)
+    model.loss(batch)
+    model.step(batch)
+    np.testing.assert_array_equal(rows, ROWS)
+
+
+class Slope(nn.Linear):
+    """A module that returns derivatives of its layer, as physics-informed networks do."""
+
+    def __init__(self, gradients: bool) -> None:
+        super().__init__(4, 3)
+        self.gradients = gradients
+
+    def forward(self, x: Any) -> Any:
+        with torch.set_grad_enabled(self.gradients or torch.is_grad_enabled()):
+            x = x.clone().requires_grad_()
+            out = super().forward(x).square().sum()
+            return torch.autograd.grad(out, x, create_graph=True)[0][:, :3]
+
+
+def test_a_module_may_compute_derivatives_in_predictions() -> None:
+    model, _ = travelled(TorchModel(Slope(True), mse, SGD))
+    assert model.predict(ROWS).shape == TARGETS.shape
+    model, _ = travelled(TorchModel(Slope(False), mse, SGD))
+    with pytest.raises(UsageError, match=r"no_grad: .*torch\.enable_grad"):
+        model.predict(ROWS)
+
+
+class Marked(nn.Parameter):
+    """A derived class of parameters, such as geoopt's ManifoldParameter."""
+
+
+def test_parameters_of_derived_classes_stay_so() -> None:
+    """An optimizer may treat parameters by their class."""
+    net = nn.Linear(4, 3)
+    net.weight = Marked(net.weight.data)
+    model, _ = travelled(TorchModel(net, mse, SGD))
+    assert [type(p) for p in model.module.parameters()] == [Marked, nn.Parameter]
+
+
 class Oscillator(nn.Linear):
     """A module with complex and boolean buffers."""
 
@@ -190,6 +241,10 @@ class Own(nn.Linear):
     def penalized(self, output: Any, target: Any) -> Any:
         return mse(output, target) + self.weight.norm()
 
+    def shifted(self, part: Any, inputs: Any, output: Any) -> Any:
+        """Return the output plus the bias, as a hook."""
+        return output + self.bias
+
 
 class Recipe:
     """An object that holds the module."""
@@ -231,6 +286,30 @@ def test_a_function_that_holds_the_module_is_refused(what: str) -> None:
     arguments = {"loss": mse, "optimizer": SGD} | options
     with pytest.raises(UsageError, match=f"{next(iter(options))} holds the module itself"):
         TorchModel(module, **arguments)
+
+
+@pytest.mark.parametrize("place", ["hook", "attribute"])
+def test_a_function_inside_the_module_that_holds_it_is_refused(place: str) -> None:
+    """A copy of a module has the same functions, which would use the original module."""
+    net = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 3))
+    if place == "hook":
+        net[0].register_forward_hook(lambda _part, _inputs, out: out * net[1].bias)
+    else:
+        net.forward = lambda x: net[1](net[0](x))
+    with pytest.raises(UsageError, match=r"the function .*lambda.* holds the module itself"):
+        TorchModel(net, mse, SGD)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method`:DeprecationWarning")
+def test_methods_and_other_functions_inside_the_module_are_taken() -> None:
+    """A hook that is a method uses the copy's parameters, and so does a compiled module."""
+    net = Own()
+    net.register_forward_hook(net.shifted)
+    net.register_forward_hook(lambda _part, _inputs, out: 2 * out)
+    model, params = travelled(TorchModel(net, mse, SGD))
+    model.step(Batch(ROWS, TARGETS))
+    np.testing.assert_array_equal(model.predict(0 * ROWS)[0], 4 * params[-3:])
+    TorchModel(torch.compile(nn.Linear(4, 3)), mse, SGD)
 
 
 def test_functions_that_hold_other_things_are_taken() -> None:
