@@ -100,8 +100,9 @@ def told(outcome: Outcome) -> Outcome:
 
 def build(home: Path) -> Path:
     """Build the wheel of this checkout; return its path."""
-    command = [sys.executable, "-m", "build", "--wheel", "--outdir", str(home / "dist"), str(ROOT)]
-    call(command, os.environ, home)
+    # Without isolation: the extra "test" has the build tools.
+    command = [sys.executable, "-m", "build", "--wheel", "--no-isolation"]
+    call([*command, "--outdir", str(home / "dist"), str(ROOT)], os.environ, home)
     (wheel,) = (home / "dist").glob("*.whl")
     return wheel
 
@@ -134,7 +135,8 @@ def prepared(pair: Pair, wheel: Path, model: Model, folder: Path) -> dict[str, s
         if name not in ("PYTHONPATH", "SPARK_HOME", "VIRTUAL_ENV", "PYSPARK_PYTHON")
         and not name.startswith("JAX_")  # the cache of scripts/test needs another package
     }
-    call([python, "-m", "venv", str(folder / "venv")], variables, folder)
+    pip = [] if pair.python == "3.11" else ["--without-pip"]  # only fetch-aeron needs it
+    call([python, "-m", "venv", *pip, str(folder / "venv")], variables, folder)
     here = folder / "venv/bin"
     variables |= {
         "PATH": f"{here}:{variables['PATH']}",

@@ -24,7 +24,6 @@ CLUSTER = "local-cluster[2,2,1024]"
 SETTINGS = (
     "spark.sparkstrom.lease_s=7",
     "spark.python.daemon.module=sparkstrom.spark.daemon",
-    "spark.executorEnv.SPARKSTROM_PRELOAD=pyarrow,pandas,torch",
 )
 CLIENT_S = 1500.0  # time limit of the client that runs all programs
 ON_JAX = {"jax": "optax", "keras": "keras"}  # the library that each kind of model needs
@@ -41,14 +40,19 @@ def environment(**more: str) -> dict[str, str]:
 
 
 @pytest.fixture(scope="session")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def server(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[str]:
     """The URL of a server whose application has two executors of two slots each."""
     folder = tmp_path_factory.mktemp("connect")
-    command = [sys.executable, str(HERE / "connect_server.py"), CLUSTER]
+    slow = any(item.get_closest_marker("slow") for item in request.session.items)
+    preloaded = "pyarrow,pandas" + ",torch" * slow  # the quick parts train no torch model
+    command = [sys.executable, str(HERE / "connect_server.py"), CLUSTER, *SETTINGS]
+    command += [f"spark.executorEnv.SPARKSTROM_PRELOAD={preloaded}"]
     with (
         open(folder / "server.log", "wb") as log,
         subprocess.Popen(
-            [*command, *SETTINGS],
+            command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=log,

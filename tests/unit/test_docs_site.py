@@ -6,6 +6,7 @@ import importlib
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -66,9 +67,15 @@ class Page(HTMLParser):
                 self.links.add(value)
 
 
+@cache
+def read_page(path: Path) -> Page:
+    """Return a parsed page; each is parsed once, because parsing all of them takes seconds."""
+    return Page(path.read_text())
+
+
 def broken(folder: Path) -> Iterator[str]:
     """Yield each link to a missing file or anchor of the site."""
-    pages = {path: Page(path.read_text()) for path in folder.rglob("*.html")}
+    pages = {path: read_page(path) for path in folder.rglob("*.html")}
     for path, page in pages.items():
         for link in sorted(page.links):
             parts = urlsplit(link)
@@ -91,7 +98,7 @@ def test_nothing_is_loaded_from_elsewhere(site: Path) -> None:
     remote = {
         link
         for path in site.rglob("*.html")
-        for link in Page(path.read_text()).links
+        for link in read_page(path).links
         if link.startswith(("http:", "https:", "//")) and link.endswith((".js", ".css"))
     }
     assert remote == set()
@@ -109,7 +116,7 @@ def test_a_broken_link_is_found(tmp_path: Path) -> None:
 
 def test_every_page_is_reached_from_the_first(site: Path) -> None:
     """The index links to every page."""
-    index = Page((site / "index.html").read_text()).links
+    index = read_page(site / "index.html").links
     pages = {path.stem for path in (ROOT / "docs").glob("*.md")} - {"index"}
     assert {page for page in pages if f"{page}.html" not in index} == set()
 
@@ -117,7 +124,7 @@ def test_every_page_is_reached_from_the_first(site: Path) -> None:
 @pytest.mark.parametrize("module", PUBLIC)
 def test_every_public_name_has_its_documentation(site: Path, module: str) -> None:
     loaded = importlib.import_module(module)
-    ids = {i for path in (site / "api").glob("*.html") for i in Page(path.read_text()).ids}
+    ids = {i for path in (site / "api").glob("*.html") for i in read_page(path).ids}
     names = [name for name in loaded.__all__ if name not in ("__version__", "errors")]
     homes = {name: getattr(loaded, name).__module__ for name in names}
     assert [n for n in names if not {f"{module}.{n}", f"{homes[n]}.{n}"} & ids] == []

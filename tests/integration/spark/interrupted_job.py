@@ -2,12 +2,15 @@
 
 Each argument is a fit: when to interrupt it ("start" or "training"), a colon, and its controller.
 For each it prints READY when the fit should be interrupted, then its results as one JSON object.
+At the end, it trains once more, stops Spark, and prints what the test checks of that.
 """
 
 from __future__ import annotations
 
 import json
 import logging
+import os
+import re
 import sys
 import threading
 import time
@@ -17,11 +20,12 @@ from typing import Any
 import numpy as np
 from pyspark.sql import SparkSession
 
-from sparkstrom import SharedTrainingMaster, SparkNetwork, VoidConfiguration
+from sparkstrom import SharedTrainingMaster, SparkNetwork, UsageError, VoidConfiguration
 from sparkstrom.listeners import TrainingListener
 from sparkstrom.models import DenseNetwork, Sgd
 
 ROWS, BATCH = 420, 10  # as many minibatches for two workers as for three
+OURS = re.compile(rb"/sparkstrom-\d+-[0-9a-f]{16}-(driver|\d+-\d+)")
 
 
 class Ready(TrainingListener):
@@ -78,6 +82,61 @@ def interrupted(spark: Any, data: Any, when: str, controller: str) -> dict[str, 
     return found
 
 
+def media_drivers() -> list[str]:
+    """Return the roles ("driver" or a number) of the media drivers of this program.
+
+    They stay in the POSIX session of the process that started them.
+    """
+    found = []
+    for entry in Path("/proc").iterdir():
+        try:
+            if entry.name.isdigit() and os.getsid(int(entry.name)) == os.getsid(0):
+                match = OURS.search((entry / "cmdline").read_bytes())
+                found += [match[1].decode().split("-")[0]] if match else []
+        except OSError:
+            continue
+    return sorted(found)
+
+
+class Looking(TrainingListener):
+    """A listener that records the largest list of media drivers during the fit."""
+
+    def __init__(self) -> None:
+        self.seen: list[str] = []
+
+    def on_iteration(self, event: object) -> None:
+        self.seen = max(self.seen, media_drivers(), key=len)
+
+
+def stopped(spark: Any, data: Any) -> dict[str, object]:
+    """Run a fit and stop Spark; return which media drivers ran, and what is refused then."""
+    model = DenseNetwork([8, 16, 2], updater=Sgd(0.1), seed=1)
+    network, looking = SparkNetwork(spark, model, progress=False), Looking()
+    network.fit(data, 20, listeners=[looking], run_log="")
+    after_fit = media_drivers()
+    spark.stop()
+    began_s = time.monotonic()  # stop() does not wait until the executors have ended
+    while (after_stop := media_drivers()) and time.monotonic() - began_s < 30:
+        time.sleep(0.01)
+    refused = []
+    for call in (
+        lambda: network.fit(data, run_log=""),
+        lambda: network.predict(data),
+        lambda: network.evaluate(data),
+        lambda: SparkNetwork(spark, model),
+    ):
+        try:
+            call()
+        except UsageError as error:
+            refused.append(str(error))
+    with network:  # close() succeeds, although files for a next fit went with the executors
+        assert network._may_have_files
+    assert not network._may_have_files
+    assert network.predict(np.zeros((256, 8), np.float32)).shape == (256, 2)
+    found = {"seen": looking.seen, "after_fit": after_fit, "after_stop": after_stop}
+    return {**found, "refused": refused}
+
+
 def main(fits: list[str]) -> None:
     # py4j logs a traceback if the connection of an interrupted call is already closed.
     logging.getLogger("py4j").setLevel(logging.CRITICAL)
@@ -96,7 +155,7 @@ def main(fits: list[str]) -> None:
     data.count()  # wait for the executor
     for fit in fits:
         print(json.dumps(interrupted(spark, data, *fit.split(":"))), flush=True)
-    spark.stop()
+    print(json.dumps(stopped(spark, data)), flush=True)
 
 
 if __name__ == "__main__":

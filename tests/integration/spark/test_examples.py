@@ -24,14 +24,17 @@ OTHERS = {  # the library that each example needs
 pytestmark = pytest.mark.timeout(1_200)  # one application runs most of them
 
 
-def submitted(program: str, *arguments: str) -> str:
-    """Run a program by spark-submit with conf/laptop.conf and our daemon; return its output."""
+def submitted(preloaded: str, program: str, *arguments: str) -> str:
+    """Run a program by spark-submit with conf/laptop.conf and our daemon; return its output.
+
+    ``preloaded`` is a module that the daemon imports, which may take seconds on each executor.
+    """
     import pyspark
 
     command = [str(Path(pyspark.__path__[0]) / "bin/spark-submit"), "--master", TWO_EXECUTORS]
     command += ["--properties-file", "conf/laptop.conf", "--conf", "spark.driver.host=127.0.0.1"]
     command += ["--conf", "spark.python.daemon.module=sparkstrom.spark.daemon"]
-    command += ["--conf", "spark.executorEnv.SPARKSTROM_PRELOAD=torch"]
+    command += ["--conf", f"spark.executorEnv.SPARKSTROM_PRELOAD={preloaded}"]
     environment = os.environ | {
         "PYSPARK_PYTHON": sys.executable,
         "PYSPARK_DRIVER_PYTHON": sys.executable,
@@ -70,7 +73,8 @@ def told(folder: Path, request: pytest.FixtureRequest) -> dict[str, tuple[int, s
     wanted = {dict(item.callspec.params)["example"] for item in tests}
     commands = {name: command for name, command in commands.items() if name in wanted}
     program = str(ROOT / "scripts/several_examples.py")
-    printed = submitted(program, *commands.values())
+    preloaded = "torch" if commands.keys() & OTHERS.keys() else "pyarrow"
+    printed = submitted(preloaded, program, *commands.values())
     answers = read_answers(printed)
     assert [answer["command"] for answer in answers] == [*commands.values()]
     return {

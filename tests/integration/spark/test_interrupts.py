@@ -1,4 +1,7 @@
-"""Test of Ctrl-C during a fit: it keeps what was learned, ends jobs, and later fits succeed."""
+"""Test of Ctrl-C during a fit, after which other fits succeed, and of ``spark.stop()``.
+
+Ctrl-C keeps what was learned and ends jobs; with Spark, media drivers end, and calls are refused.
+"""
 
 from __future__ import annotations
 
@@ -46,9 +49,19 @@ class Program:
         return line
 
 
+def check_stopped(found):
+    """Check that all media drivers ended with Spark, and that calls that need Spark are refused."""
+    assert "driver" in found["seen"]
+    assert len(set(found["seen"])) == 2  # and the executor, with that of the fit before, too
+    assert "driver" not in found["after_fit"]  # the driver program's ends with its fit
+    assert found["after_stop"] == []
+    assert len(found["refused"]) == 4  # fit, predict, evaluate, another network; not close()
+    assert all("the Spark session was stopped" in text for text in found["refused"])
+
+
 @pytest.mark.slow
-def test_ctrl_c(tmp_path):
-    """After each of three interrupted fits, another fit in the same session succeeds."""
+def test_ctrl_c_and_spark_stop(tmp_path):
+    """After each of three interrupted fits, another fit succeeds; nothing outlives Spark."""
     program = Program(tmp_path)
     with program.process as process:
         try:
@@ -65,6 +78,7 @@ def test_ctrl_c(tmp_path):
                     assert found["saved"]
                 assert found["equal_afterwards"]
                 assert found["minibatches"][0] == found["minibatches"][1] == 42
+            check_stopped(json.loads(program.line_with("after_stop")))
             process.communicate(timeout=LIMIT_S)
         finally:
             process.kill()

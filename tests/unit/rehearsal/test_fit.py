@@ -73,15 +73,15 @@ def test_workers_forward_updates_in_a_mesh_and_have_the_same_bits() -> None:
 def test_a_fit_of_more_than_eight_workers_sums_fewer_when_they_overshoot() -> None:
     """Above eight workers, ``limit_overshoot`` limits how many workers' updates are summed."""
     wild = network(Sgd(2.0))  # at 3, parameters leave the range in which sums are exact
-    freed = simulate(recipe(wild, epochs=24, limit_overshoot=False), 16)
-    limited = simulate(recipe(wild, epochs=24), 16)
+    freed = simulate(recipe(wild, epochs=8, limit_overshoot=False), 16)
+    limited = simulate(recipe(wild, epochs=8), 16)
     assert freed.summed_workers is None
     assert limited.summed_workers is not None
     assert limited.summed_workers < 4  # the initial limit
     assert limited.replicas_equal
     assert limited.digest != freed.digest
     assert limited.minibatches == freed.minibatches
-    assert simulate(recipe(wild, epochs=24), 8).summed_workers is None
+    assert simulate(recipe(wild, epochs=8), 8).summed_workers is None
 
 
 def test_a_killed_worker_is_replaced_and_every_minibatch_counts_once() -> None:
