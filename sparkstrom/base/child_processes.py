@@ -33,14 +33,35 @@ def count_cores() -> int:
     return cores
 
 
+def _find_working_directory() -> str:
+    """Return the path of the working directory; "" if it was deleted."""
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        return ""
+
+
+_FIRST_DIRECTORY = _find_working_directory()
+
+
+def list_import_path() -> list[str]:
+    """Return ``sys.path`` with absolute entries, for a child.
+
+    A notebook's modules are found by the entry "", also if it has changed its working directory
+    since it imported them: relative entries are joined with the first and the present one.
+    """
+    directories = _find_working_directory(), _FIRST_DIRECTORY
+    found = [os.path.join(each, entry) for entry in sys.path for each in directories]
+    return list(dict.fromkeys(map(os.path.normpath, found)))
+
+
 def make_child_environment(threads: int) -> dict[str, str]:
     """Return a child's environment: this process's variables, import path and thread limits.
 
     Variables such as OMP_NUM_THREADS are set to ``threads``, unless this process has set them.
     """
-    path = os.pathsep.join(os.path.abspath(entry) for entry in sys.path)
     limits = {name: str(threads) for name in THREAD_LIMIT_VARIABLES}
-    return limits | os.environ | {"PYTHONPATH": path}
+    return limits | os.environ | {"PYTHONPATH": os.pathsep.join(list_import_path())}
 
 
 def start_module(

@@ -27,6 +27,7 @@ from __future__ import annotations
 import ast
 import enum
 import math
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from numbers import Integral, Real
@@ -43,6 +44,13 @@ SECONDS_MAX = 10**9  # about 30 years; timeouts of the C library end before 10^1
 COUNT_MAX = 10**9  # most epochs, minibatches or publications
 FLOAT_MAX = 3.4028234663852886e38  # the largest float32
 FLOAT_MIN = 1.1754943508222875e-38  # the smallest float32 of full precision
+
+# What Path makes of a URL, such as s3:/bucket. Hadoop's hdfs:/runs is also no local path.
+URL_AS_PATH = re.compile(r"(?!file:)[A-Za-z][\w+.-]+:/(?!/)")
+_ONE_SLASH = (
+    "would be a local path; write a URL as a string with two slashes, such as s3://bucket/run or"
+    " hdfs:///run (Path keeps one of them)"
+)
 
 Metadata = Mapping[str, "OptionType"]  # of a dataclass field: {KEY: the option's type}
 
@@ -339,6 +347,8 @@ def path(
             value = value.__fspath__()
         if not (isinstance(value, str) and value and "\0" not in value):
             raise Refused(wanted)
+        if URL_AS_PATH.match(value):
+            raise Refused(_ONE_SLASH)
         return str(value)
 
     return {KEY: OptionType(convert, wanted, "", words, accepts=accepts)}

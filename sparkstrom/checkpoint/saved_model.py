@@ -28,7 +28,13 @@ import numpy as np
 
 from sparkstrom.base.errors import SetupError, SparkstromError, UsageError, first_line
 from sparkstrom.base.option_types import check_path_argument, shown
-from sparkstrom.base.untrusted_files import READ_ERRORS, check_npz, create_beside, open_regular
+from sparkstrom.base.untrusted_files import (
+    READ_ERRORS,
+    check_npz,
+    create_beside,
+    find_local_path,
+    open_regular,
+)
 from sparkstrom.base.version import __version__
 from sparkstrom.checkpoint.files import open_parent
 from sparkstrom.models.base import Flat, FlatModel, from_description, load_buffers
@@ -92,8 +98,8 @@ def path_to_save(path: str | os.PathLike[str]) -> Iterator[Path]:
         SetupError: The files cannot be uploaded.
     """
     given = check_path_argument(path)
-    if "://" not in given:
-        yield Path(given)
+    if (local_path := find_local_path(given)) is not None:
+        yield Path(local_path)
         return
     folder, name = open_parent(given)
     with tempfile.TemporaryDirectory(prefix="sparkstrom-") as directory:
@@ -125,8 +131,8 @@ def path_to_load(path: str | os.PathLike[str]) -> Iterator[Path]:
         UsageError: fsspec does not know the file system, or the files cannot be downloaded.
     """
     given = check_path_argument(path)
-    if "://" not in given:
-        yield Path(given)
+    if (local_path := find_local_path(given)) is not None:
+        yield Path(local_path)
         return
     folder, name = open_parent(given)
     with tempfile.TemporaryDirectory(prefix="sparkstrom-") as directory:

@@ -9,15 +9,14 @@ from __future__ import annotations
 import json
 import math
 import os
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from datetime import UTC, datetime
-from pathlib import Path, PurePath
+from pathlib import Path
 from typing import Any, TextIO
 
 from sparkstrom.base.errors import UsageError
-from sparkstrom.base.option_types import shown
+from sparkstrom.base.option_types import URL_AS_PATH, shown
 from sparkstrom.base.untrusted_files import find_local_path, open_regular, open_to_append
 from sparkstrom.base.version import __version__
 from sparkstrom.observe.progress import ProgressFigures
@@ -202,9 +201,6 @@ EVENT_NAMES = {
 }
 
 
-URL_AS_PATH = re.compile(r"[A-Za-z][\w+.-]+:/")  # what Path makes of a URL, such as s3:/bucket
-
-
 class JsonLines(TrainingListener):
     """Appends every event to the run log at the local ``path``, one JSON object per line.
 
@@ -217,7 +213,7 @@ class JsonLines(TrainingListener):
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         local = find_local_path(os.fspath(path))
-        if local is None or (isinstance(path, PurePath) and URL_AS_PATH.match(local)):
+        if local is None or URL_AS_PATH.match(local):
             raise UsageError(
                 f"run log {shown(path)}: a log grows line by line, which such a store cannot do;"
                 " name a file on this machine, and copy it after the fit"

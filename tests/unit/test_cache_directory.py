@@ -412,6 +412,19 @@ def test_compilers_end_with_an_interrupted_wait(
     assert started[0].returncode == -signal.SIGKILL
 
 
+@pytest.mark.slow
+def test_a_program_that_disables_numba_has_kernels(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NUMBA_DISABLE_JIT, set to debug or measure the program's own code, changes no kernel."""
+    monkeypatch.setenv(VARIABLE, str(tmp_path))
+    monkeypatch.setattr(object_files, "_platform", object_files._platform.__wrapped__)
+    before = object_files._platform()
+    monkeypatch.setenv("NUMBA_DISABLE_JIT", "1")
+    assert object_files._platform() == before
+    assert object_files.load_modules([gaps.__name__])[gaps.__name__]
+
+
 def test_one_compiler_runs_in_a_container_of_spark(monkeypatch: pytest.MonkeyPatch) -> None:
     """In a Spark worker, which may have few cores, only one compiler runs."""
     monkeypatch.setitem(sys.modules, "pyspark.worker", sys)

@@ -57,3 +57,17 @@ def test_a_program_without_standard_streams_passes_descriptors(tmp_path: Path) -
     command = [sys.executable, "-c", PROGRAM, str(tmp_path)]
     subprocess.run(["sh", "-c", CLOSED, "sh", *command], check=True)
     assert (tmp_path / "answer").read_bytes() == b"ready"
+
+
+def test_a_program_may_change_its_directory_after_its_imports(tmp_path: Path) -> None:
+    """A child imports the modules of both directories, which a notebook finds by the entry ""."""
+    program = (
+        "import os, subprocess, sys; from sparkstrom.base.child_processes import *;"
+        "os.chdir('data'); environment = make_child_environment(1);"
+        "subprocess.run([sys.executable, '-P', '-c', 'import first, second'], env=environment,"
+        " check=True)"
+    )
+    (tmp_path / "data").mkdir()
+    (tmp_path / "first.py").touch()
+    (tmp_path / "data" / "second.py").touch()
+    subprocess.run([sys.executable, "-c", program], cwd=tmp_path, check=True)

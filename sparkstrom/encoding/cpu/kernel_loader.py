@@ -163,6 +163,7 @@ COMPILER = "sparkstrom.encoding.cpu.numba_compiler"
 OWN_IMPORTS = re.compile(r"^from (sparkstrom[\w.]*) import", re.MULTILINE)
 LAST_OWNER = "NRT_MemInfo_call_dtor"  # destroys an array; never called, because kernels own none
 COMPILE_S = 600.0  # timeout; all kernels take 20 s of one core, but machines may be busy
+COMPILER_SETTINGS = {"NUMBA_DISABLE_JIT": "0"}  # the setting is meant for the program's own code
 COMPILERS_MAX = 2  # processes of 250 MB each; both compile the helpers that they need
 LOCK_POLL_S = 0.05  # interval between attempts to lock
 _LOCK = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -289,6 +290,7 @@ def _platform() -> str:
         f"{name}={value}"
         for name, value in sorted(os.environ.items())
         if name.startswith("NUMBA_") and "CUDA" not in name  # of GPUs, such as the simulator's
+        if name not in COMPILER_SETTINGS
     ]
     compiler = importlib.util.find_spec(COMPILER)
     code = "" if compiler is None else _read_module_source(compiler)
@@ -383,7 +385,7 @@ def _run_compilers(parts: dict[str, list[Path]], shares: int, drafts: str) -> No
             with path.open("wb") as errors:
                 running[path] = subprocess.Popen(
                     [sys.executable, "-P", "-m", COMPILER, json.dumps(order)],
-                    env=make_child_environment(1),
+                    env=make_child_environment(1) | COMPILER_SETTINGS,
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
                     stderr=errors,

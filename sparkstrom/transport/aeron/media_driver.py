@@ -16,7 +16,6 @@ import logging
 import os
 import signal
 import struct
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -25,7 +24,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from sparkstrom.base.child_processes import start_module
+from sparkstrom.base.child_processes import list_import_path, start_module
 from sparkstrom.base.descriptors import wait_until_readable
 from sparkstrom.base.errors import DriverLost, SetupError, first_line
 from sparkstrom.base.identity import Endpoint
@@ -370,8 +369,7 @@ def _import_path() -> list[str]:
     nothing from the other archives.
     """
     home = Path(__file__).parents[3]
-    entries = [os.path.abspath(entry) for entry in sys.path]
-    return [entry for entry in entries if not os.path.isfile(entry) or Path(entry) == home]
+    return [each for each in list_import_path() if not os.path.isfile(each) or Path(each) == home]
 
 
 def _read_status(descriptor: int, end_s: float) -> bytes:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from sparkstrom import SharedTrainingMaster
 from sparkstrom.base.errors import SetupError, UsageError
 from sparkstrom.checkpoint import saved_model as store
 from sparkstrom.checkpoint.saved_model import (
@@ -41,6 +42,26 @@ def test_it_has_the_name_it_was_given(tmp_path: Path) -> None:
     save(tmp_path / "model")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["model", "model.json"]
     assert json.loads(description_path(tmp_path / "model").read_text())["n_params"] == 15
+
+
+@pytest.mark.parametrize("prefix", ["file:", "file://", "~"])
+def test_local_paths_are_those_of_checkpoints(
+    prefix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    path = "~/model.npz" if prefix == "~" else f"{prefix}{tmp_path}/model.npz"
+    with store.path_to_save(path) as given, store.path_to_load(path) as found:
+        assert given == found == tmp_path / "model.npz"
+
+
+@pytest.mark.parametrize("wrong", [Path("s3://bucket/net.npz"), "hdfs:/net.npz"])
+def test_a_url_with_one_slash_is_no_local_folder(wrong: Any) -> None:
+    """pathlib removes a slash of a URL; before, a file in the folder "s3:" was written."""
+    named = r"=.*(s3|hdfs):/[^/].*: would be a local path; write a URL as a string"
+    with pytest.raises(UsageError, match=f"path{named}"), store.path_to_save(wrong):
+        pass
+    with pytest.raises(UsageError, match=f"checkpoint_directory{named}"):
+        SharedTrainingMaster(checkpoint_directory=wrong)
 
 
 @pytest.mark.parametrize("failing", [1, 2])

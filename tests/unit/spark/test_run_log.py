@@ -45,7 +45,7 @@ def test_what_is_no_path_is_refused_before_any_work(wrong: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", ["s3://bucket/runs.jsonl", "hdfs:///runs.jsonl", Path("s3://bucket/runs.jsonl")]
+    "wrong", ["s3://bucket/runs.jsonl", "hdfs:/runs.jsonl", Path("s3://bucket/runs.jsonl")]
 )
 def test_a_url_is_refused_before_any_work(wrong: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """A log that grows is a local file; a URL would name a folder such as "s3:"."""
