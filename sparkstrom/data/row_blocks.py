@@ -152,8 +152,13 @@ def gather_blocks(parts: Iterable[tuple[RowFormat, Records]], where: str) -> Ite
     for part_form, records in parts:
         if held and part_form != form:
             joined = form.unify(part_form)
-            held = [form.repack(some, joined) for some in held]
-            records, part_form = part_form.repack(records, joined), joined
+            rows = sum(map(len, held))
+            if (rows + len(records)) * joined.row_bytes > BLOCK_BYTES:  # with one long sparse row
+                yield _make_block(form, held, begin, where)
+                begin, held = begin + rows, []
+            else:
+                held = [form.repack(some, joined) for some in held]
+                records, part_form = part_form.repack(records, joined), joined
         form = part_form
         held.append(records)
         if sum(some.nbytes for some in held) >= BLOCK_BYTES:

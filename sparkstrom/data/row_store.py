@@ -38,6 +38,7 @@ from sparkstrom.models.base import Batch, Columns
 BUCKETS = 256  # buckets of training rows, and of held-out rows; each bucket must fit into memory
 MEMORY_MIN_BYTES = 16 << 20  # with less memory, buckets would be written in very small pieces
 DEFAULT_SCRATCH = Path(tempfile.gettempdir())
+ROW_OVERHEAD_BYTES = 24  # a row's two hashes and its bucket
 WRITE_BUFFERS_MAX = 512  # buffers per write call; Linux allows 1024
 
 
@@ -119,22 +120,29 @@ class RowStore:
         self._held_out_below = np.uint64(int(fraction * 2.0**53)) << np.uint64(11)
         self._form: RowFormat | None = None
         self._chunks: list[RowChunk] = []
-        self._bytes, self._checksum = 0, 0
+        self._rows, self._checksum = 0, 0  # rows in memory; checksum of all rows
         self._file: IO[bytes] | None = None
         self._runs: list[SpilledRun] = []
 
     def add(self, form: RowFormat, records: Records) -> None:
         """Add packed rows. Raise UsageError if their format does not match that of earlier ones."""
-        self._form = form if self._form is None else self._form.unify(form)
+        joined = form if self._form is None else self._form.unify(form)
+        if joined != self._form and self._exceeds_memory(joined):
+            self._spill()  # one long sparse row must not widen all others in memory
+        self._form = joined
         keys = form.keys(records)
         held = form.held_out(records) | (splitmix(keys[:, 0] ^ self._salt) < self._held_out_below)
         self._checksum += int(keys[:, 0].sum()) + int(keys[held, 1].sum())
         buckets = (keys[:, 0] >> np.uint64(56)).astype(np.int64) + BUCKETS * held
         order = np.argsort(buckets, kind="stable")
         self._chunks.append(RowChunk(form, records[order], keys[order], buckets[order]))
-        self._bytes += records.nbytes + keys.nbytes + buckets.nbytes
-        if self._bytes > self._memory_bytes // 2:
+        self._rows += len(records)
+        if self._exceeds_memory(joined):
             self._spill()
+
+    def _exceeds_memory(self, form: RowFormat) -> bool:
+        """Return whether the rows in memory, converted to ``form``, exceed their share of it."""
+        return self._rows * (form.row_bytes + ROW_OVERHEAD_BYTES) > self._memory_bytes // 2
 
     def finish(self) -> OrderedRows:
         """Sort and return all rows, and empty the store."""
@@ -175,7 +183,7 @@ class RowStore:
         if self._file is None:
             self._file = open_unnamed_file(self._scratch)
         form = self._form
-        chunks, self._chunks, self._bytes = self._chunks, [], 0
+        chunks, self._chunks, self._rows = self._chunks, [], 0
         if form is None or not chunks:
             return
         wide = [chunk.form.repack(chunk.records, form) for chunk in chunks]

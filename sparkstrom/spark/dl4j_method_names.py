@@ -18,7 +18,12 @@ from sparkstrom.fit.evaluation import Evaluation
 from sparkstrom.options.common import to_snake_case
 from sparkstrom.spark.data import partitioning
 from sparkstrom.spark.data.column_selection import has_exact_names
-from sparkstrom.spark.data.export import NPZ, list_minibatch_files, read_file_rows
+from sparkstrom.spark.data.export import (
+    NPZ,
+    list_minibatch_files,
+    read_file_rows,
+    to_spark_path,
+)
 
 if TYPE_CHECKING:
     from sparkstrom.fit.summary import TrainingSummary
@@ -118,7 +123,7 @@ class Dl4jMethodNames:
             slices = min(len(files), self._context.defaultParallelism)
             data = self._context.parallelize(files, slices).mapPartitions(read_file_rows)
         else:
-            data = self._application.session.read.parquet(*files)
+            data = self._application.session.read.parquet(*map(to_spark_path, files))
         fit: Any = self.fit  # type: ignore[attr-defined]
         summary: TrainingSummary = fit(data, epochs, **options)
         return summary

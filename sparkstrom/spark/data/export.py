@@ -337,6 +337,16 @@ def list_minibatch_files(paths: str | Sequence[str]) -> tuple[str, list[str]]:
     return kind, [file for file in found if file.endswith(kind)]
 
 
+def to_spark_path(file: str) -> str:
+    """Return the path by which Spark reads a file that ``list_minibatch_files`` found.
+
+    Spark takes some characters as wildcards unless a backslash precedes them, and looks for a path
+    without a scheme on the cluster's default filesystem.
+    """
+    path = re.sub(r"[][{}*?\\]", r"\\\g<0>", file)
+    return path if "://" in path else f"file://{path}"
+
+
 def _list_path(path: str) -> Iterator[str]:
     """Yield the URL of a file, of all files below a folder, or of all files that match a pattern.
 

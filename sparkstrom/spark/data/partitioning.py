@@ -201,23 +201,38 @@ FIRST_ROWS_JOB = "sparkstrom reads the first rows"
 
 
 def read_first_blocks(context: Any, source: RowSource) -> Iterator[Block]:
-    """Yield some rows of the first partition, for a trial step that finds errors before training.
+    """Yield some rows of the first partition that has any, for a trial step before training.
 
     Yield no rows if Spark fails or takes too long to compute them. Raise UsageError for a row that
     cannot be read.
     """
     count = 1 if source.is_batched else FIRST_ELEMENTS
-    take = partial(_take, count)
     group = f"sparkstrom-first-{secrets.token_hex(8)}"
-    runner = partial(context.runJob, source.rdd, take, [0])
-    return source.blocks(
-        0, run_with_timeout(SparkJob(context, group, runner, description=FIRST_ROWS_JOB))
-    )
+    runner = partial(_find_first_elements, context, source.rdd, count)
+    found = run_with_timeout(SparkJob(context, group, runner, description=FIRST_ROWS_JOB))
+    for index, elements in found[:1]:
+        yield from source.blocks(index, elements)
 
 
-def _take(count: int, elements: Iterable[Any]) -> Iterator[Any]:
-    """Yield the first ``count`` elements."""
-    return islice(elements, count)
+def _find_first_elements(context: Any, rdd: Any, count: int) -> list[tuple[int, list[Any]]]:
+    """Return (index, its first elements) of partitions that have any; [] if none has.
+
+    As ``RDD.take`` does, read one partition first, then four times as many in each further job.
+    """
+    first, total = rdd.mapPartitionsWithIndex(partial(_take, count)), rdd.getNumPartitions()
+    found: list[tuple[int, list[Any]]] = []
+    begin, partitions = 0, 1
+    while begin < total and not found:
+        end = min(begin + partitions, total)
+        found = context.runJob(first, list, range(begin, end))
+        begin, partitions = end, 4 * partitions
+    return found
+
+
+def _take(count: int, index: int, elements: Iterable[Any]) -> Iterator[tuple[int, list[Any]]]:
+    """Yield (index, the first ``count`` elements) of a partition that has any."""
+    if first := list(islice(elements, count)):
+        yield index, first
 
 
 def run_with_timeout(job: SparkJob) -> list[Any]:

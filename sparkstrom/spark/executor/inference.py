@@ -14,6 +14,7 @@ errors name the same row.
 
 from __future__ import annotations
 
+import decimal
 import hashlib
 import importlib.util
 import math
@@ -664,7 +665,8 @@ def _to_array(position: int, column: Any) -> NDArray[Any]:
         inner = _stack_rows(position, values)
         shape += inner.shape[1:]
         if inner.ndim == 1:  # no arrays
-            values = inner
+            is_decimal = isinstance(inner[0], decimal.Decimal)
+            values = inner.astype(np.float64) if is_decimal else inner
             break
         values = inner.reshape(-1) if inner.dtype == object else inner
     if values.size and values.dtype.kind not in "biuf":

@@ -226,6 +226,24 @@ def test_a_sparse_row_has_one_key_with_any_room(tmp_path: Path) -> None:
         rows.close()
 
 
+def test_a_long_sparse_row_does_not_widen_the_others_in_memory(tmp_path: Path) -> None:
+    """Records of sparse rows are as long as the longest one: they are spilled before that."""
+    narrow, wide, memory_bytes = sparse_form(1), sparse_form(1000), 1 << 20
+    store, widths = RowStore(memory_bytes, tmp_path), []
+    few = pack_sparse_entries(np.arange(5_000), np.arange(5_000) % 1000, np.ones(5_000), 5_000)
+    many = pack_sparse_entries(np.zeros(1000, np.int64), np.arange(1000), np.ones(1000), 1)
+    for form, entries in ((narrow, few), (wide, many), (narrow, few)):
+        store.add(form, form.pack([entries, np.arange(len(entries))]))
+        in_memory = sum(len(chunk.records) for chunk in store._chunks)
+        assert store._form is not None
+        widths.append(in_memory * store._form.row_bytes)
+    assert max(widths) <= memory_bytes // 2
+    rows = store.finish()
+    assert rows.rows == 10_001
+    assert rows.spilled_bytes == 10_001 * wide.row_bytes
+    rows.close()
+
+
 def test_keys_are_of_content_alone() -> None:
     """A row's key does not depend on its place; different rows have different keys."""
     features, labels = some_rows(50)

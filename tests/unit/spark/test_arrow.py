@@ -274,5 +274,18 @@ def test_blocks_are_cut_and_gathered_by_bytes(monkeypatch: pytest.MonkeyPatch) -
     assert list(count_arrow_rows(reading_of(batches[0].schema), messages(*batches))) == [808]
 
 
+def test_a_long_sparse_vector_does_not_widen_a_whole_block(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Records are as long as the block's longest sparse row, so such a row has a block with few."""
+    monkeypatch.setattr(row_blocks, "BLOCK_BYTES", 1200)
+    entries = [1, 2, 100, 1, 2]
+    forms = [RowFormat((Leaf("x", (2000,), "<f4", "<f4", count),)) for count in entries]
+    parts = [(form, np.zeros((20, form.row_bytes), np.uint8)) for form in forms]
+    made = list(row_blocks.gather_blocks(iter(parts), "partition 0"))
+    assert [int(n) for block in made for n in block.numbers] == list(range(100))
+    assert [block.form.leaves[0].entries for block in made] == [2, 100, 2]
+
+
 def test_no_messages_are_no_blocks() -> None:
     assert list(read_arrow_blocks(reading_of(pa.schema([("x", F32), ("y", F32)])), 0, [])) == []

@@ -181,5 +181,12 @@ class ReadsPaths(Dl4jMethodNames):
 def test_parquet_files_are_read_by_the_networks_session(tmp_path: Path) -> None:
     """Parquet files are read by the network's session, the only one of a Spark Connect client."""
     (tmp_path / "rows.parquet").touch()
-    files = str(tmp_path / "rows.parquet")
+    files = f"file://{tmp_path}/rows.parquet"  # a path alone could be one of HDFS
+    assert ReadsPaths().fit_paths(str(tmp_path), 3) == (("rows of", files), 3)
+
+
+def test_wildcards_in_the_names_of_files_are_escaped_for_spark(tmp_path: Path) -> None:
+    """Spark would read rows1.parquet instead of rows[1].parquet."""
+    (tmp_path / "rows[1].parquet").touch()
+    files = rf"file://{tmp_path}/rows\[1\].parquet"
     assert ReadsPaths().fit_paths(str(tmp_path), 3) == (("rows of", files), 3)

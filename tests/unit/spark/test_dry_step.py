@@ -6,7 +6,8 @@ import os
 import random
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -299,23 +300,40 @@ def test_rows_that_take_too_long_are_not_waited_for() -> None:
     assert run_with_timeout(failed) == []
 
 
-def test_only_the_first_rows_of_the_first_partition_are_computed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    drawn = []
+class FakeRdd:
+    """An RDD of ten partitions with 1,000 rows from partition ``first_full`` on, none before."""
 
-    def rows() -> Iterator[Any]:
-        for number in range(1000):
-            drawn.append(number)
+    def __init__(self, first_full: int) -> None:
+        self.first_full, self.drawn = first_full, list[int]()  # partition of each row drawn
+
+    def getNumPartitions(self) -> int:
+        return 10
+
+    def mapPartitionsWithIndex(self, task: Any) -> Any:
+        return lambda index: task(index, self.rows(index))
+
+    def rows(self, index: int) -> Iterator[Any]:
+        for number in range(1000 if index >= self.first_full else 0):
+            self.drawn.append(index)
             yield [float(number)], 0
 
-    def run_job(rdd: Any, take: Any, partitions: list[int]) -> list[Any]:
-        assert partitions == [0]
-        return list(take(rows()))
 
+def run_job(rdd: Any, function: Any, partitions: Sequence[int]) -> list[Any]:
+    """Do what a SparkContext's runJob does."""
+    return [found for index in partitions for found in function(rdd(index))]
+
+
+@pytest.mark.parametrize(("first_full", "read"), [(0, [0]), (3, [3, 4]), (9, [9]), (10, [])])
+def test_only_the_first_rows_of_the_first_partition_with_rows_are_used(
+    first_full: int, read: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Empty partitions, as after a filter, do not keep the trial step from finding rows."""
     monkeypatch.setattr(
         first_rows, "SparkJob", lambda _, __, runner, description: FakeJob(runner())
     )
-    source = RowSource(None, read_row_blocks, count_rows)  # type: ignore[arg-type]
+    rdd: Any = FakeRdd(first_full)
+    source = RowSource(rdd, read_row_blocks, count_rows)
     blocks = list(read_first_blocks(SimpleNamespace(runJob=run_job), source))
-    assert len(drawn) == sum(len(block.records) for block in blocks) == first_rows.FIRST_ELEMENTS
+    assert Counter(rdd.drawn) == dict.fromkeys(read, first_rows.FIRST_ELEMENTS)
+    assert [len(block.records) for block in blocks] == [first_rows.FIRST_ELEMENTS] * bool(read)
+    assert {block.where for block in blocks} == {f"partition {index}" for index in read[:1]}
