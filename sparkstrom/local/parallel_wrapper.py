@@ -65,7 +65,6 @@ from sparkstrom.rehearsal.rehearse import (
     RehearsalRequest,
     make_recipe,
     rehearse,
-    require_gradient_sharing,
 )
 from sparkstrom.rehearsal.result import Rehearsal
 from sparkstrom.rehearsal.script import rehearse_instead
@@ -279,8 +278,6 @@ class ParallelWrapper(TrainedNetwork):
         request = RehearsalRequest.from_options(
             workers=workers, link=link, latency=latency, rows=rows, seed=seed, **conditions
         )
-        if self._rounds is not None:
-            require_gradient_sharing(self._rounds)
         if request.measure:
             raise UsageError(
                 "measure=True: these workers are processes of this machine, where a step is"
@@ -289,13 +286,15 @@ class ParallelWrapper(TrainedNetwork):
         held = validation if holds_rows(validation) else None
         chosen = ColumnSpec(features, label, weight, validation if held is None else HELD_OUT)
         check_fit_arguments(self._model, epochs, chosen, None, (), "")
-        blocks = read_blocks_with_held_out(data, held, chosen)
         packed = pickle_by_value(self._model)
         fit = self._model, self._state, self._master, packed, parse_epochs(epochs), chosen.fraction
+        recipe = make_recipe(*fit, self._rounds)
+        request.check_recipe(recipe)
+        blocks = read_blocks_with_held_out(data, held, chosen)
         with closing(make_progress_display(self._progress)) as progress:
             sample = sample_blocks(blocks, request.rows, request.seed)
             cpus = self._context.pool.threads
-            return rehearse(make_recipe(*fit), sample, request, progress, cpus=cpus)
+            return rehearse(recipe, sample, request, progress, cpus=cpus)
 
     def _check_owner(self) -> None:
         """Raise UsageError in a process forked from the one that created the wrapper.

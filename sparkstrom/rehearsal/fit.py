@@ -24,6 +24,7 @@ from sparkstrom.base.identity import MASTER, Endpoint, NodeId
 from sparkstrom.base.version import __version__
 from sparkstrom.codec.messages import BUFFERS, Phase
 from sparkstrom.data.row_store import Batches
+from sparkstrom.encoding.grid import round_to_grid
 from sparkstrom.fit.master_setup import make_master_limits, make_master_plan
 from sparkstrom.models.base import Buffered, Flat, FlatModel, get_buffers
 from sparkstrom.options.gradient_sharing import SharedTrainingMaster
@@ -33,6 +34,7 @@ from sparkstrom.protocol.master.master import Master
 from sparkstrom.rehearsal.conditions import Conditions
 from sparkstrom.rehearsal.links import Edge, VirtualNetwork
 from sparkstrom.rehearsal.worker import MASTER_ADDRESS, DutyCycle, RehearsedWorker
+from sparkstrom.rounds.averaging import AveragingOptions
 from sparkstrom.runtime.master_control import error_from_abort
 from sparkstrom.runtime.message_endpoint import MergeCache
 from sparkstrom.runtime.overshoot import OvershootControl
@@ -89,12 +91,22 @@ class FitRecipe:
     packed: bytes  # the pickled model; each worker unpickles its own
     parameters: Flat  # f32[n_params]
     k: int  # parameters are multiples of 2^-k
-    master: SharedTrainingMaster  # the options of training
+    # The options of training; in rounds, only those are used that do not concern updates.
+    master: SharedTrainingMaster
     epochs: int  # number of epochs to train
     fraction: float = 0.0  # fraction of the rows that is held out
     first_epoch: int = 0  # number of epochs of earlier fits
     minibatches_before: int = 0  # minibatches of earlier fits whose optimizer state is continued
     optimizer_state: bytes = b""  # encoded state with which each worker starts; b"": a fresh one
+    rounds: AveragingOptions | None = None  # options of training in rounds; None: gradient sharing
+
+    def initial(self) -> Flat:
+        """Return a copy of the initial parameters; in gradient sharing, multiples of 2^-k."""
+        return (
+            round_to_grid(self.parameters, self.k)
+            if self.rounds is None
+            else self.parameters.copy()
+        )
 
     def theta(self) -> Theta:
         """Return a new replica of the initial parameters, rounded to multiples of 2^-k."""
@@ -158,7 +170,8 @@ class SimulatedFit:
     minibatches: int = 0  # trained by all workers, and committed
     examples: int = 0  # rows in these minibatches
     training_loss: float = math.nan  # mean loss of the last twentieth of the minibatches
-    staleness: float = 0.0  # mean number of others' minibatches that an update had not seen
+    # Mean number of others' minibatches that an update had not seen; None: training in rounds.
+    staleness: float | None = 0.0
     summed_workers: int | None = None  # n if updates had the weight n / workers; None: no limit
     update_bytes: int = 0  # bytes of all published updates, each counted once
     publications: int = 0  # number of published updates
@@ -215,10 +228,7 @@ class FitSimulator:
         self._rows_per_batch = sum(each.rows for each in partitions) / max(
             1, sum(each.batches_per_epoch for each in partitions)
         )
-        self._kill_moments = [
-            self._total * (i + 1) // (self._conditions.kills + 1)
-            for i in range(self._conditions.kills)
-        ]
+        self._kill_moments = self._conditions.kill_moments(self._total)
 
     def run(self) -> SimulatedFit:
         """Simulate the fit to its end and return the result.

@@ -16,6 +16,9 @@ from sparkstrom.fit.supervisor import CANCELLED_MESSAGE, FitCancelled
 from sparkstrom.rounds.averaging import RoundResults, RoundState
 from sparkstrom.rounds.worker_round import HeldOutReport, ReplicaReport, RoundPace
 
+# Kinds of traffic for which a summary lists the number of bytes, as workers see them.
+UPLOADED, DOWNLOADED = "averages", "parameters"
+
 
 @dataclass(frozen=True, slots=True)
 class PartitionFacts:

@@ -353,17 +353,10 @@ def test_what_cannot_be_is_refused_by_name(given: dict[str, Any], words: str) ->
         RehearsalRequest.from_options(**given)
 
 
-def test_more_workers_than_rows_and_rounds_are_refused() -> None:
-    """More workers than rows, and averaging, are refused."""
+def test_more_workers_than_rows_are_refused() -> None:
+    """More workers than rows are refused."""
     with pytest.raises(UsageError, match="workers=300: the sample has 256 rows"):
         rehearsed(momentum_network(), workers=300)
-    with (
-        ParallelWrapper(momentum_network(), workers=2, training_mode="AVERAGING") as wrapper,
-        pytest.raises(
-            UsageError, match="this network trains in rounds, which rehearse does not simulate"
-        ),
-    ):
-        wrapper.rehearse(rows(), **SETTINGS)
 
 
 def test_a_sample_has_its_size_and_is_the_same_for_a_seed() -> None:
