@@ -147,8 +147,8 @@ def _open_model(recipe: FitRecipe) -> tuple[FlatModel, np.ndarray]:
     parameters = recipe.initial()
     model.bind(parameters)
     load_buffers(model, get_buffers(recipe.model))
-    if recipe.optimizer_state:
-        model.load_updater_state(decode_optimizer_state(recipe.optimizer_state))
+    if recipe.states.one:
+        model.load_updater_state(decode_optimizer_state(recipe.states.one))
     return model, parameters
 
 

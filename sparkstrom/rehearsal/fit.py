@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from sparkstrom.base.errors import SparkstromError, TrainingError
 from sparkstrom.base.identity import MASTER, Endpoint, NodeId
@@ -26,6 +26,7 @@ from sparkstrom.codec.messages import BUFFERS, Phase
 from sparkstrom.data.row_store import Batches
 from sparkstrom.encoding.grid import round_to_grid
 from sparkstrom.fit.master_setup import make_master_limits, make_master_plan
+from sparkstrom.fit.network_state import NO_STATES
 from sparkstrom.models.base import Buffered, Flat, FlatModel, get_buffers
 from sparkstrom.options.gradient_sharing import SharedTrainingMaster
 from sparkstrom.protocol.common import events_and_effects as ev
@@ -37,12 +38,12 @@ from sparkstrom.rehearsal.worker import MASTER_ADDRESS, DutyCycle, RehearsedWork
 from sparkstrom.rounds.averaging import AveragingOptions
 from sparkstrom.runtime.master_control import error_from_abort
 from sparkstrom.runtime.message_endpoint import MergeCache
+from sparkstrom.runtime.optimizer_states import OptimizerStates
 from sparkstrom.runtime.overshoot import OvershootControl
 from sparkstrom.runtime.theta import Theta, snapshot_chunk_count
 from sparkstrom.simulation.virtual_clock import VirtualClock
 from sparkstrom.worker.task_environment import TaskEnvironment
 from sparkstrom.worker.training_job import (
-    PackedParameters,
     TrainingJob,
     make_initial_theta,
     pack_parameters,
@@ -53,6 +54,7 @@ POINTS = 20  # points of each curve of a run, in addition to the first one
 DRIVER_HOST = "driver"  # name of the host on which the master runs
 FIRST_ATTEMPT = 100  # number of the first task attempt
 
+Value = TypeVar("Value")
 # (parameters f32[n_params], buffers) -> metrics by name
 Measure = Callable[[Flat, bytes], dict[str, float]]
 OnProgress = Callable[[float], None]  # receives the fraction of a run that is done
@@ -97,16 +99,22 @@ class FitRecipe:
     fraction: float = 0.0  # fraction of the rows that is held out
     first_epoch: int = 0  # number of epochs of earlier fits
     minibatches_before: int = 0  # minibatches of earlier fits whose optimizer state is continued
-    optimizer_state: bytes = b""  # encoded state with which each worker starts; b"": a fresh one
+    states: OptimizerStates = NO_STATES  # with which the workers start; empty: fresh ones
+    states_workers: int = 0  # number of workers of the fit that ``states`` come from
     rounds: AveragingOptions | None = None  # options of training in rounds; None: gradient sharing
 
     def initial(self) -> Flat:
         """Return a copy of the initial parameters; in gradient sharing, multiples of 2^-k."""
-        return (
-            round_to_grid(self.parameters, self.k)
-            if self.rounds is None
-            else self.parameters.copy()
-        )
+        if self.rounds is not None:
+            return self.parameters.copy()
+        return round_to_grid(self.parameters, self.k)
+
+    def states_for(self, workers: int) -> OptimizerStates:
+        """Return the optimizer states with which ``workers`` workers start.
+
+        With another number of workers than in the fit before, all start with the common one.
+        """
+        return self.states if workers == self.states_workers else OptimizerStates(self.states.one)
 
     def theta(self) -> Theta:
         """Return a new replica of the initial parameters, rounded to multiples of 2^-k."""
@@ -126,7 +134,7 @@ class FitRecipe:
             fraction=self.fraction,
         )
         theta = self.theta()
-        initial = InitialParameters(pack_parameters(theta, self.optimizer_state))
+        states = self.states_for(workers)
         endpoint = Endpoint(MASTER_ADDRESS.host, MASTER_ADDRESS.port)
         return TrainingJob(
             spec=spec,
@@ -138,16 +146,17 @@ class FitRecipe:
             endpoint=endpoint,
             join_stream=MASTER_ADDRESS.control_stream,
             network="rehearsal",
-            initial=initial,
+            initial=InMemory(pack_parameters(theta, states.one)),
+            own_states={partition: InMemory(state) for partition, state in states.own.items()},
             keep_residuals=False,
         )
 
 
 @dataclass(frozen=True, slots=True)
-class InitialParameters:
-    """Packed initial parameters, with the interface of a broadcast variable."""
+class InMemory(Generic[Value]):
+    """A value in this process, with the interface of a broadcast variable."""
 
-    value: PackedParameters
+    value: Value
 
 
 @dataclass(frozen=True, slots=True)

@@ -375,6 +375,7 @@ def make_recipe(
         fraction,
         value.epochs,
         state.minibatches_before,
-        value.states.one,
+        value.states,
+        value.states_workers,
         rounds,
     )

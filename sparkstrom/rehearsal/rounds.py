@@ -59,7 +59,6 @@ from sparkstrom.rounds.worker_round import (
     RoundStart,
     train_and_report,
 )
-from sparkstrom.runtime.optimizer_states import OptimizerStates
 from sparkstrom.worker.task_environment import place_model
 
 JOB_S = 0.2  # overhead of a Spark job; benchmarks/records/measurements.md has measured it
@@ -97,7 +96,7 @@ def simulate_rounds(
         pickle.loads(recipe.packed),
         recipe.rounds,
         recipe.parameters,
-        OptimizerStates(recipe.optimizer_state),
+        recipe.states_for(workers),
         spec.minibatches_before // workers,
     )
     control = RoundsControl(spec, state, has_observer=False, abort=backend.abort)
