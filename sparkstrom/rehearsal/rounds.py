@@ -23,7 +23,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from sparkstrom.base.errors import SparkstromError, TrainingError, format_reason
+from sparkstrom.base.errors import format_reason
 from sparkstrom.data.row_store import Batches
 from sparkstrom.models.base import Flat, FlatModel, State
 from sparkstrom.options.parameter_averaging import PER_WORKER, ParameterAveragingTrainingMaster
@@ -100,10 +100,13 @@ def simulate_rounds(
         spec.minibatches_before // workers,
     )
     control = RoundsControl(spec, state, has_observer=False, abort=backend.abort)
-    RoundsLoop(backend, control, recipe.rounds.averaging_frequency).run()
-    simulated = backend.simulated
-    if control.failure is not None:
-        simulated.error = str(control.failure)
+    simulated, failure = backend.simulated, None
+    try:
+        RoundsLoop(backend, control, recipe.rounds.averaging_frequency).run()
+    except Exception as error:  # models raise errors of many kinds, which would fail a real fit
+        failure = error
+    if (failure := failure or control.failure) is not None:
+        simulated.error = format_reason(failure)
     simulated.bytes_by_kind = dict(control.progress.by_kind)
     simulated.digest = state.digest()
     simulated.parameters, simulated.buffers = state.parameters, state.buffers
@@ -223,6 +226,7 @@ class RehearsedRounds(RoundsBackend):
         self._step_rngs = [random.Random(name) for name in names]
         self._kill_rng = random.Random(conditions.seed)
         self._total = recipe.epochs * sum(each.batches_per_epoch for each in partitions)
+        self._trained = 0  # minibatches, those of the current round included
         self._kill_moments = conditions.kill_moments(self._total)
         self._has_sent_fresh = False  # whether the state before the first step was sent
         self._recorded = -1  # number of the curves' last point
@@ -238,7 +242,7 @@ class RehearsedRounds(RoundsBackend):
         ]
 
     def train(self, order: RoundOrder, state: RoundState) -> RoundResults:
-        """Train one round; return its results. Raise TrainingError if the model fails."""
+        """Train one round; return its results. Raise any error of the model."""
         self._record_point(state)
         reports: list[RoundReport] = []
         parameters, states = list[Flat](), dict[int, State]()
@@ -273,20 +277,22 @@ class RehearsedRounds(RoundsBackend):
     def _train_worker(
         self, partition: int, epoch: int, indices: range, start: RoundStart
     ) -> RoundReport:
-        """Train a worker on its minibatches; return its report. Raise TrainingError on failure."""
-        batches, host = self._partitions[partition], f"worker {partition}"
+        """Train a worker on its minibatches; return its report. Raise any error of the model."""
+        host = f"worker {partition}"
         report = RoundReport(partition, host, executor=host)
-        minibatches = (
-            RoundBatch(batches.get(epoch, index), batches.place(epoch, index)) for index in indices
-        )
-        try:
-            place_model(self._job, make_environment(partition), start.steps_before)
-            train_and_report(self._model, start, minibatches, report)
-        except SparkstromError:
-            raise
-        except Exception as error:  # models raise errors of many kinds, which would fail a real fit
-            raise TrainingError(format_reason(error)) from error
+        place_model(self._job, make_environment(partition), start.steps_before)
+        minibatches = self._read_minibatches(self._partitions[partition], epoch, indices)
+        train_and_report(self._model, start, minibatches, report)
         return report
+
+    def _read_minibatches(
+        self, batches: Batches, epoch: int, indices: range
+    ) -> Iterator[RoundBatch]:
+        """Yield a worker's minibatches of a round; report progress after each."""
+        for index in indices:
+            yield RoundBatch(batches.get(epoch, index), batches.place(epoch, index))
+            self._trained += 1
+            self._on_progress(self._trained / self._total)
 
     def _pass_round(
         self, state: RoundState, reports: Sequence[RoundReport], states: Mapping[int, State]
@@ -380,15 +386,14 @@ class RehearsedRounds(RoundsBackend):
         simulated.training_loss = sum(loss for _, loss in recent) / sum(rows for rows, _ in recent)
 
     def _record_point(self, state: RoundState) -> None:
-        """Report progress; add a point of ``state`` to the curves if that is due."""
+        """Add a point of ``state`` to the curves, if that is due."""
         simulated = self.simulated
-        self._on_progress(simulated.minibatches / self._total)
         reached = simulated.minibatches * POINTS // self._total
         if self._measure is None or reached == self._recorded:
             return
         self._recorded = reached
         measures = self._measure(state.parameters.copy(), state.buffers)
-        self.simulated.points.append(
+        simulated.points.append(
             CurvePoint(simulated.seconds, simulated.examples, measures, simulated.update_bytes)
         )
 
