@@ -122,7 +122,7 @@ def _read_rehearsal(path: Path) -> dict[str, str]:
         figures = json.loads(path.read_text(encoding="utf-8"))
         conditions = figures["conditions"]
         times = conditions["times"]
-        return {
+        flags = {
             "params": str(figures["n_params"]),
             "density": str(figures["density"]),
             "step": str(times["step_s"]),
@@ -138,6 +138,12 @@ def _read_rehearsal(path: Path) -> dict[str, str]:
             f"--from {path}: it is not a rehearsal; write one with sparkstrom rehearse SCRIPT.py"
             " --json > rehearsal.json"
         ) from None
+    if figures["density"] is None:
+        raise UsageError(
+            f"--from {path}: that fit trains in rounds, which sparkstrom scaling does not predict;"
+            " rehearse it with more workers"
+        )
+    return flags
 
 
 def _fill_in_flags(args: argparse.Namespace, found: dict[str, str]) -> None:

@@ -66,7 +66,6 @@ from sparkstrom.rehearsal.rehearse import (
     RehearsalRequest,
     make_recipe,
     rehearse,
-    require_gradient_sharing,
 )
 from sparkstrom.rehearsal.result import Rehearsal
 from sparkstrom.rehearsal.script import rehearse_instead
@@ -282,8 +281,6 @@ class ParallelWrapper(TrainedNetwork):
         request = RehearsalRequest.from_options(
             workers=workers, link=link, latency=latency, rows=rows, seed=seed, **conditions
         )
-        if self._rounds is not None:
-            require_gradient_sharing(self._rounds)
         if request.measure:
             raise UsageError(
                 "measure=True: these workers are processes of this machine, where a step is"
@@ -296,13 +293,15 @@ class ParallelWrapper(TrainedNetwork):
             self._exclusive_or_final(),
             closing(make_progress_display(self._progress)) as progress,
         ):
-            blocks = read_blocks_with_held_out(data, held, chosen)
             packed = pickle_by_value(self._model)
             epochs = parse_epochs(epochs)
             fit = self._model, self._state, self._master, packed, epochs, chosen.fraction
+            recipe = make_recipe(*fit, self._rounds)
+            request.check_recipe(recipe)
+            blocks = read_blocks_with_held_out(data, held, chosen)
             sample = sample_blocks(blocks, request.rows, request.seed)
             cpus = self._context.pool.threads
-            return rehearse(make_recipe(*fit), sample, request, progress, cpus=cpus)
+            return rehearse(recipe, sample, request, progress, cpus=cpus)
 
     def _check_owner(self) -> None:
         """Raise UsageError in a process forked from the one that created the wrapper.

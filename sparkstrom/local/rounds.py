@@ -40,9 +40,8 @@ from sparkstrom.rounds.averaging import (
     AveragingOptions,
     RoundResults,
     RoundState,
-    average_states,
+    StoredState,
     load_state,
-    weighted_mean,
 )
 from sparkstrom.rounds.backend import EpochPlan, PartitionFacts, RoundOrder, RoundsBackend
 from sparkstrom.rounds.worker_round import (
@@ -122,22 +121,18 @@ class LocalRounds(RoundsBackend):
                 if (batches := order.plan.batches(order.number, p))
             }
         )
-        trained = [report for report in reports if report.weight]
-        if not trained or any(report.error for report in reports):
+        if any(report.error for report in reports):
             return RoundResults(reports)
-        weights = [report.weight for report in trained]
-        rows = [self._shared[1 + report.partition] for report in trained]
-        takes_mean = self._options.accumulator is None
-        parameters = weighted_mean(rows, weights) if takes_mean else np.array(rows)
-        results = RoundResults(reports, parameters)
-        partitions = [report.partition for report in trained]
+        trained = [report.partition for report in reports if report.weight]
+        states: dict[int, State | StoredState] = {}
         if self._options.save_updater == PER_WORKER:
-            results.own = {p: self._adopt_result_state(p) for p in partitions}
+            states |= {p: self._adopt_result_state(p) for p in trained}
         elif self._options.save_updater:
-            paths = [result_state_path(self._directory, p) for p in partitions]
-            states = [decode_state_untrusted(path.read_bytes()) for path in paths]
-            results.updater = average_states(states, weights, [one.steps for one in trained])
-        return results
+            states |= {
+                p: MappedOptimizerState(result_state_path(self._directory, p)) for p in trained
+            }
+        rows = [self._shared[1 + p] for p in trained]
+        return RoundResults.combine(self._options, reports, rows, states)
 
     def measure(self, plan: EpochPlan, state: RoundState) -> Sequence[HeldOutReport]:
         """Evaluate the model on held-out rows; return reports of the processes that have any."""

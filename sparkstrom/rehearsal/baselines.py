@@ -18,7 +18,6 @@ import numpy as np
 
 from sparkstrom.base.errors import format_reason
 from sparkstrom.data.row_store import Batches
-from sparkstrom.encoding.grid import round_to_grid
 from sparkstrom.models.base import (
     Batch,
     Columns,
@@ -145,11 +144,11 @@ def _open_model(recipe: FitRecipe) -> tuple[FlatModel, np.ndarray]:
     """Return a new copy of the model, and the fit's initial parameters, to which it is bound."""
     model: FlatModel = pickle.loads(recipe.packed)
     place_model(replace(recipe.job(1), model=model), make_environment())
-    parameters = round_to_grid(recipe.parameters, recipe.k)
+    parameters = recipe.initial()
     model.bind(parameters)
     load_buffers(model, get_buffers(recipe.model))
-    if recipe.optimizer_state:
-        model.load_updater_state(decode_optimizer_state(recipe.optimizer_state))
+    if recipe.states.one:
+        model.load_updater_state(decode_optimizer_state(recipe.states.one))
     return model, parameters
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+import random
 from dataclasses import dataclass, replace
 
 from sparkstrom.options.common import require, require_seconds, require_whole
 
 RESTART_S = 5.0  # until Spark has restarted a lost task and its process has imported modules
+STEP_SHARE_MIN = 0.1  # a step takes at least this share of its mean time
 WORKERS_MAX = 4096  # more do not fit into one process
 
 
@@ -28,6 +30,11 @@ class StepTimes:
         require(0 <= self.jitter < 1, "jitter", self.jitter, "must be from 0 to below 1")
         for name, value in (("encode", self.encode_s), ("apply", self.apply_s)):
             require(0 <= value < math.inf, name, value, "must be 0 or more seconds")
+
+    def draw_step_s(self, rng: random.Random) -> float:
+        """Return the time of one step, which varies if there is a jitter."""
+        share = max(STEP_SHARE_MIN, rng.gauss(1.0, self.jitter)) if self.jitter else 1.0
+        return self.step_s * share
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,3 +79,7 @@ class Conditions:
         """
         slow = min(self.stragglers, workers - 1)
         return replace(self, stragglers=slow, kills=self.kills if workers > 1 else 0)
+
+    def kill_moments(self, minibatches: int) -> list[int]:
+        """Return after how many of a fit's ``minibatches`` the workers die, in order."""
+        return [minibatches * (i + 1) // (self.kills + 1) for i in range(self.kills)]

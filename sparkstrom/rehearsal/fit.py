@@ -17,14 +17,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from sparkstrom.base.errors import SparkstromError, TrainingError
 from sparkstrom.base.identity import MASTER, Endpoint, NodeId
 from sparkstrom.base.version import __version__
 from sparkstrom.codec.messages import BUFFERS, Phase
 from sparkstrom.data.row_store import Batches
+from sparkstrom.encoding.grid import round_to_grid
 from sparkstrom.fit.master_setup import make_master_limits, make_master_plan
+from sparkstrom.fit.network_state import NO_STATES
 from sparkstrom.models.base import Buffered, Flat, FlatModel, get_buffers
 from sparkstrom.options.gradient_sharing import SharedTrainingMaster
 from sparkstrom.protocol.common import events_and_effects as ev
@@ -33,14 +35,15 @@ from sparkstrom.protocol.master.master import Master
 from sparkstrom.rehearsal.conditions import Conditions
 from sparkstrom.rehearsal.links import Edge, VirtualNetwork
 from sparkstrom.rehearsal.worker import MASTER_ADDRESS, DutyCycle, RehearsedWorker
+from sparkstrom.rounds.averaging import AveragingOptions
 from sparkstrom.runtime.master_control import error_from_abort
 from sparkstrom.runtime.message_endpoint import MergeCache
+from sparkstrom.runtime.optimizer_states import OptimizerStates
 from sparkstrom.runtime.overshoot import OvershootControl
 from sparkstrom.runtime.theta import Theta, snapshot_chunk_count
 from sparkstrom.simulation.virtual_clock import VirtualClock
 from sparkstrom.worker.task_environment import TaskEnvironment
 from sparkstrom.worker.training_job import (
-    PackedParameters,
     TrainingJob,
     make_initial_theta,
     pack_parameters,
@@ -51,6 +54,7 @@ POINTS = 20  # points of each curve of a run, in addition to the first one
 DRIVER_HOST = "driver"  # name of the host on which the master runs
 FIRST_ATTEMPT = 100  # number of the first task attempt
 
+Value = TypeVar("Value")
 # (parameters f32[n_params], buffers) -> metrics by name
 Measure = Callable[[Flat, bytes], dict[str, float]]
 OnProgress = Callable[[float], None]  # receives the fraction of a run that is done
@@ -89,12 +93,28 @@ class FitRecipe:
     packed: bytes  # the pickled model; each worker unpickles its own
     parameters: Flat  # f32[n_params]
     k: int  # parameters are multiples of 2^-k
-    master: SharedTrainingMaster  # the options of training
+    # The options of training; in rounds, only those are used that do not concern updates.
+    master: SharedTrainingMaster
     epochs: int  # number of epochs to train
     fraction: float = 0.0  # fraction of the rows that is held out
     first_epoch: int = 0  # number of epochs of earlier fits
     minibatches_before: int = 0  # minibatches of earlier fits whose optimizer state is continued
-    optimizer_state: bytes = b""  # encoded state with which each worker starts; b"": a fresh one
+    states: OptimizerStates = NO_STATES  # with which the workers start; empty: fresh ones
+    states_workers: int = 0  # number of workers of the fit that ``states`` come from
+    rounds: AveragingOptions | None = None  # options of training in rounds; None: gradient sharing
+
+    def initial(self) -> Flat:
+        """Return a copy of the initial parameters; in gradient sharing, multiples of 2^-k."""
+        if self.rounds is not None:
+            return self.parameters.copy()
+        return round_to_grid(self.parameters, self.k)
+
+    def states_for(self, workers: int) -> OptimizerStates:
+        """Return the optimizer states with which ``workers`` workers start.
+
+        With another number of workers than in the fit before, all start with the common one.
+        """
+        return self.states if workers == self.states_workers else OptimizerStates(self.states.one)
 
     def theta(self) -> Theta:
         """Return a new replica of the initial parameters, rounded to multiples of 2^-k."""
@@ -114,7 +134,7 @@ class FitRecipe:
             fraction=self.fraction,
         )
         theta = self.theta()
-        initial = InitialParameters(pack_parameters(theta, self.optimizer_state))
+        states = self.states_for(workers)
         endpoint = Endpoint(MASTER_ADDRESS.host, MASTER_ADDRESS.port)
         return TrainingJob(
             spec=spec,
@@ -126,16 +146,17 @@ class FitRecipe:
             endpoint=endpoint,
             join_stream=MASTER_ADDRESS.control_stream,
             network="rehearsal",
-            initial=initial,
+            initial=InMemory(pack_parameters(theta, states.one)),
+            own_states={partition: InMemory(state) for partition, state in states.own.items()},
             keep_residuals=False,
         )
 
 
 @dataclass(frozen=True, slots=True)
-class InitialParameters:
-    """Packed initial parameters, with the interface of a broadcast variable."""
+class InMemory(Generic[Value]):
+    """A value in this process, with the interface of a broadcast variable."""
 
-    value: PackedParameters
+    value: Value
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +179,8 @@ class SimulatedFit:
     minibatches: int = 0  # trained by all workers, and committed
     examples: int = 0  # rows in these minibatches
     training_loss: float = math.nan  # mean loss of the last twentieth of the minibatches
-    staleness: float = 0.0  # mean number of others' minibatches that an update had not seen
+    # Mean number of others' minibatches that an update had not seen; None: training in rounds.
+    staleness: float | None = 0.0
     summed_workers: int | None = None  # n if updates had the weight n / workers; None: no limit
     update_bytes: int = 0  # bytes of all published updates, each counted once
     publications: int = 0  # number of published updates
@@ -215,10 +237,7 @@ class FitSimulator:
         self._rows_per_batch = sum(each.rows for each in partitions) / max(
             1, sum(each.batches_per_epoch for each in partitions)
         )
-        self._kill_moments = [
-            self._total * (i + 1) // (self._conditions.kills + 1)
-            for i in range(self._conditions.kills)
-        ]
+        self._kill_moments = self._conditions.kill_moments(self._total)
 
     def run(self) -> SimulatedFit:
         """Simulate the fit to its end and return the result.

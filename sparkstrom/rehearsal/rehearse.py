@@ -32,6 +32,7 @@ from sparkstrom.options.common import (
     unknown_option_message,
 )
 from sparkstrom.options.gradient_sharing import SCALINGS, SharedTrainingMaster
+from sparkstrom.options.parameter_averaging import ParameterAveragingTrainingMaster, TrainingMaster
 from sparkstrom.rehearsal.conditions import WORKERS_MAX, Conditions, StepTimes
 from sparkstrom.rehearsal.data import SampledData
 from sparkstrom.rehearsal.fit import FitRecipe, SimulatedFit, make_environment, use_threads
@@ -43,6 +44,7 @@ from sparkstrom.rehearsal.measurement import (
 )
 from sparkstrom.rehearsal.result import SPARKSTROM, Rehearsal, make_run
 from sparkstrom.rehearsal.runs import Run, RunScheduler, RunSimulator, plan_runs
+from sparkstrom.rounds.averaging import AveragingOptions
 
 DEFAULT_WORKERS = (1, 4, 16)
 DEFAULT_LINK_BITS_S, DEFAULT_LATENCY_S = 1e9, 1e-3
@@ -145,6 +147,12 @@ class RehearsalRequest:
         )
         request.conditions(request.times(StepTimes(1.0)))  # check all numbers before any work
         return request
+
+    def check_recipe(self, recipe: FitRecipe) -> None:
+        """Raise UsageError for arguments that have no meaning in this fit."""
+        reason = "training in rounds has no scaling rules; leave scaling out"
+        is_known = recipe.rounds is None or not self.scaling
+        require(is_known, "scaling", ",".join(self.scaling), reason)
 
     def times(self, found: StepTimes) -> StepTimes:
         """Return the times that this request gives; those that it lacks come from ``found``."""
@@ -282,7 +290,8 @@ def _find_conditions(
             environment = replace(make_environment(), cpus=cpus)
             times = measure_times(recipe, data.partitions(1)[0], environment)
     else:
-        times = estimate_times(recipe.model.n_params, request.step_s, 0.0)
+        is_dense = recipe.rounds is not None
+        times = estimate_times(recipe.model.n_params, request.step_s, 0.0, is_dense=is_dense)
     return request.conditions(request.times(times))
 
 
@@ -318,23 +327,25 @@ def _make_rehearsal(
         ),
         conditions,
         n_params,
-        density / n_params,
+        density / n_params if recipe.rounds is None else None,
         data.sample.rows,
         data.sample.total,
         recipe.epochs,
         recipe.master.batch_size_per_worker,
         simulator.is_held_out,
         to_loss,
+        None if recipe.rounds is None else recipe.rounds.averaging_frequency,
     )
 
 
 def make_recipe(
     model: FlatModel,
     state: NetworkStateHolder,
-    master: SharedTrainingMaster,
+    master: TrainingMaster,
     packed: bytes,
     epochs: int,
     fraction: float,
+    rounds: AveragingOptions | None = None,
 ) -> FitRecipe:
     """Return a description of the fit that a network would run next.
 
@@ -345,7 +356,11 @@ def make_recipe(
         packed: The pickled model.
         epochs: Number of epochs to train.
         fraction: Fraction of the rows to hold out.
+        rounds: Options of ParallelWrapper's training in rounds; None for all other fits.
     """
+    if isinstance(master, ParameterAveragingTrainingMaster):
+        rounds, names = master, ("batch_size_per_worker", "batch_memory_bytes", "rng_seed")
+        master = SharedTrainingMaster(**{name: getattr(rounds, name) for name in names})
     value = state.value
     first = value.k is None
     k = first_exponent(value.parameters) if first else next_exponent(value.parameters, value.k or 0)
@@ -359,18 +374,7 @@ def make_recipe(
         fraction,
         value.epochs,
         state.minibatches_before,
-        value.states.one,
-    )
-
-
-def require_gradient_sharing(master: Any) -> SharedTrainingMaster:
-    """Return ``master`` if it is a SharedTrainingMaster; raise UsageError for all other options.
-
-    The others are options of training in rounds.
-    """
-    if isinstance(master, SharedTrainingMaster):
-        return master
-    raise UsageError(
-        "this network trains in rounds, which rehearse does not simulate, because what they learn"
-        " does not depend on links; rehearse a network with shared gradients, or fit a sample"
+        value.states,
+        value.states_workers,
+        rounds,
     )

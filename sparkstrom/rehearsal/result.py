@@ -39,10 +39,12 @@ from sparkstrom.observe.reporting.svg_plots import (
 from sparkstrom.planning.scaling import WORTHWHILE_SPEEDUP
 from sparkstrom.rehearsal.conditions import Conditions
 from sparkstrom.rehearsal.fit import CurvePoint, SimulatedFit
+from sparkstrom.rehearsal.rounds import JOB_S
 
 ONE_PROCESS, SPARKSTROM, ALL_REDUCE = "one process", "sparkstrom", "DDP all-reduce"
 CURVES_MAX = STYLE_COUNT  # curves in one plot; more could not be distinguished
 TITLE = "Rehearsal"
+OPTIONAL_COLUMNS = ("accuracy", "staleness", "deaths")  # left out if they are empty
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +61,8 @@ class RehearsedRun:
     speedup: float | None  # of seconds_to_loss (without a target, of rows/s) over one process
     efficiency: float  # rows per second and worker, relative to one process
     worker_hours: float  # number of workers x hours of training
-    staleness: float  # mean number of other workers' minibatches that an update had not seen
+    # Mean number of other workers' minibatches that an update had not seen; None: in rounds.
+    staleness: float | None
     update_bytes: int  # bytes of all published updates, each counted once
     times_fewer_bytes: float | None  # bytes of float32 gradients / update_bytes; None: no updates
     link_bytes: dict[str, tuple[float, float]]  # host -> bytes sent and received
@@ -88,13 +91,15 @@ class Rehearsal:
     runs: tuple[RehearsedRun, ...]  # the run of one process is the first
     conditions: Conditions  # the simulated cluster
     n_params: int  # the model's number of parameters
-    density: float  # mean fraction of the parameters that an update contains
+    # Mean fraction of the parameters that an update contains; None: training in rounds.
+    density: float | None
     rows: int  # number of rows in the sample
     rows_total: int  # number of rows in the data
     epochs: int  # epochs of each run
     batch_rows: int  # rows in a minibatch of one worker
     is_held_out: bool  # losses are of held-out rows; otherwise of rows that were trained on
     to_loss: float | None  # the target loss; None: neither given nor derived from one process
+    averaging_frequency: int | None = None  # minibatches in a round; None: gradient sharing
 
     @property
     def best(self) -> RehearsedRun:
@@ -178,7 +183,7 @@ class Rehearsal:
         used = [
             i
             for i, name in enumerate(columns)
-            if name and (name not in ("accuracy", "deaths") or any(row[i] for row in rows))
+            if name and (name not in OPTIONAL_COLUMNS or any(row[i] for row in rows))
         ]
         return Table(tuple(columns[i] for i in used), [tuple(row[i] for i in used) for row in rows])
 
@@ -198,6 +203,11 @@ class Rehearsal:
         if conditions.stragglers:
             speed = f"{conditions.straggler_speed:g} times the speed"
             lines.append(f"Slow workers: {conditions.stragglers}, with {speed}.")
+        if self.averaging_frequency is not None:
+            lines.append(
+                f"Rounds of at most {self.averaging_frequency} minibatches, each with a Spark job"
+                f" of {_format_seconds(JOB_S)}; shuffles of rows are not simulated."
+            )
         return lines
 
     def __str__(self) -> str:
@@ -216,6 +226,7 @@ class Rehearsal:
             "batch_rows": self.batch_rows,
             "is_held_out": self.is_held_out,
             "to_loss": self.to_loss,
+            "averaging_frequency": self.averaging_frequency,
             "best": {"system": best.system, "workers": best.workers, "scaling": best.scaling},
             "pays_up_to": self.pays_up_to,
             "verdict": self.verdict(),
@@ -349,14 +360,21 @@ def _cells(run: RehearsedRun) -> tuple[str, ...]:
         reached,
         "" if run.speedup is None else f"{run.speedup:.2f}",
         f"{run.efficiency:.0%}",
-        f"{run.staleness:.1f}" if several and run.system == SPARKSTROM else "",
-        f"{run.times_fewer_bytes:,.0f} times"
+        f"{run.staleness:.1f}"
+        if several and run.system == SPARKSTROM and run.staleness is not None
+        else "",
+        f"{_format_ratio(run.times_fewer_bytes)} times"
         if several and run.system == SPARKSTROM and run.times_fewer_bytes
         else "",
         link if several else "",
         f"{run.worker_hours:.3g}",
         str(run.deaths) if run.deaths else "",
     )
+
+
+def _format_ratio(value: float) -> str:
+    """Format a ratio as a whole number, or with two significant digits if it is below 10."""
+    return f"{value:,.0f}" if value >= 10 else f"{value:.2g}"
 
 
 def _format_seconds(value: float) -> str:

@@ -34,6 +34,7 @@ from sparkstrom.rehearsal.conditions import Conditions
 from sparkstrom.rehearsal.data import SampledData
 from sparkstrom.rehearsal.fit import FitRecipe, FitSimulator, Measure, OnProgress, SimulatedFit
 from sparkstrom.rehearsal.result import ALL_REDUCE, ONE_PROCESS, SPARKSTROM
+from sparkstrom.rehearsal.rounds import simulate_rounds
 from sparkstrom.rehearsal.run_process import RunProcess, free_memory_bytes
 
 log = logging.getLogger(__name__)
@@ -164,6 +165,8 @@ class RunSimulator:
         """Simulate a run; return its result. Call ``on_progress`` with the completed fraction."""
         recipe, conditions = self.recipe, self.conditions
         partitions = self.data.partitions(run.workers)
+        if run.system == SPARKSTROM and recipe.rounds is not None:
+            return simulate_rounds(recipe, partitions, conditions, self.measure, on_progress)
         if run.system == SPARKSTROM:
             if self.compares_rules:
                 master = replace(recipe.master, scaling=run.rule, horizon=None, aggregation=None)

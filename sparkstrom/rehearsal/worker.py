@@ -50,7 +50,6 @@ TRAINER_EFFECTS = frozenset(get_args(TrainerEffect))
 TOKEN_BITS = 63  # of the random number that identifies a process
 CYCLE_S = 1e-4  # the shortest time between two duty cycles
 WAKE_S = 2e-4  # delay with which a waiting trainer's thread runs after it was notified
-STEP_SHARE_MIN = 0.1  # a step takes at least this share of its mean time
 
 
 class DutyCycle:
@@ -319,8 +318,8 @@ class RehearsedWorker:
             raise TrainingError(format_reason(error)) from error
         self._observer.on_step(self.trainer.counts.loss_weight - weight, loss)
         times = self._times
-        share = max(STEP_SHARE_MIN, self._rng.gauss(1.0, times.jitter)) if times.jitter else 1.0
-        self._schedule_boundary((times.step_s * share + waiting * times.apply_s) / self._speed)
+        step_s = times.draw_step_s(self._rng)
+        self._schedule_boundary((step_s + waiting * times.apply_s) / self._speed)
 
 
 class VirtualConnection:

@@ -94,6 +94,37 @@ class RoundResults:
     own: Mapping[int, State | StoredState] = field(default_factory=dict)
     traffic: Counter[str] = field(default_factory=Counter)  # bytes over the network, by kind
 
+    @classmethod
+    def combine(
+        cls,
+        options: AveragingOptions,
+        reports: Sequence[RoundReport],
+        parameters: Sequence[Flat],
+        states: Mapping[int, State | StoredState],
+    ) -> RoundResults:
+        """Return the results of a round in this process, in which no model failed.
+
+        Args:
+            options: How parameters and optimizer states are combined.
+            reports: As in the field of this name.
+            parameters: Of each worker whose rows have a weight, f32[n_params].
+            states: Optimizer states of these workers after the round, by partition; with
+                ``save_updater=False``, they are not used.
+        """
+        trained = [report for report in reports if report.weight]
+        if not trained:
+            return cls(reports)
+        weights = [report.weight for report in trained]
+        is_mean = options.accumulator is None
+        combined = weighted_mean(parameters, weights) if is_mean else np.array(parameters)
+        results = cls(reports, combined)
+        if options.save_updater == PER_WORKER:
+            results.own = states
+        elif options.save_updater:
+            loaded = [load_state(states[report.partition]) for report in trained]
+            results.updater = average_states(loaded, weights, [one.steps for one in trained])
+        return results
+
 
 class RoundState:
     """The state between two rounds: parameters f32[n_params], buffers and optimizer states.
@@ -394,6 +425,24 @@ def check_finite(model: FlatModel, parameters: Flat, rounds: int) -> None:
             index = first + int(finite.argmin())
             layer, value = model.layer_of(index), parameters[index]
             raise TrainingError(NOT_FINITE_AFTER.format(layer, value, rounds))
+
+
+def tree_levels(workers: int, depth: int) -> list[int]:
+    """Return the number of groups on each level of a tree that sums the workers' results.
+
+    ``depth`` is the option ``aggregation_depth``. The last level, a single group, is left out, so
+    the list is empty for a depth of at most 2. The sizes of groups are as in ``RDD.treeAggregate``.
+    """
+    if depth < 3:
+        return []
+    scale = max(2, int(np.ceil(workers ** (1 / (depth - 1)))))
+    levels, groups = [], workers
+    for _ in range(depth - 2):
+        groups = -(-groups // scale)
+        if groups <= 1:
+            break
+        levels.append(groups)
+    return levels
 
 
 def _encode(updater: State, partition: int, more: State) -> bytes:

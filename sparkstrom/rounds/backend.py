@@ -1,6 +1,7 @@
 """Define ``RoundsBackend``, through which training in rounds (parameter averaging) runs workers.
 
-Backends run the workers as Spark tasks (by RDDs or by DataFrames) or as local processes.
+Backends run the workers as Spark tasks (by RDDs or by DataFrames), as local processes, or in a
+rehearsal, one after the other in virtual time.
 """
 
 from __future__ import annotations
@@ -15,6 +16,9 @@ from sparkstrom.data.row_store import Batches
 from sparkstrom.fit.supervisor import CANCELLED_MESSAGE, FitCancelled
 from sparkstrom.rounds.averaging import RoundResults, RoundState
 from sparkstrom.rounds.worker_round import HeldOutReport, ReplicaReport, RoundPace
+
+# Kinds of traffic for which a summary lists the number of bytes, as workers see them.
+UPLOADED, DOWNLOADED = "averages", "parameters"
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +79,7 @@ class RoundOrder:
 
 
 class RoundsBackend(ABC):
-    """The workers of one round-based fit; subclasses run them as Spark tasks or local processes.
+    """The workers of one round-based fit; the module names the kinds of subclasses.
 
     The thread that trains the rounds calls all methods except ``abort``.
     """

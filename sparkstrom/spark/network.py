@@ -51,7 +51,6 @@ from sparkstrom.rehearsal.rehearse import (
     RehearsalRequest,
     make_recipe,
     rehearse,
-    require_gradient_sharing,
 )
 from sparkstrom.rehearsal.result import Rehearsal
 from sparkstrom.rehearsal.script import rehearse_instead
@@ -292,7 +291,7 @@ class SparkNetwork(Dl4jMethodNames, TrainedNetwork):
             workers=workers, link=link, latency=latency, rows=rows, seed=seed, **conditions
         )
         require_active_session(self._application)
-        master = require_gradient_sharing(self._strategy.master)
+        master = self._strategy.master
         if request.measure:
             self._application.require_rdds("measure=True", "give step, link and latency")
             check_barrier_stages(self._context)
@@ -306,11 +305,13 @@ class SparkNetwork(Dl4jMethodNames, TrainedNetwork):
             self._application.check_data(data)
             packed = pickle_by_value(self._model)
             fit = self._model, self._state, master, packed, parse_epochs(epochs), columns.fraction
+            recipe = make_recipe(*fit)
+            request.check_recipe(recipe)
             with self._application.cancel_jobs_on_interrupt():
                 progress.say(f"sampling {request.rows:,} rows")
                 sample = self._application.draw_sample(data, columns, request.rows, request.seed)
             measure, cpus = self._measure_cluster, int(self._conf.get("spark.task.cpus", "1"))
-            return rehearse(make_recipe(*fit), sample, request, progress, measure, cpus=cpus)
+            return rehearse(recipe, sample, request, progress, measure, cpus=cpus)
 
     def _measure_cluster(self, recipe: FitRecipe, sample: RowSample) -> ClusterMeasurement:
         """Measure a step's time, and the links between executors' hosts; return a summary.
@@ -318,13 +319,13 @@ class SparkNetwork(Dl4jMethodNames, TrainedNetwork):
         There are as many measuring tasks as a fit would have workers. Their input, a recipe for the
         fit and a sample of rows, is the same.
         """
-        master = require_gradient_sharing(self._strategy.master)
+        timeout_s = self._strategy.master.start_timeout
         with closing(make_progress_display(self._progress)) as progress:
-            slots = self._application.await_slots(master.start_timeout, progress.say)
+            slots = self._application.await_slots(timeout_s, progress.say)
         workers = count_workers(slots, self._strategy)
         fit = pickle_by_value((recipe, sample))
         with self._application.cancel_jobs_on_interrupt():
-            measured = measure_workers(self._context, master.void, fit, workers)
+            measured = measure_workers(self._context, recipe.master.void, fit, workers)
         return summarize_workers(measured)
 
     def _try_first_rows(self, request: FitRequest, data: PartitionedData) -> tuple[int, int] | None:

@@ -328,24 +328,6 @@ def _sum_parts(parts: list[ArrayPiece]) -> WeightedSum:
     return total
 
 
-def tree_levels(workers: int, depth: int) -> list[int]:
-    """Return the number of groups on each level of a tree that sums the workers' results.
-
-    ``depth`` is the option ``aggregation_depth``. The last level, a single group, is left out, so
-    the list is empty for a depth of at most 2. The sizes of groups are as in ``RDD.treeAggregate``.
-    """
-    if depth < 3:
-        return []
-    scale = max(2, int(np.ceil(workers ** (1 / (depth - 1)))))
-    levels, groups = [], workers
-    for _ in range(depth - 2):
-        groups = -(-groups // scale)
-        if groups <= 1:
-            break
-        levels.append(groups)
-    return levels
-
-
 def group_of_source(source: int, sources: int, groups: int) -> int:
     """Return the group of source number ``source``. Groups consist of consecutive sources."""
     return source // -(-sources // groups)

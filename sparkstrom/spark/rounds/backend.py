@@ -32,8 +32,21 @@ from sparkstrom.data.row_blocks import BlockReader
 from sparkstrom.models.base import State
 from sparkstrom.options.parameter_averaging import PER_WORKER
 from sparkstrom.planning.memory import footprint_of_model, round_result_bytes, worker_round_bytes
-from sparkstrom.rounds.averaging import RoundResults, RoundState, load_state, merge_scalars
-from sparkstrom.rounds.backend import EpochPlan, PartitionFacts, RoundOrder, RoundsBackend
+from sparkstrom.rounds.averaging import (
+    RoundResults,
+    RoundState,
+    load_state,
+    merge_scalars,
+    tree_levels,
+)
+from sparkstrom.rounds.backend import (
+    DOWNLOADED,
+    UPLOADED,
+    EpochPlan,
+    PartitionFacts,
+    RoundOrder,
+    RoundsBackend,
+)
 from sparkstrom.rounds.worker_round import HeldOutReport
 from sparkstrom.spark.rounds.array_exchange import (
     ArrayPiece,
@@ -46,7 +59,6 @@ from sparkstrom.spark.rounds.array_exchange import (
     mean_pieces,
     read_complete,
     send_payload,
-    tree_levels,
 )
 from sparkstrom.spark.rounds.tasks import (
     BUFFERS,
@@ -66,9 +78,6 @@ from sparkstrom.spark.rounds.tasks import (
     train_for_driver,
     write_minibatches,
 )
-
-# Kinds of traffic for which a summary lists the number of bytes, as executors see them.
-UPLOADED, DOWNLOADED = "averages", "parameters"
 
 # A task function receives the index of its partition and the partition's records or rows. A target
 # is the index of the shuffle partition to which a record is sent.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import signal
 import threading
@@ -11,10 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sparkstrom import EarlyStopping, TrainingError
+from sparkstrom import EarlyStopping, ParallelWrapper, TrainingError
 from sparkstrom.models import DenseNetwork, Sgd
 from sparkstrom.models.base import Batch
-from sparkstrom.models.updaters import Adam
+from sparkstrom.models.updaters import Adam, Nesterov
 
 torch = pytest.importorskip(
     "torch", reason="torch is not here: the tests pin it for CPython 3.11, whose build is CPU only"
@@ -220,3 +221,24 @@ def test_one_cycle_is_made_for_the_minibatches_of_all_workers(wrapper: Any) -> N
             optimizer.step()
             plain.step()
         assert made.parameters[0] == pytest.approx(-fits * sum(rates[::WORKERS]), rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("workers", "options"),
+    [(1, {}), (2, {}), (4, {"outer": Nesterov(0.7, 0.9), "average_updaters": False})],
+    ids=["alone", "averaged", "diloco"],
+)
+def test_a_rehearsal_of_rounds_comes_to_the_same_bits(workers: int, options: Any) -> None:
+    """If the sample has all rows, the rehearsed fit is the real one; two fits in a row as well."""
+    given = {"training_mode": "AVERAGING", "averaging_frequency": 3, "batch_size_per_worker": BATCH}
+    model = network(Nesterov(0.05, 0.9))
+    with ParallelWrapper(model, workers, progress=False, **given, **options) as wrapper:
+        for _ in range(2):
+            result = wrapper.rehearse(
+                (X, Y), workers=workers, epochs=EPOCHS, validation=0.2, step="5ms"
+            )
+            summary = wrapper.fit((X, Y), epochs=EPOCHS, validation=0.2)
+            rehearsed = result.runs[1]
+            assert rehearsed.digest == hashlib.sha256(wrapper.parameters.tobytes()).hexdigest()
+            assert rehearsed.minibatches == summary.minibatches
+            assert rehearsed.loss == pytest.approx(summary.history[-1].validation)

@@ -10,12 +10,17 @@ import numpy as np
 import pytest
 
 from sparkstrom import VoidConfiguration
+from sparkstrom.codec.optimizer_state_codec import encode_state
 from sparkstrom.models.base import FlatModel
 from sparkstrom.models.updaters import Sgd
 from sparkstrom.rehearsal.baselines import join_batches, train_synchronously
 from sparkstrom.rehearsal.conditions import StepTimes
 from sparkstrom.rehearsal.fit import POINTS, FitRecipe, average_recent
-from sparkstrom.runtime.optimizer_states import OptimizerStateServer
+from sparkstrom.runtime.optimizer_states import (
+    OPTIMIZER_PREFIX,
+    OptimizerStates,
+    OptimizerStateServer,
+)
 from sparkstrom.runtime.trainer_thread import EARLY_PUBLICATIONS
 from tests.unit.rehearsal.recipes import (
     COLUMNS,
@@ -159,6 +164,20 @@ def test_an_earlier_fit_is_continued() -> None:
         made.model, made.packed, made.parameters, made.k, made.master, made.epochs, first_epoch=3
     )
     assert simulate(later, 2).digest != simulate(made, 2).digest
+
+
+def test_workers_start_with_their_own_optimizer_states() -> None:
+    """A checkpoint may have a state for each worker; other numbers of workers get the first."""
+    made = recipe(momentum_network())
+    first, second = (
+        encode_state({OPTIMIZER_PREFIX + "velocity": np.full(made.model.n_params, v, np.float32)})
+        for v in (0.0, 0.1)
+    )
+    states = OptimizerStates(first, {0: first, 1: second})
+    own = replace(made, states=states, states_workers=2)
+    common = replace(made, states=OptimizerStates(first))
+    assert simulate(own, 2).digest != simulate(common, 2).digest
+    assert simulate(own, 4).digest == simulate(common, 4).digest
 
 
 def test_a_step_of_ddp_is_the_mean_of_the_ranks_gradients() -> None:

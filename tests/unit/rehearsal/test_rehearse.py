@@ -373,17 +373,10 @@ def test_rows_that_all_weigh_0_are_refused() -> None:
         wrapper.rehearse(data, validation=held, **SETTINGS)
 
 
-def test_more_workers_than_rows_and_rounds_are_refused() -> None:
-    """More workers than rows, and averaging, are refused."""
+def test_more_workers_than_rows_are_refused() -> None:
+    """More workers than rows are refused."""
     with pytest.raises(UsageError, match="workers=300: the sample has 256 rows"):
         rehearsed(momentum_network(), workers=300)
-    with (
-        ParallelWrapper(momentum_network(), workers=2, training_mode="AVERAGING") as wrapper,
-        pytest.raises(
-            UsageError, match="this network trains in rounds, which rehearse does not simulate"
-        ),
-    ):
-        wrapper.rehearse(rows(), **SETTINGS)
 
 
 def test_a_sample_has_its_size_and_is_the_same_for_a_seed() -> None:

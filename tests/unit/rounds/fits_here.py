@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import pickle
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -25,6 +26,9 @@ from sparkstrom.local.worker_pool import WorkerAnswer, WorkerTask
 from sparkstrom.observe.epoch_history import Epoch, EpochHistory
 from sparkstrom.planning.memory import PieceSizes
 from sparkstrom.protocol.common.fit_spec import FitSpec
+from sparkstrom.rehearsal.conditions import Conditions, StepTimes
+from sparkstrom.rehearsal.fit import FitRecipe, make_environment
+from sparkstrom.rehearsal.rounds import RehearsedRounds
 from sparkstrom.rounds.averaging import RoundOptions, RoundState
 from sparkstrom.rounds.backend import EpochPlan, PartitionFacts, RoundOrder, RoundsBackend
 from sparkstrom.rounds.control import RoundsControl
@@ -33,7 +37,7 @@ from sparkstrom.runtime.optimizer_states import OptimizerStates
 from sparkstrom.spark.rounds import tasks
 from sparkstrom.spark.rounds.backend import SparkRoundsBackend
 from sparkstrom.spark.rounds.tasks import RoundInput, SparkRoundsJob, StoredRounds
-from sparkstrom.worker.task_environment import TaskEnvironment
+from sparkstrom.worker.task_environment import TaskEnvironment, load_batches
 
 Rows = Sequence[tuple[np.ndarray, Any]]  # (features, label)
 
@@ -270,6 +274,29 @@ def local_backend(scratch: Path, patch: pytest.MonkeyPatch) -> Callable[..., Rou
         return local_rounds.LocalRounds(context, spec, rule, shared)
 
     return make
+
+
+def rehearsed_backend(
+    spec: FitSpec, model: Any, rule: RoundOptions, rows: Any, batch_rows: int, seed: int
+) -> RoundsBackend:
+    """Return the backend of a rehearsal, which evaluates no held-out rows."""
+    master = SharedTrainingMaster(batch_size_per_worker=batch_rows, rng_seed=seed)
+    recipe = FitRecipe(
+        model,
+        pickle.dumps(model),
+        model.initial(),
+        0,
+        master,
+        spec.epochs,
+        spec.fraction,
+        rounds=rule,
+    )
+    partitions = [
+        load_batches(recipe.job(len(rows)), make_environment(p), read_row_blocks(p, own))
+        for p, own in enumerate(rows)
+    ]
+    conditions = Conditions(1e9, 1e-3, StepTimes(0.1))
+    return RehearsedRounds(recipe, partitions, conditions, None, lambda fraction: None)
 
 
 BACKENDS = {"spark": spark_backend, "local": local_backend}

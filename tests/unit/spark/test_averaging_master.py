@@ -26,14 +26,13 @@ from sparkstrom.options.parameter_averaging import ALIASES, REFUSED, needs_repar
 from sparkstrom.options.resolution import from_json, replace_options, resolve, to_json
 from sparkstrom.planning.memory import PieceSizes
 from sparkstrom.protocol.common.fit_spec import FitSpec
-from sparkstrom.rounds.averaging import RoundResults, RoundState
+from sparkstrom.rounds.averaging import RoundResults, RoundState, tree_levels
 from sparkstrom.rounds.backend import EpochPlan
 from sparkstrom.rounds.worker_round import RoundBatch, RoundReport, RoundStart, train_locally
 from sparkstrom.runtime.optimizer_states import OptimizerStates
 from sparkstrom.spark.executor_slots import count_workers
 from sparkstrom.spark.fit_strategies import strategy_for
 from sparkstrom.spark.ml.params import convert_master
-from sparkstrom.spark.rounds.array_exchange import tree_levels
 from sparkstrom.spark.rounds.tasks import (
     PackedJob,
     SparkRoundReport,
