@@ -38,6 +38,7 @@ from sparkstrom.rehearsal.fit import (
     Measure,
     OnProgress,
     SimulatedFit,
+    average_recent,
     make_environment,
 )
 from sparkstrom.rounds.averaging import RoundResults, RoundState, load_state, tree_levels
@@ -230,7 +231,7 @@ class RehearsedRounds(RoundsBackend):
         self._kill_moments = conditions.kill_moments(self._total)
         self._has_sent_fresh = False  # whether the state before the first step was sent
         self._recorded = -1  # number of the curves' last point
-        self._losses: list[tuple[int, float]] = []  # rows and rows x mean loss of each round
+        self._losses: list[tuple[float, float]] = []  # weight and mean loss of each round
         self.simulated = SimulatedFit(workers, staleness=None, replicas_equal=True)
 
     @contextmanager
@@ -380,10 +381,10 @@ class RehearsedRounds(RoundsBackend):
         simulated.examples += sum(report.examples for report in reports)
         simulated.update_bytes += sum(report.sent_bytes for report in reports)
         simulated.link_bytes = self._cluster.link_bytes
-        loss_sum = math.fsum(report.loss_sum for report in reports)
-        self._losses.append((sum(report.examples for report in reports), loss_sum))
-        recent = self._losses[-max(1, len(self._losses) // POINTS) :]
-        simulated.training_loss = sum(loss for _, loss in recent) / sum(rows for rows, _ in recent)
+        if weight := math.fsum(report.loss_weight for report in reports):
+            loss_sum = math.fsum(report.loss_sum for report in reports)
+            self._losses.append((weight, loss_sum / weight))
+        simulated.training_loss = average_recent(self._losses)
 
     def _record_point(self, state: RoundState) -> None:
         """Add a point of ``state`` to the curves, if that is due."""
