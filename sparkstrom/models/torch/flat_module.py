@@ -824,9 +824,9 @@ class FlatModule:
         module = self._copy_in_training_modes()
         # torch pickles parameters of derived classes, such as geoopt's, as plain ones.
         classes = {
-            name: type(parameter)
-            for name, parameter in self._named_parameters.items()
-            if nn.Parameter in type(parameter).__bases__
+            name: kind
+            for name, kind in ((k, type(p)) for k, p in self._named_parameters.items())
+            if issubclass(kind, nn.Parameter) and kind is not nn.Parameter
         }
         return {**state, "_module": module, "_hooks": hooks, "_classes": classes}
 

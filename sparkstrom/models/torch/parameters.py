@@ -88,7 +88,7 @@ def _refuse_shared_memory(named: NamedParameters) -> None:
 def refuse_buffer_aliases(module: nn.Module, named: NamedParameters) -> None:
     """Raise UsageError for a buffer that lies in a parameter's memory, which ``bind`` replaces.
 
-    Also raise it for an expanded buffer, into which no averages could be loaded.
+    Also raise it for a sparse or expanded buffer, into which no averages could be loaded.
     """
     ranges = [(*_memory_range(p), name) for name, p in named.items() if _has_own_memory(p)]
     for alias, buffer in module.named_buffers():
@@ -101,6 +101,11 @@ def refuse_buffer_aliases(module: nn.Module, named: NamedParameters) -> None:
                     " parameter in forward"
                 )
     for name, buffer in named_buffers(module).items():
+        if buffer.layout != torch.strided:
+            raise UsageError(
+                f"buffer {name} is of layout {buffer.layout}, and averages are of dense buffers:"
+                " register it with persistent=False"
+            )
         if any(
             not step and size > 1 for step, size in zip(buffer.stride(), buffer.shape, strict=True)
         ):

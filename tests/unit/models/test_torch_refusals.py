@@ -80,6 +80,7 @@ class Cached(nn.Linear):
         (lazy_norm, "buffer 1.running_mean is lazy"),
         (lambda: holding(w=nn.Parameter(torch.ones(2) * 1j)), "w is complex64.*view_as_real"),
         (lambda: holding(w=integers()), "w is int64.*register_buffer"),
+        (lambda: holding(b=torch.eye(2).to_sparse()), "layout torch.sparse_coo.*persistent=False"),
         (lambda: holding(b=torch.ones(1).expand(2)), r"buffer b is expanded.*clone\(\)"),
         (lambda: nn.Linear(2, 2).double(), r"weight is float64.*module\.float\(\)"),
         (lambda: nn.Linear(2, 2).bfloat16(), "weight is bfloat16.*autocast='bfloat16'"),

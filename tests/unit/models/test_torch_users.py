@@ -185,12 +185,16 @@ class Marked(nn.Parameter):
     """A derived class of parameters, such as geoopt's ManifoldParameter."""
 
 
+class MarkedAgain(Marked):
+    """A class derived from that one."""
+
+
 def test_parameters_of_derived_classes_stay_so() -> None:
     """An optimizer may treat parameters by their class."""
     net = nn.Linear(4, 3)
-    net.weight = Marked(net.weight.data)
+    net.weight, net.bias = Marked(net.weight.data), MarkedAgain(net.bias.data)
     model, _ = travelled(TorchModel(net, mse, SGD))
-    assert [type(p) for p in model.module.parameters()] == [Marked, nn.Parameter]
+    assert [type(p) for p in model.module.parameters()] == [Marked, MarkedAgain]
 
 
 class Oscillator(nn.Linear):
