@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 import numbers
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
@@ -26,6 +27,7 @@ from sparkstrom.data.packed_rows import (
     structure_of,
 )
 from sparkstrom.models.base import FlatModel
+from sparkstrom.models.output_interpretation import BLOCK_ROWS
 from sparkstrom.models.row_checks import LABELS, BadValue
 
 BLOCK_BYTES = 2 << 20  # size of a block's records; making a block takes six times as much memory
@@ -40,20 +42,39 @@ class Block(NamedTuple):
     numbers: NDArray[np.int64]  # number of each row within ``where``, from 0
     where: str  # origin of the rows for messages, such as "partition 3"
 
-    def select(self, rows: NDArray[Any]) -> Block:
-        """Return a block of some rows, given by their indices or as bool[rows]."""
+    def select(self, rows: NDArray[Any] | slice) -> Block:
+        """Return a block of some rows, given by their indices, as bool[rows] or as a slice."""
         return self._replace(records=self.records[rows], numbers=self.numbers[rows])
+
+    def split(self, multiple: int = BLOCK_ROWS) -> Iterator[Block]:
+        """Yield parts of the block whose minibatches, with dense vectors, fit into memory.
+
+        Each part but the last has a multiple of ``multiple`` rows.
+        """
+        step_rows = choose_step_rows((leaf.shape for leaf in self.form.leaves), multiple)
+        for first in range(0, len(self.records), step_rows):
+            yield self.select(slice(first, first + step_rows))
+
+
+def choose_step_rows(shapes: Iterable[tuple[int, ...]], multiple: int = BLOCK_ROWS) -> int:
+    """Return how many rows to process at once: a multiple of ``multiple``.
+
+    ``shapes`` are those of a row's arrays, which should fit into ``BLOCK_BYTES``.
+    """
+    row_bytes = sum(4 * max(1, math.prod(shape)) for shape in shapes)
+    return multiple * max(1, BLOCK_BYTES // (multiple * row_bytes))
 
 
 def check_block(model: FlatModel, block: Block) -> None:
     """Have the model check a block's rows; raise UsageError naming the first rejected row."""
-    batch = block.form.batch(block.records)
-    try:
-        model.check(batch.features, batch.labels)
-    except BadValue as error:
-        raise UsageError(_describe_bad_value(block, error)) from None
-    except UsageError as error:
-        raise _locate_bad_row(model, block, error) from None
+    for part in block.split(multiple=1):
+        batch = part.form.batch(part.records)
+        try:
+            model.check(batch.features, batch.labels)
+        except BadValue as error:
+            raise UsageError(_describe_bad_value(part, error)) from None
+        except UsageError as error:
+            raise _locate_bad_row(model, part, error) from None
 
 
 def _describe_bad_value(block: Block, bad: BadValue) -> str:

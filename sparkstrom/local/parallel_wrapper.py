@@ -405,7 +405,8 @@ class ParallelWrapper(TrainedNetwork):
         wanted = select_metrics(model, metrics, positive)
         for block in read_data_blocks(data, ColumnSpec(features, label, weight)):
             check_block(model, block)
-            parts.append(evaluate_batch(model, wanted, block.form.batch(block.records)))
+            for part in block.split():
+                parts.append(evaluate_batch(model, wanted, part.form.batch(part.records)))
         if not parts:
             raise UsageError("there are no rows to evaluate: the data are empty")
         return merge_evaluations(parts)

@@ -180,15 +180,15 @@ class ParameterAveragingTrainingMaster(CommonOptions):
 TrainingMaster = SharedTrainingMaster | ParameterAveragingTrainingMaster
 
 
-def needs_repartitioning(repartition: str, data: Any, workers: int) -> bool:
+def needs_repartitioning(repartition: str, rdd: Any, workers: int) -> bool:
     """Return whether to redistribute rows before a fit.
 
     Args:
         repartition: The value of the option of this name.
-        data: An RDD or a DataFrame.
+        rdd: The RDD that the fit reads. Not the DataFrame's own one: Spark would compute it for
+            this, and may give it more partitions than one of only the columns that the fit reads.
         workers: Number of workers.
     """
     if repartition != IF_COUNT_DIFFERS:
         return repartition == "always"
-    rdd = data.rdd if hasattr(data, "rdd") else data
     return bool(rdd.getNumPartitions() != workers)

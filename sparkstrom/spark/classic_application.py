@@ -188,9 +188,9 @@ class ClassicApplication:
 
         The option ``repartition`` decides whether rows are redistributed.
         """
-        seed, move = master.rng_seed, needs_repartitioning(master.repartition, data, workers)
         source = partitioning.create_source(data, columns)
-        partitioned = partitioning.partition_source(source, workers, seed, move=move)
+        move = needs_repartitioning(master.repartition, source.rdd, workers)
+        partitioned = partitioning.partition_source(source, workers, master.rng_seed, move=move)
         return partitioned._replace(first=partial(read_first_blocks, self._context, source))
 
     def broadcast_parameters(

@@ -33,11 +33,11 @@ from sparkstrom.base.option_types import is_whole, shown
 from sparkstrom.data.arrow_conversion import read_record_parts
 from sparkstrom.data.column_selection import ArrowReadPlan, ColumnNames, ColumnSpec
 from sparkstrom.data.row_blocks import (
-    BLOCK_BYTES,
     Block,
     BlockReader,
     batch_dtype,
     check_block,
+    choose_step_rows,
     gather_blocks,
     join_small_blocks,
     read_feature_blocks,
@@ -214,14 +214,12 @@ def flatten_rows(outputs: Outputs) -> Outputs:
 def predict_block(model: FlatModel, block: Block) -> Outputs:
     """Return the model's outputs for a block of rows.
 
-    Rows are processed in steps, because sparse vectors need more memory when made dense. Raise
-    UsageError if the model fails, or if a NaN or null in a row makes an output non-finite; the
-    message then names the row.
+    Raise UsageError if the model fails, or if a NaN or null in a row makes an output non-finite;
+    the message then names the row.
     """
-    step_rows = choose_step_rows(leaf.shape for leaf in block.form.leaves)
     concatenator, parts = OutputConcatenator(model), []
-    for first in range(0, len(block.records), step_rows):
-        features = block.form.batch(block.records[first : first + step_rows]).features
+    for part in block.split():
+        features = part.form.batch(part.records).features
         try:
             with np.errstate(all="ignore"):  # _check_outputs reports NaN
                 parts.append(predict_flattened(concatenator, features))
@@ -230,24 +228,14 @@ def predict_block(model: FlatModel, block: Block) -> Outputs:
                 f"the model fails on rows of {block.where} with features {_format_shapes(block)}:"
                 f" {first_line(error)}"
             ) from error
-        _check_outputs(block, first, features, parts[-1])
+        _check_outputs(part, features, parts[-1])
     return concatenator.split(parts)
 
 
-def choose_step_rows(shapes: Iterable[tuple[int, ...]]) -> int:
-    """Return how many rows to predict at once: a multiple of ``BLOCK_ROWS``.
-
-    ``shapes`` are those of a row's features, which should fit into ``BLOCK_BYTES``.
-    """
-    row_bytes = sum(4 * max(1, math.prod(shape)) for shape in shapes)
-    return BLOCK_ROWS * max(1, BLOCK_BYTES // (BLOCK_ROWS * row_bytes))
-
-
-def _check_outputs(block: Block, first: int, features: Columns, outputs: Flat) -> None:
+def _check_outputs(block: Block, features: Columns, outputs: Flat) -> None:
     """Raise UsageError if a missing or infinite feature made an output non-finite.
 
     Otherwise NaN would look like class 0. A model that handles NaN itself has finite outputs.
-    ``first`` is the index in the block of the first row of ``features`` and ``outputs``.
     """
     if np.isfinite(outputs).all():
         return
@@ -258,7 +246,7 @@ def _check_outputs(block: Block, first: int, features: Columns, outputs: Flat) -
             index = tuple(np.argwhere(bad)[0])
             position = f" at {list(map(int, index[1:]))}" if len(index) > 1 else ""
             raise UsageError(
-                f"row {block.numbers[first + index[0]]} of {block.where}: column {leaf.name!r} is "
+                f"row {block.numbers[index[0]]} of {block.where}: column {leaf.name!r} is "
                 f"{'null or ' if np.isnan(array[index]) else ''}{array[index]}{position}: fill or"
                 " drop it"
             )
@@ -748,13 +736,10 @@ def score_block(model: Any, block: Block, penalized: bool) -> NDArray[np.float64
     The loss is NaN if the row's label has no weight, for instance because the loss ignores it.
     """
     check_block(model, block)
-    batch = block.form.batch(block.records)
-    scores = np.empty(batch.rows)
-    for i in range(batch.rows):
-        one = slice(i, i + 1)
-        total, weight = model.loss(
-            Batch(select_rows(batch.features, one), select_rows(batch.labels, one))
-        )
+    scores = np.empty(len(block.records))
+    for i in range(len(scores)):
+        batch = block.form.batch(block.records[i : i + 1])
+        total, weight = model.loss(Batch(batch.features, batch.labels))
         scores[i] = total / weight if weight else np.nan
     return scores + model.penalty() if penalized else scores
 
@@ -814,7 +799,8 @@ def evaluate_partition(
     try:
         for block in join_small_blocks(blocks(index, items), BLOCK_ROWS):
             check_block(opened, block)
-            accumulator.add(evaluate_batch(opened, metrics, block.form.batch(block.records)))
+            for part in block.split():
+                accumulator.add(evaluate_batch(opened, metrics, part.form.batch(part.records)))
     except (UsageError, SetupError) as error:
         yield error
         return

@@ -295,7 +295,6 @@ def test_when_rows_are_dealt_anew() -> None:
         False,
     ]
     assert needs_repartitioning(ways[2], data, 3)
-    assert needs_repartitioning(ways[2], SimpleNamespace(rdd=data), 3)
 
 
 @pytest.mark.flips(

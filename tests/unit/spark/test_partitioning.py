@@ -14,7 +14,15 @@ from sparkstrom.base.errors import UsageError
 from sparkstrom.data import row_blocks
 from sparkstrom.data.column_selection import ColumnSpec, check_column_spec
 from sparkstrom.data.row_blocks import count_rows, distribute_rows, read_row_blocks
-from sparkstrom.spark.data.partitioning import RowSource, check_data, partition_source
+from sparkstrom.options.parameter_averaging import ParameterAveragingTrainingMaster
+from sparkstrom.spark.classic_application import ClassicApplication
+from sparkstrom.spark.data import partitioning
+from sparkstrom.spark.data.partitioning import (
+    PartitionedData,
+    RowSource,
+    check_data,
+    partition_source,
+)
 
 Parts = st.lists(st.integers(0, 40), max_size=8)  # number of rows of each input partition
 
@@ -121,3 +129,24 @@ def test_data_without_a_row_are_refused_where_they_stay(rows: tuple[int, ...]) -
         partition_source(source, 2, 0, move=False)
     kept: Any = Partitions(0, 3)
     assert partition_source(source._replace(rdd=kept), 2, 0, move=False).rows == (0, 3)
+
+
+def test_the_partitions_that_are_counted_are_those_that_a_fit_reads(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Spark may give a DataFrame more partitions than one of only the columns that are read."""
+    read: Any = Partitions(3, 4)
+    source = RowSource(read, read_row_blocks, count_rows)
+    monkeypatch.setattr(partitioning, "create_source", lambda data, columns: source)
+    moved = []
+
+    def partition(source: RowSource, workers: int, seed: int, *, move: bool) -> PartitionedData:
+        moved.append(move)
+        return PartitionedData(source.rdd, source.blocks, workers)
+
+    monkeypatch.setattr(partitioning, "partition_source", partition)
+    master = ParameterAveragingTrainingMaster(repartition="num_partitions_workers_differs")
+    frame = SimpleNamespace(rdd=Partitions(1, 2, 3, 4))
+    for workers in (2, 4):
+        ClassicApplication(None).partition_data(frame, ColumnSpec(), workers, master)
+    assert moved == [False, True]

@@ -247,3 +247,24 @@ def test_features_alone_are_read_as_those_with_labels() -> None:
 
 def test_long_values_are_cut_in_messages() -> None:
     assert len(shorten_value("x" * 500)) == 60
+
+
+def test_sparse_rows_become_dense_some_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A block of sparse rows may be thousands of times larger as a minibatch."""
+    monkeypatch.setattr(row_blocks, "BLOCK_BYTES", 40_000)
+    form = RowFormat((Leaf("x", (1000,), "<f4", "<f4", 1, "vector"), Leaf("y", (), "<i8", "<i8")))
+    entries = np.ones((700, 1), ENTRY_DTYPE)
+    labels = np.zeros(700, np.int64)
+    labels[-1] = 9
+    block = Block(form, form.pack([entries, labels]), np.arange(700), "partition 0")
+    seen: list[int] = []
+
+    class Watched(DenseNetwork):
+        def check(self, features: Any, labels: Any) -> None:
+            seen.append(features.nbytes)
+            super().check(features, labels)
+
+    with pytest.raises(UsageError, match=r"row 699 of partition 0: column 'y' \(label\) is 9"):
+        check_block(Watched([1000, 2]), block)
+    assert max(seen) <= 40_000
+    assert [len(part.records) for part in block.split()] == [256, 256, 188]
