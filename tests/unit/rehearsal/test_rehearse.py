@@ -25,6 +25,7 @@ from sparkstrom.models.base import Batch
 from sparkstrom.models.dense import DenseNetwork
 from sparkstrom.observe.progress import DisplayedFigures, ProgressDisplay, ProgressRate
 from sparkstrom.rehearsal import rehearse as rehearse_module
+from sparkstrom.rehearsal import runs as runs_module
 from sparkstrom.rehearsal.conditions import StepTimes
 from sparkstrom.rehearsal.fit import CurvePoint, SimulatedFit
 from sparkstrom.rehearsal.rehearse import RehearsalRequest
@@ -157,6 +158,8 @@ def test_progress_grows_from_run_to_run(monkeypatch: pytest.MonkeyPatch) -> None
     """The fraction done grows over all runs and ends at 1; each run has a phase of its own."""
     recorded = Recorded()
     monkeypatch.setattr(parallel_wrapper, "make_progress_display", lambda _: recorded)
+    # On a busy machine, another process would simulate the last runs.
+    monkeypatch.setattr(runs_module, "LONG_S", math.inf)
     rehearsed(momentum_network(), scaling="sequential,ddp")
     phases = list(dict.fromkeys(figures.phase for figures in recorded.shown))
     assert phases == [
@@ -343,6 +346,8 @@ def test_a_sample_is_said_to_be_one() -> None:
         ({"rows": 0}, "rows=0"),
         ({"seed": -1}, "seed=-1"),
         ({"scaling": "linear"}, "scaling='linear': must be of sequential, limited, ddp"),
+        ({"scaling": 5}, r"scaling=5: must be rules, such as \('sequential', 'ddp'\)"),
+        ({"scaling": None}, "scaling=None: must be rules"),
         ({"to_loss": math.nan}, "to_loss=nan: must be a finite number"),
         ({"stragler": "1x0.5"}, "rehearse knows no option stragler; did you mean straggler?"),
     ],
@@ -351,6 +356,11 @@ def test_what_cannot_be_is_refused_by_name(given: dict[str, Any], words: str) ->
     """An invalid option raises ``UsageError`` with its name and value."""
     with pytest.raises(UsageError, match=words):
         RehearsalRequest.from_options(**given)
+
+
+def test_a_scaling_rule_that_is_named_twice_is_rehearsed_once() -> None:
+    """Before, the rehearsal waited forever for a second run of the same name."""
+    assert RehearsalRequest.parse(scaling="ddp,limited,ddp").scaling == ("ddp", "limited")
 
 
 def test_more_workers_than_rows_and_rounds_are_refused() -> None:
