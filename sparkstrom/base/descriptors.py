@@ -1,9 +1,15 @@
-"""Wait for data on a file descriptor, even in programs with more than 1024 open files."""
+"""Wait for data on a file descriptor, and redirect the standard output."""
 
 from __future__ import annotations
 
+import os
 import select
 import socket
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout
+
+STDOUT, STDERR = 1, 2
 
 
 def wait_until_readable(source: int | socket.socket, seconds: float) -> bool:
@@ -22,3 +28,25 @@ def wait_until_readable(source: int | socket.socket, seconds: float) -> bool:
     poll = select.poll()
     poll.register(source, select.POLLIN)
     return bool(poll.poll(max(0.0, 1000 * seconds)))
+
+
+@contextmanager
+def redirect_stdout_to_stderr() -> Iterator[None]:
+    """Let this process and the ones that it starts in the block write to standard error instead.
+
+    In a program that was started without these streams, do nothing.
+    """
+    stdout = sys.stdout
+    if stdout is None or sys.stderr is None:
+        yield
+        return
+    stdout.flush()
+    before = os.dup(STDOUT)
+    os.dup2(STDERR, STDOUT)
+    try:
+        with redirect_stdout(sys.stderr):
+            yield
+    finally:
+        stdout.flush()
+        os.dup2(before, STDOUT)
+        os.close(before)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import os
-import sys
 from pathlib import Path
 from typing import Any
 
+from sparkstrom.base.descriptors import redirect_stdout_to_stderr
 from sparkstrom.base.errors import UsageError
 from sparkstrom.base.units import parse_count, parse_option
 
@@ -96,7 +95,7 @@ def run(args: argparse.Namespace) -> int:
     options = _read_options(args)
     RehearsalRequest.from_options(**options)  # raises before the script begins
     page = None if args.save is None else _check_page(args.save)
-    with contextlib.redirect_stdout(sys.stderr):
+    with redirect_stdout_to_stderr():
         rehearsal = rehearse_script(args.script, args.arguments, options)
     print(json.dumps(rehearsal.to_dict()) if args.json else rehearsal)
     if page is not None:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sparkstrom.base.descriptors import redirect_stdout_to_stderr
 from sparkstrom.base.errors import UsageError
 from sparkstrom.base.units import parse_count, parse_duration, parse_option, parse_rate
 
@@ -163,7 +162,7 @@ def _fill_in_measurements(
     """
     from sparkstrom.planning.scaling import measure_script
 
-    with contextlib.redirect_stdout(sys.stderr):
+    with redirect_stdout_to_stderr():
         found = measure_script(script, inputs.density)
     n_params = found.n_params if n_params is None else n_params
     encoding_s = inputs.encoding_s

@@ -343,13 +343,13 @@ def memory(name: str = "cpu") -> Memory:
     return cast(Memory, importlib.import_module(f"sparkstrom.encoding.{module}"))
 
 
-COMPILING = "sparkstrom: compiling kernels, once per machine: about 20 s"
+COMPILING = "sparkstrom: compiling kernels, once per machine: about 15 s"
 
 
 def warm_up(name: str = "cpu", say: Callable[[str], None] | None = None) -> None:
     """Load or compile every kernel that a training step can need.
 
-    ``say`` is called with a message if kernels must be compiled, which takes about 20 s.
+    ``say`` is called with a message if kernels must be compiled, which takes about 15 s.
     """
     kernels(name)
     importlib.import_module("sparkstrom.encoding.gaps")

@@ -119,7 +119,9 @@ class RehearsalRequest:
             require_whole("workers", count, 1)
             reason = f"at most {WORKERS_MAX:,} replicas fit into one process"
             require(count <= WORKERS_MAX, "workers", count, reason)
-        rules = tuple(scaling.split(",")) if isinstance(scaling, str) else tuple(scaling)
+        reason = "must be rules, such as ('sequential', 'ddp')"
+        require(isinstance(scaling, str | list | tuple), "scaling", scaling, reason)
+        rules = scaling.split(",") if isinstance(scaling, str) else scaling
         for rule in rules:
             reason = f"must be of {', '.join(SCALINGS)}, such as 'sequential,ddp'"
             require(rule in SCALINGS, "scaling", rule, reason)
@@ -139,7 +141,7 @@ class RehearsalRequest:
             stragglers,
             speed,
             require_whole("kill", kill, 0),
-            rules,
+            tuple(dict.fromkeys(rules)),
             require_whole("rows", rows, 1),
             require_whole("seed", seed, 0),
             to_loss,

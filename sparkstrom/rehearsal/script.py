@@ -8,9 +8,12 @@ that call, and the script ends there.
 from __future__ import annotations
 
 import runpy
+import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,23 +21,34 @@ from sparkstrom.base.errors import UsageError
 from sparkstrom.rehearsal.result import Rehearsal
 
 Rehearse = Callable[..., Rehearsal]  # the method ``rehearse`` of a network
+INTERRUPTION = signal.SIGUSR2  # not SIGINT, which programs in the background of a shell ignore
 
-_options: Mapping[str, Any] | None = None  # for ``rehearse``; None: no script is being rehearsed
+
+@dataclass(slots=True)
+class _ScriptRun:
+    """A script that is being rehearsed."""
+
+    options: Mapping[str, Any]  # for ``rehearse``
+    result: Rehearsal | None = None  # of the first fit, once there is one
+    lock: threading.Lock = field(default_factory=threading.Lock)  # fits may run in several threads
 
 
-class ScriptRehearsed(BaseException):
+_script: _ScriptRun | None = None  # None: no script is being rehearsed
+
+
+class ScriptRehearsed(SystemExit):
     """Ends a script at its first fit.
 
-    It is not an Exception, so that the script's ``except Exception`` does not catch it.
+    It is no Exception, so that the script's ``except Exception`` does not catch it. As a
+    SystemExit, it ends a thread without a traceback.
     """
-
-    def __init__(self, rehearsal: Rehearsal) -> None:
-        super().__init__(rehearsal)
-        self.rehearsal = rehearsal
 
 
 def rehearse_instead(rehearse: Rehearse, data: Any, **fit: Any) -> None:
     """Rehearse a fit and end the script, if ``rehearse_script`` runs it; otherwise do nothing.
+
+    Only the first fit is rehearsed. A fit in a thread also interrupts the script's main thread,
+    which may wait for the thread forever, as in Spark ML's CrossValidator.
 
     Args:
         rehearse: The network's method ``rehearse``.
@@ -42,17 +56,26 @@ def rehearse_instead(rehearse: Rehearse, data: Any, **fit: Any) -> None:
         **fit: The other arguments of the fit that ``rehearse`` also accepts.
 
     Raises:
-        ScriptRehearsed: The fit was rehearsed. The exception contains the result.
+        ScriptRehearsed: The fit, or an earlier one, was rehearsed.
     """
-    if _options is not None:
-        raise ScriptRehearsed(rehearse(data, **fit, **_options))
+    script = _script
+    if script is None:
+        return
+    with script.lock:
+        if script.result is None:
+            script.result = rehearse(data, **fit, **script.options)
+            main = threading.main_thread()
+            if main.ident is not None and threading.current_thread() is not main:
+                signal.pthread_kill(main.ident, INTERRUPTION)
+    raise ScriptRehearsed
 
 
 def rehearse_script(path: Path, arguments: Sequence[str], options: Mapping[str, Any]) -> Rehearsal:
     """Run a script until it calls ``fit``, and rehearse that fit.
 
     The script ends there: the code after the fit, such as code that saves a model, does not run.
-    ``with`` and ``finally`` blocks exit as usual.
+    ``with`` and ``finally`` blocks exit as usual; an error in them, such as for a missing result of
+    the fit, is ignored.
 
     Args:
         path: The script.
@@ -63,19 +86,22 @@ def rehearse_script(path: Path, arguments: Sequence[str], options: Mapping[str, 
         The result of the rehearsal.
 
     Raises:
-        UsageError: The script does not exist, or ends without a fit. Other errors of the script are
-            raised unchanged.
+        UsageError: The script does not exist, or ends without a fit. Other errors of the script
+            before the end of the rehearsal are raised unchanged.
     """
     if not path.is_file():
         raise UsageError(f"{path}: there is no such file; name the script that is to be submitted")
     reason = "it ended"
-    with _script_environment(path, arguments, options):
+    with _script_environment(path, arguments, options) as script:
         try:
             runpy.run_path(str(path), run_name="__main__")
-        except ScriptRehearsed as done:
-            return done.rehearsal
         except SystemExit as end:
             reason = f"it ended with exit code {end.code}"
+        except BaseException:
+            if script.result is None:
+                raise
+    if script.result is not None:
+        return script.result
     raise UsageError(
         f"{path}: {reason} without a fit of a SparkNetwork or ParallelWrapper in this process;"
         " give the script the arguments with which it trains"
@@ -85,17 +111,24 @@ def rehearse_script(path: Path, arguments: Sequence[str], options: Mapping[str, 
 @contextmanager
 def _script_environment(
     path: Path, arguments: Sequence[str], options: Mapping[str, Any]
-) -> Iterator[None]:
+) -> Iterator[_ScriptRun]:
     """Set ``sys.argv`` and ``sys.path`` as ``python script.py`` does, and let fits be rehearsed.
 
     All changes are undone at the end of the ``with`` block.
     """
-    global _options
+    global _script
     before, import_path = sys.argv, sys.path
-    sys.argv, _options = [str(path), *arguments], options
+    handler = signal.signal(INTERRUPTION, _end_script)
+    sys.argv, _script = [str(path), *arguments], _ScriptRun(options)
     sys.path = [str(path.resolve().parent), *import_path]  # the script may change it
     try:
-        yield
+        yield _script
     finally:
-        sys.argv, _options = before, None
+        sys.argv, _script = before, None
         sys.path = import_path
+        signal.signal(INTERRUPTION, handler)
+
+
+def _end_script(number: int, frame: object) -> None:
+    """End the script that is being rehearsed, as the handler of INTERRUPTION."""
+    raise ScriptRehearsed

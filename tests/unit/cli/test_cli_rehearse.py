@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -134,6 +135,18 @@ def test_a_page_that_cannot_be_written_at_the_end_leaves_the_figures(
     assert "page.html': " in err
 
 
+def test_what_processes_of_a_script_print_is_no_part_of_the_json(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Before, only what Python printed went to standard error; the file could not be read."""
+    path = tmp_path / "train.py"
+    path.write_text("import os\nos.system('echo hello')\n" + PLAIN_FIT)
+    assert main(["rehearse", str(path), "--workers", "1", "--step", "10ms", "--json"]) == 0
+    out, err = capfd.readouterr()
+    assert json.loads(out)["rows"] == 3
+    assert "hello" in err
+
+
 @pytest.mark.parametrize(
     "change", ["sys.path = [one for one in sys.path if one != {!r}]", "sys.path.remove({!r})"]
 )
@@ -151,3 +164,32 @@ def test_a_script_may_change_the_import_path(
 def test_a_file_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["rehearse", "nowhere.py"]) == 2
     assert "nowhere.py: there is no such file" in capsys.readouterr().err
+
+
+# In a real program, a SystemExit ends a thread without a message.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+@pytest.mark.parametrize(
+    "ending",
+    [
+        "try:\n    summary = train(0)\nfinally:\n    print(summary)",
+        "try:\n    train(0)\nexcept:\n    raise SystemExit(1)",
+        "try:\n    train(0)\nexcept BaseException:\n    pass",
+        # Before, the pool waited forever, as Spark ML's CrossValidator did.
+        "from multiprocessing.pool import ThreadPool\nwith ThreadPool(2) as pool:\n"
+        "    pool.map(train, range(2))",
+        "from threading import Thread\nthread = Thread(target=train, args=[0])\nthread.start()\n"
+        "thread.join()",
+    ],
+)
+def test_a_rehearsal_is_not_lost_however_the_script_ends(
+    tmp_path: Path, ending: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Before, errors in ``finally``, bare ``except`` clauses and threads lost the result."""
+    path = tmp_path / "train.py"
+    body = PLAIN_FIT.replace("ParallelWrapper(Dense", "def train(_):\n    ParallelWrapper(Dense")
+    path.write_text(body + ending)
+    before = threading.enumerate()
+    assert main(["rehearse", str(path), "--workers", "1", "--step", "10ms"]) == 0
+    assert "1 x sparkstrom" in capsys.readouterr().out
+    for thread in {*threading.enumerate()} - {*before}:
+        thread.join()

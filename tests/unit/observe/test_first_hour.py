@@ -97,7 +97,7 @@ def test_compiling_is_announced_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert said == []  # kernels are compiled already
     monkeypatch.setattr(compiled, "are_compiled", lambda: False)
     backends.warm_up(say=said.append)
-    assert said == ["sparkstrom: compiling kernels, once per machine: about 20 s"]
+    assert said == ["sparkstrom: compiling kernels, once per machine: about 15 s"]
 
 
 def test_a_tiny_model_is_not_said_to_send_zero_times_less() -> None:

@@ -25,6 +25,7 @@ from sparkstrom.models.base import Batch
 from sparkstrom.models.dense import DenseNetwork
 from sparkstrom.observe.progress import DisplayedFigures, ProgressDisplay, ProgressRate
 from sparkstrom.rehearsal import rehearse as rehearse_module
+from sparkstrom.rehearsal import runs as runs_module
 from sparkstrom.rehearsal.conditions import StepTimes
 from sparkstrom.rehearsal.fit import CurvePoint, SimulatedFit
 from sparkstrom.rehearsal.rehearse import RehearsalRequest
@@ -157,6 +158,8 @@ def test_progress_grows_from_run_to_run(monkeypatch: pytest.MonkeyPatch) -> None
     """The fraction done grows over all runs and ends at 1; each run has a phase of its own."""
     recorded = Recorded()
     monkeypatch.setattr(parallel_wrapper, "make_progress_display", lambda _: recorded)
+    # On a busy machine, another process would simulate the last runs.
+    monkeypatch.setattr(runs_module, "LONG_S", math.inf)
     rehearsed(momentum_network(), scaling="sequential,ddp")
     phases = list(dict.fromkeys(figures.phase for figures in recorded.shown))
     assert phases == [
@@ -351,6 +354,8 @@ def test_numbers_of_workers_may_be_numpys(given: Any) -> None:
         ({"rows": 0}, "rows=0"),
         ({"seed": -1}, "seed=-1"),
         ({"scaling": "linear"}, "scaling='linear': must be of sequential, limited, ddp"),
+        ({"scaling": 5}, r"scaling=5: must be rules, such as \('sequential', 'ddp'\)"),
+        ({"scaling": None}, "scaling=None: must be rules"),
         ({"to_loss": math.nan}, "to_loss=nan: must be a finite number"),
         ({"stragler": "1x0.5"}, "rehearse knows no option stragler; did you mean straggler?"),
     ],
@@ -371,6 +376,11 @@ def test_rows_that_all_weigh_0_are_refused() -> None:
         pytest.raises(UsageError, match="on which losses are computed"),
     ):
         wrapper.rehearse(data, validation=held, **SETTINGS)
+
+
+def test_a_scaling_rule_that_is_named_twice_is_rehearsed_once() -> None:
+    """Before, the rehearsal waited forever for a second run of the same name."""
+    assert RehearsalRequest.parse(scaling="ddp,limited,ddp").scaling == ("ddp", "limited")
 
 
 def test_more_workers_than_rows_are_refused() -> None:
