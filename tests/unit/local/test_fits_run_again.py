@@ -119,7 +119,9 @@ def test_a_later_fit_is_protected_like_the_first(program: Program) -> None:
     listener, network = AssigningEarly(), program(None)
     listener.network = network
     for _ in range(2):
-        with pytest.raises(TrainingError, match="a fit or rehearsal of this ParallelWrapper is under"):
+        with pytest.raises(
+            TrainingError, match="a fit or rehearsal of this ParallelWrapper is under"
+        ):
             network.fit((X, Y), 60, listeners=[listener], run_log="")
 
 
