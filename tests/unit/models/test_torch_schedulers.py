@@ -473,7 +473,7 @@ def test_a_factory_that_fails_says_with_how_many_steps() -> None:
 
     model = made(warm)
     model.set_fit_length(LENGTH)
-    with pytest.raises(UsageError, match=r"of the optimizer and total_steps=35: .*division"):
+    with pytest.raises(UsageError, match=r"from the optimizer and total_steps=35: .*division"):
         model.updater_state()
 
 

@@ -473,7 +473,7 @@ def test_a_schedule_that_is_too_short_says_what_a_step_is() -> None:
         model.step(Batch(ROWS, TARGETS))
     with pytest.raises(UsageError, match=r"OneCycleLR.*once after each minibatch of the fit"):
         model.step(Batch(ROWS, TARGETS))
-    with pytest.raises(UsageError, match=r"of the optimizer alone.*functools\.partial"):
+    with pytest.raises(UsageError, match=r"from the optimizer alone.*functools\.partial"):
         TorchModel(nn.Linear(4, 3), mse, SGD, scheduler=optim.lr_scheduler.StepLR)
 
 

@@ -153,7 +153,7 @@ def test_an_older_file_has_one_state_for_all(model: FlatModel) -> None:
 def test_an_own_state_of_another_optimizer_is_refused_too(model: FlatModel) -> None:
     other = DenseNetwork(WIDTHS, updater=Sgd(0.1))
     states = OptimizerStates(adam_state(model), {1: of_partition(other, 1)})
-    with pytest.raises(UsageError, match="optimizer's state"):
+    with pytest.raises(UsageError, match="an optimizer state"):
         read_resume_point("f.npz", saved(model, states=states, wanted="all"), model)
 
 
@@ -210,7 +210,7 @@ def test_a_fit_of_a_module_that_has_changed_has_a_warning() -> None:
 
 def test_another_optimizer_is_refused_before_any_work(model: FlatModel) -> None:
     other = DenseNetwork(WIDTHS, updater=Sgd(0.1))
-    with pytest.raises(UsageError, match=r"optimizer's state .* resume=False"):
+    with pytest.raises(UsageError, match=r"an optimizer state .* resume=False"):
         read_resume_point("f.npz", saved(model), other)
 
 

@@ -29,9 +29,7 @@ def network_on_spark(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def wrapper_of_one_process(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Return a ParallelWrapper that needs no kernels, and can be rehearsed nevertheless."""
-    name = "sparkstrom.local.parallel_wrapper.require_gradient_sharing"
-    monkeypatch.setattr(name, lambda master: None)
+    """Return a ParallelWrapper that needs no kernels."""
     return ParallelWrapper(DenseNetwork([2, 2]), 1, progress=False, training_mode="AVERAGING")
 
 

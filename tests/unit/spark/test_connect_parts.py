@@ -234,7 +234,7 @@ def test_frames_of_another_session_are_refused() -> None:
     here = object()
     frame = SimpleNamespace(mapInArrow=None, sparkSession=here)
     check_dataframe(frame, here)
-    with pytest.raises(UsageError, match="another session"):
+    with pytest.raises(UsageError, match="a different session"):
         check_dataframe(frame, object())
     with pytest.raises(UsageError, match="pass a Spark DataFrame with"):
         check_dataframe([1, 2], here)

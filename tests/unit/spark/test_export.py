@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -148,7 +149,7 @@ def test_an_export_that_cannot_be_deleted_leaves_no_files_of_workers() -> None:
     network._application = SimpleNamespace(is_stopped=False, delete_worker_files=deleted.append)
     network._fit_context = SimpleNamespace(network="n1")
     network._state = SimpleNamespace(forget_resume_state=lambda: None)
-    network._may_have_files = True
+    network._may_have_files, network._training = True, threading.Lock()
     with pytest.raises(SetupError, match="cannot be deleted"):
         network.close()
     assert deleted == ["n1"]

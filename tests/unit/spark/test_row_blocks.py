@@ -85,7 +85,10 @@ def test_several_inputs_and_outputs_and_a_weight() -> None:
     ("rows", "why"),
     [
         ([([1], 0), 7], r"row 1 of partition 3 is 7: an element must be a pair"),
-        ([([1], 0), ([1], 0, 2)], r"row 1 of partition 3 is \(\[1\], 0, 2\): it has other parts"),
+        (
+            [([1], 0), ([1], 0, 2)],
+            r"row 1 of partition 3 is \(\[1\], 0, 2\): it has different parts",
+        ),
         ([("cat", 0)], r"row 0 of partition 3 is \('cat', 0\)"),
         ([([1, 2], 0), ([1], 0)], r"row 1 of partition 3 has features float32\[1\], row 0 has"),
         ([([1], "cat")], r"row 0 of partition 3 is \(\[1\], 'cat'\)"),
