@@ -10,6 +10,8 @@ import importlib
 import logging
 from typing import TYPE_CHECKING, Any
 
+# Imported now because it keeps the working directory, which a notebook may change later.
+import sparkstrom.base.child_processes  # noqa: F401
 from sparkstrom.base.version import __version__
 
 if TYPE_CHECKING:

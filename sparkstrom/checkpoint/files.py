@@ -462,7 +462,7 @@ class _DigestWriter:
     def finish(self) -> None:
         """Write the digest in place of the bytes that were held back."""
         assert self._held == b"0" * DIGEST_CHARS, (
-            "the end of a checkpoint is not a place for its digest"
+            "the checkpoint does not end with the zeros that its digest replaces"
         )
         self._sink.write(self._digest.hexdigest().encode())
 

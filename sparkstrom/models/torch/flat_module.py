@@ -125,14 +125,17 @@ def _refuse_shared_functions(module: nn.Module, copied: nn.Module) -> None:
 
     Copies share functions with the original, whereas bound methods are copied with the module.
     """
-    functions: dict[str, Any] = {}
     for name, part in copied.named_modules():
         for attribute, value in vars(part).items():
-            for each in value.values() if isinstance(value, dict) else (value,):
-                if isinstance(each, types.FunctionType):
+            if "state_dict" in attribute:  # hooks that training does not call
+                continue
+            values = value.values() if isinstance(value, dict) else value
+            for each in values if isinstance(value, dict | list | tuple) else (value,):
+                if isinstance(each, types.FunctionType | partial):
+                    title = getattr(each, "__qualname__", "partial(...)")
                     place = f"{name or type(module).__name__}.{attribute}"
-                    functions[f"the function {each.__qualname__} in {place}"] = each
-    refuse_captured_module(module, remedy=METHOD_REMEDY, **functions)
+                    functions = {f"the function {title} in {place}": each}
+                    refuse_captured_module(module, remedy=METHOD_REMEDY, **functions)
 
 
 def activate_parametrizations(module: nn.Module) -> nn.Module:
@@ -221,7 +224,10 @@ HOOK_REMEDY = (
     "let the hook use its argument, and tensors that are read from the module before the hook"
     " is defined (mask = self.mask)"
 )
-METHOD_REMEDY = "make it a method of the module's class: methods are copied with the module"
+METHOD_REMEDY = (
+    "make it a method of the module's class (methods are copied with the module), or read constants"
+    " before the function is defined (n = self.n)"
+)
 
 
 def refuse_captured_module(

@@ -76,8 +76,12 @@ def cast_class_labels(loss: Any, output: Tensors, target: Tensors) -> Tensors:
 
 
 def count_class_labels(loss: Any, output: Tensors, target: Tensors) -> tuple[int, int] | None:
-    """Return (dimensions of ``target``, number of classes) if it contains class indices."""
-    if not (isinstance(output, torch.Tensor) and isinstance(target, torch.Tensor)):
+    """Return (dimensions of ``target``, number of classes) if it contains class indices.
+
+    Return None otherwise, or if the loss has a user-defined ``forward``, which may change labels.
+    """
+    are_tensors = isinstance(output, torch.Tensor) and isinstance(target, torch.Tensor)
+    if not (are_tensors and is_torch_loss(_get_computation(loss))):
         return None
     has_classes = output.ndim == target.ndim + 1 and output.ndim > 1
     return (target.ndim, output.shape[1]) if has_classes and _takes_class_indices(loss) else None
@@ -95,9 +99,8 @@ def refuse_broadcast(loss: Any, output: Tensors, target: Tensors) -> None:
     Some of torch's losses, such as PoissonNLLLoss, broadcast outputs [rows, 1] and targets [rows]
     without a warning. A user-defined loss may reshape them, so it is not checked.
     """
-    computed = type(loss).forward if isinstance(loss, nn.Module) else loss
     are_tensors = isinstance(output, torch.Tensor) and isinstance(target, torch.Tensor)
-    if not are_tensors or output.ndim == target.ndim or not is_torch_loss(computed):
+    if not are_tensors or output.ndim == target.ndim or not is_torch_loss(_get_computation(loss)):
         return
     if not _takes_class_indices(loss):
         reason = "the loss would be computed between every output and every target"
@@ -126,6 +129,11 @@ def _get_torch_class(loss: Any) -> type | None:
     """Return the class in ``torch.nn`` that the loss is an instance of, or None."""
     bases = (base for base in type(loss).__mro__ if base.__module__ == TORCH_LOSSES)
     return next((base for base in bases if not base.__name__.startswith("_")), None)
+
+
+def _get_computation(loss: Any) -> Any:
+    """Return the function that computes the loss: ``forward`` of a module, or the loss itself."""
+    return type(loss).forward if isinstance(loss, nn.Module) else loss
 
 
 def is_torch_loss(loss: Any) -> bool:

@@ -295,17 +295,18 @@ class TorchModel(FlatModule):
         optimizer.zero_grad()
         size = -(-rows // self._accumulate)
         total, shares = torch.zeros((), device=self._device), [1.0]
+        weight: torch.Tensor | None = None
         for i, part in enumerate(split_batch(batch, rows, size)):
             with self._autocast_context():
                 output = self._call_module(part.features)
                 if not self._has_stepped:
-                    self.known_classes = count_class_labels(self._loss, output, part.labels)
+                    self.known_classes = self._count_classes(output, part.labels)
                 mean = self._compute_loss(output, part)
             if i == 0:
                 counts = self._compute_label_weights(output, batch)
                 if counts is not None:  # the weight that ``loss`` also returns
-                    weights = 1.0 if batch.weights is None else batch.weights[:, None]
-                    self.step_weight = float((counts.reshape(rows, -1) * weights).mean()) * rows
+                    means = counts.reshape(rows, -1).mean(dim=1)
+                    weight = (means if batch.weights is None else means * batch.weights).sum()
                 if size < rows:
                     shares = self._compute_shares(output, batch, rows, size)
             if shares[i]:  # the mean of a part in which no label counts may be NaN
@@ -314,11 +315,23 @@ class TorchModel(FlatModule):
                 total += loss.detach()
             del output, mean  # before the next part needs memory
         gradients = require_gradients(self._named_parameters, self._clip_norm)
+        if weight is not None:  # only now, because a GPU would wait for Python's next operations
+            self.step_weight = float(weight)
         if self.step_weight == 0:
             optimizer._opt_called = True  # else schedulers warn
             return torch.zeros(())
         step_optimizer(optimizer, gradients)
         return total
+
+    def _count_classes(self, output: Any, labels: Any) -> tuple[int, int] | None:
+        """Return (dimensions of labels, number of classes); None if the number is unknown.
+
+        It is that of the outputs if some parameter has this length, as those of the last layer
+        have. Outputs may also be as wide as the longest row of a minibatch.
+        """
+        known = count_class_labels(self._loss, output, labels)
+        lengths = {len(each) for each in self._named_parameters.values() if each.ndim}
+        return known if known is not None and known[1] in lengths else None
 
     def _compute_shares(self, output: Any, batch: TorchBatch, rows: int, size: int) -> list[float]:
         """Return the share of each part of ``size`` rows in the minibatch's mean loss.

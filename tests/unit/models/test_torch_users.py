@@ -304,6 +304,31 @@ def test_a_function_inside_the_module_that_holds_it_is_refused(place: str) -> No
         TorchModel(net, mse, SGD)
 
 
+@pytest.mark.parametrize("kind", ["first of two hooks", "list", "partial"])
+def test_every_function_inside_the_module_is_looked_at(kind: str) -> None:
+    """A hook that holds the module is found beside others, in lists and in partials."""
+    net = Own()
+
+    def scaled(factor: Any) -> Any:
+        return lambda _part, _inputs, out: out * factor
+
+    if kind == "first of two hooks":
+        net.register_forward_hook(scaled(net.bias))
+        net.register_forward_hook(scaled(2.0))
+    elif kind == "list":
+        net.acts = [scaled(1.0), lambda x: net.bias + x]
+    else:
+        net.act = partial(lambda k, x: k * net.bias + x, 2.0)
+    with pytest.raises(UsageError, match="holds the module itself"):
+        TorchModel(net, mse, SGD)
+
+
+def test_hooks_that_training_does_not_call_are_taken() -> None:
+    net = Own()
+    net._register_state_dict_hook(lambda _part, state, *_: state.update(own=net.bias))
+    TorchModel(net, mse, SGD)
+
+
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method`:DeprecationWarning")
 def test_methods_and_other_functions_inside_the_module_are_taken() -> None:
     """A hook that is a method uses the copy's parameters, and so does a compiled module."""
@@ -314,6 +339,36 @@ def test_methods_and_other_functions_inside_the_module_are_taken() -> None:
     model.step(Batch(ROWS, TARGETS))
     np.testing.assert_array_equal(model.predict(0 * ROWS)[0], 4 * params[-3:])
     TorchModel(torch.compile(nn.Linear(4, 3)), mse, SGD)
+
+
+class OneBased(nn.CrossEntropyLoss):
+    """A loss whose classes are numbered from 1."""
+
+    def forward(self, output: Any, target: Any) -> Any:
+        return super().forward(output, target - 1)
+
+
+class Pointing(nn.Linear):
+    """A module whose outputs are as wide as the longest row of a minibatch."""
+
+    def forward(self, x: Any) -> Any:
+        return super().forward(x[:, :4])[:, : int(x[:, 4].max())]
+
+
+def test_labels_that_the_loss_or_the_rows_explain_are_taken() -> None:
+    """The number of outputs limits labels only if no code of the user changes either."""
+    labels, long = np.array([1, 3], np.int64), np.array([5, 2], np.int64)
+    rows = np.array([[1, 1, 1, 1, 2], [1, 1, 1, 1, 3]], np.float32)
+    own, _ = travelled(TorchModel(nn.Linear(5, 3), OneBased(), SGD))
+    own.step(Batch(rows, labels))
+    own.check(rows, labels)
+    pointing, _ = travelled(TorchModel(Pointing(4, 8), nn.CrossEntropyLoss(), SGD))
+    pointing.step(Batch(rows, labels - 1))
+    pointing.check(rows, long)
+    plain, _ = travelled(TorchModel(nn.Linear(5, 3), nn.CrossEntropyLoss(), SGD))
+    plain.step(Batch(rows, labels - 1))
+    with pytest.raises(UsageError, match=r"is 3: labels must be 0 to 2"):
+        plain.check(rows, labels)
 
 
 def test_functions_that_hold_other_things_are_taken() -> None:
