@@ -108,6 +108,7 @@ def simulate_rounds(
         failure = error
     if (failure := failure or control.failure) is not None:
         simulated.error = format_reason(failure)
+    simulated.training_loss = average_recent(backend.losses)
     simulated.bytes_by_kind = dict(control.progress.by_kind)
     simulated.digest = state.digest()
     simulated.parameters, simulated.buffers = state.parameters, state.buffers
@@ -231,7 +232,7 @@ class RehearsedRounds(RoundsBackend):
         self._kill_moments = conditions.kill_moments(self._total)
         self._has_sent_fresh = False  # whether the state before the first step was sent
         self._recorded = -1  # number of the curves' last point
-        self._losses: list[tuple[float, float]] = []  # weight and mean loss of each round
+        self.losses: list[tuple[float, float]] = []  # weight and mean loss of each round
         self.simulated = SimulatedFit(workers, staleness=None, replicas_equal=True)
 
     @contextmanager
@@ -383,8 +384,7 @@ class RehearsedRounds(RoundsBackend):
         simulated.link_bytes = self._cluster.link_bytes
         if weight := math.fsum(report.loss_weight for report in reports):
             loss_sum = math.fsum(report.loss_sum for report in reports)
-            self._losses.append((weight, loss_sum / weight))
-        simulated.training_loss = average_recent(self._losses)
+            self.losses.append((weight, loss_sum / weight))
 
     def _record_point(self, state: RoundState) -> None:
         """Add a point of ``state`` to the curves, if that is due."""

@@ -49,8 +49,9 @@ REPLICA_BYTES = 64  # memory of a simulated worker per parameter
 POLL_S = 0.1
 
 WEIGHTLESS = (
-    "the rows of the sample on which losses are computed, held-out rows if there are any, all weigh"
-    " 0, by their weights or because the loss ignores their labels: rehearse rows that count"
+    "the rows of the sample on which losses are computed (at most 4,000, held-out ones if there are"
+    " any) all weigh 0, by their weights or because the loss ignores their labels: rehearse rows"
+    " that count"
 )
 
 

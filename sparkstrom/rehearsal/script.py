@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from weakref import WeakSet
 
 from sparkstrom.base.errors import UsageError
 from sparkstrom.rehearsal.result import Rehearsal
@@ -31,9 +32,11 @@ class _ScriptRun:
     options: Mapping[str, Any]  # for ``rehearse``
     result: Rehearsal | None = None  # of the first fit, once there is one
     lock: threading.Lock = field(default_factory=threading.Lock)  # fits may run in several threads
+    # The threads that the script has left running, which must not train; None: it has not ended.
+    left: WeakSet[threading.Thread] | None = None
 
 
-_script: _ScriptRun | None = None  # None: no script is being rehearsed
+_script: _ScriptRun | None = None  # the newest; None: no script was rehearsed
 
 
 class ScriptRehearsed(SystemExit):
@@ -47,8 +50,9 @@ class ScriptRehearsed(SystemExit):
 def rehearse_instead(rehearse: Rehearse, data: Any, **fit: Any) -> None:
     """Rehearse a fit and end the script, if ``rehearse_script`` runs it; otherwise do nothing.
 
-    Only the first fit is rehearsed. A fit in a thread also interrupts the script's main thread,
-    which may wait for the thread forever, as in Spark ML's CrossValidator.
+    Only the first fit is rehearsed; later ones end their threads, also after the script's end. A
+    fit in a thread also interrupts the script's main thread, which may wait for the thread forever,
+    as in Spark ML's CrossValidator.
 
     Args:
         rehearse: The network's method ``rehearse``.
@@ -58,14 +62,14 @@ def rehearse_instead(rehearse: Rehearse, data: Any, **fit: Any) -> None:
     Raises:
         ScriptRehearsed: The fit, or an earlier one, was rehearsed.
     """
-    script = _script
-    if script is None:
+    script, thread = _script, threading.current_thread()
+    if script is None or (script.left is not None and thread not in script.left):
         return
     with script.lock:
-        if script.result is None:
+        if script.result is None and script.left is None:
             script.result = rehearse(data, **fit, **script.options)
             main = threading.main_thread()
-            if main.ident is not None and threading.current_thread() is not main:
+            if main.ident is not None and thread is not main:
                 signal.pthread_kill(main.ident, INTERRUPTION)
     raise ScriptRehearsed
 
@@ -114,18 +118,22 @@ def _script_environment(
 ) -> Iterator[_ScriptRun]:
     """Set ``sys.argv`` and ``sys.path`` as ``python script.py`` does, and let fits be rehearsed.
 
-    All changes are undone at the end of the ``with`` block.
+    The end of the ``with`` block waits for a fit that is being rehearsed in a thread, and undoes
+    all changes; threads that the script has left running still cannot train.
     """
     global _script
-    before, import_path = sys.argv, sys.path
+    before, import_path, threads = sys.argv, sys.path, {*threading.enumerate()}
     handler = signal.signal(INTERRUPTION, _end_script)
-    sys.argv, _script = [str(path), *arguments], _ScriptRun(options)
+    _script = run = _ScriptRun(options)
+    sys.argv = [str(path), *arguments]
     sys.path = [str(path.resolve().parent), *import_path]  # the script may change it
     try:
-        yield _script
+        yield run
     finally:
-        sys.argv, _script = before, None
-        sys.path = import_path
+        signal.signal(INTERRUPTION, lambda *_: None)  # the script has ended already
+        with run.lock:
+            run.left = WeakSet({*threading.enumerate()} - threads)
+        sys.argv, sys.path = before, import_path
         signal.signal(INTERRUPTION, handler)
 
 

@@ -9,10 +9,12 @@ query.
 from __future__ import annotations
 
 import inspect
+import logging
 import os
 import secrets
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
@@ -71,6 +73,8 @@ from sparkstrom.worker.training_job import require_model
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
+
+log = logging.getLogger(__name__)
 
 
 def is_connect_object(thing: Any) -> bool:
@@ -136,7 +140,8 @@ class SparkNetwork(Dl4jMethodNames, TrainedNetwork):
         keep = require_flag("keep", keep)
         require_model(model, pickle_by_value)
         self._application = application = make_application(spark)
-        self._tried_columns: set[str] = set()  # column specs for which ``_try_first_rows`` ran
+        # Column specs for which ``_try_first_rows`` ran, and what it returned.
+        self._tried_columns: dict[str, tuple[int, int] | None] = {}
         require_active_session(application)
         given = strategy_for(SharedTrainingMaster() if master is None else master).master
         self._conf = conf = application.conf()
@@ -323,7 +328,9 @@ class SparkNetwork(Dl4jMethodNames, TrainedNetwork):
         with closing(make_progress_display(self._progress)) as progress:
             slots = self._application.await_slots(timeout_s, progress.say)
         workers = count_workers(slots, self._strategy)
-        fit = pickle_by_value((recipe, sample))
+        # No worker's own optimizer state is measured, and there may be many.
+        common = replace(recipe, states=recipe.states_for(0))
+        fit = pickle_by_value((common, sample))
         with self._application.cancel_jobs_on_interrupt():
             measured = measure_workers(self._context, recipe.master.void, fit, workers)
         return summarize_workers(measured)
@@ -335,12 +342,14 @@ class SparkNetwork(Dl4jMethodNames, TrainedNetwork):
         of classes as ``dry_run_step`` does.
         """
         columns = repr(request.columns)
-        if self._has_gpus() or columns in self._tried_columns:
+        if self._has_gpus():
             return None
+        if columns in self._tried_columns:
+            return self._tried_columns[columns]
         parameters, metric = self._state.parameters, request.validation_metric
         model, examine, pack = self._model, self._examine_outputs, pickle_by_value
         classes = dry_run_step(model, parameters, data.first, pack, metric, examine)
-        self._tried_columns.add(columns)
+        self._tried_columns[columns] = classes
         return classes
 
     def _examine_outputs(self, model: FlatModel, batch: Batch) -> None:
@@ -538,8 +547,13 @@ class SparkNetwork(Dl4jMethodNames, TrainedNetwork):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *exc: object) -> None:
-        self.close()
+    def __exit__(self, kind: object, *_: object) -> None:
+        try:
+            self.close()
+        except UsageError as error:  # a fit is under way, as of a streaming query
+            if kind is None:
+                raise
+            log.warning("the network is not closed: %s", error)
 
 
 OnSummary = Callable[[int, TrainingSummary], object]  # called with (micro-batch id, fit's summary)

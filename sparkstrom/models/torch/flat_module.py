@@ -310,8 +310,9 @@ def _list_global_names(code: types.CodeType) -> set[str]:
 
 
 NAN_LOSSES = (
-    "minibatches of this worker with a loss of NaN and no gradient: {}; they count with a loss of"
-    " 0. Either all labels are ignored, or the step skips an overflow; if they are many, check both"
+    "minibatches of this worker with a loss of NaN and no gradient: {}; they do not count in the"
+    " loss of an epoch. Either all labels are ignored, or the step skips an overflow; if they are"
+    " many, check both"
 )
 ACCUMULATE = whole(1)[KEY]
 CLIP_NORM = number(above=0, remedy=", or None", words=(None,))[KEY]

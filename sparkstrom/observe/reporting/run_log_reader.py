@@ -102,9 +102,20 @@ class FitHistory:
     worker_changes: list[WorkerChangePoint] = field(default_factory=list)  # in order
     checkpoints: list[tuple[float, str]] = field(default_factory=list)  # (seconds, path)
     slow_links: dict[str, float] = field(default_factory=dict)  # description -> first reported at
-    diverged_s: float | None = None  # when the loss was first not finite; None: never
+    has_loss: bool = False  # whether a finite loss was recorded
+    diverged_s: float | None = None  # when a loss after that was first not finite; None: never
     end: dict[str, Any] | None = None  # the last line; None: missing
     newest: str = ""  # time of the latest line, as ISO 8601
+
+    def note_loss(self, loss: float | None, seconds: float) -> None:
+        """Record the time of the first loss that is not finite (None) after a finite one.
+
+        Before a finite loss, it means that no row has counted: none was trained, or all weigh 0.
+        """
+        if loss is not None:
+            self.has_loss = True
+        elif self.has_loss and self.diverged_s is None:
+            self.diverged_s = seconds
 
     @property
     def summary(self) -> dict[str, Any]:
@@ -218,7 +229,7 @@ def _seconds_of_event(event: dict[str, Any]) -> float | None:
 
 
 def _add_iteration(fit: FitHistory, event: dict[str, Any], seconds: float) -> None:
-    """Append an iteration; record the time if its loss is the first that is not finite.
+    """Append an iteration; record the time if its loss is the first that is no longer finite.
 
     Ignore an iteration that is earlier than the one before it.
     """
@@ -230,9 +241,7 @@ def _add_iteration(fit: FitHistory, event: dict[str, Any], seconds: float) -> No
     _add_byte_kinds(fit, as_dict(event.get("bytes_by_kind")))
     for link in as_list(event.get("slow_links")):
         fit.slow_links.setdefault(as_text(link), seconds)
-    has_trained = (fit.columns["examples"][-1] or 0.0) > 0
-    if has_trained and fit.columns["loss"][-1] is None and fit.diverged_s is None:
-        fit.diverged_s = seconds
+    fit.note_loss(fit.columns["loss"][-1], seconds)
 
 
 def _add_byte_kinds(fit: FitHistory, by_kind: dict[str, Any]) -> None:
@@ -249,9 +258,8 @@ def _add_epoch(fit: FitHistory, event: dict[str, Any], seconds: float) -> None:
     """Append the end of an epoch; record the time if its loss is the first that is not finite."""
     epoch, loss, held = (as_number(event.get(name)) for name in ("epoch", "loss", "validation"))
     # An epoch without examples was reported too late; its missing loss does not mean divergence.
-    is_known = as_number(event.get("examples")) != 0
-    if loss is None and is_known and fit.diverged_s is None:
-        fit.diverged_s = seconds
+    if as_number(event.get("examples")) != 0:
+        fit.note_loss(loss, seconds)
     fit.epochs.append(EpochPoint(seconds, epoch, loss, held))
 
 

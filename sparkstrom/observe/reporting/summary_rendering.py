@@ -155,7 +155,7 @@ def figure_groups(summary: Figures) -> list[FigureGroup]:
 def _format_loss(value: float | None) -> str:
     """Format the loss of the last epoch."""
     if value is None:
-        return "not a number: no epoch was completed, or training diverged"
+        return "not a number: no epoch was completed, no row counts, or training diverged"
     return f"{format_number(value)} in the last epoch"
 
 

@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import sys
 import threading
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
+from sparkstrom.base.errors import UsageError
 from sparkstrom.cli.main import main
+from sparkstrom.rehearsal.script import rehearse_instead, rehearse_script
 
 SCRIPT = """
 import sys
@@ -193,3 +196,52 @@ def test_a_rehearsal_is_not_lost_however_the_script_ends(
     assert "1 x sparkstrom" in capsys.readouterr().out
     for thread in {*threading.enumerate()} - {*before}:
         thread.join()
+
+
+LEFT_BEHIND = """
+import os
+import signal
+import threading
+
+from sparkstrom.rehearsal.script import INTERRUPTION, ScriptRehearsed, rehearse_instead
+
+handler, began = signal.getsignal(INTERRUPTION), threading.Event()
+
+def rehearse(data):
+    began.set()
+    while signal.getsignal(INTERRUPTION) is handler:  # until the script's code has ended
+        os.sched_yield()
+    return "result"
+
+def run():
+    if {is_late}:
+        began.set()
+        while signal.getsignal(INTERRUPTION) is not signal.SIG_DFL:  # until it is over
+            os.sched_yield()
+    for _ in range(3):
+        try:
+            rehearse_instead(rehearse, "rows")
+        except ScriptRehearsed:
+            pass
+        else:
+            open("trained", "w").close()
+
+threading.Thread(target=run).start()
+began.wait()
+"""
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+def test_a_thread_that_a_script_leaves_running_does_not_train(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_late: bool
+) -> None:
+    """Its fit is rehearsed if it begins before the end of the script; later ones do not run."""
+    monkeypatch.chdir(tmp_path)
+    path, before = tmp_path / "train.py", {*threading.enumerate()}
+    path.write_text(LEFT_BEHIND.replace("{is_late}", str(is_late)))
+    with pytest.raises(UsageError, match="without a fit") if is_late else nullcontext():
+        assert rehearse_script(path, [], {}) == "result"
+    for thread in {*threading.enumerate()} - before:
+        thread.join()
+    assert not Path("trained").exists()
+    rehearse_instead(lambda data: pytest.fail("it is no script's fit"), "rows")  # type: ignore[arg-type]
