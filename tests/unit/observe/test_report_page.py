@@ -189,6 +189,15 @@ def test_an_epoch_whose_rows_were_not_told_in_time_is_no_fault(tmp_path: Path) -
     assert "not a number" not in page(tmp_path, lines).said
 
 
+def test_rows_that_do_not_count_are_no_fault(tmp_path: Path) -> None:
+    """A fit whose rows all weigh 0 has no losses, from the first one on."""
+    lines = real()
+    for line in lines:
+        if line["event"] in ("iteration", "epoch"):
+            line["loss"] = None
+    assert "the loss is not a number" not in page(tmp_path, lines).said
+
+
 def test_slow_links_are_named_with_the_moment(tmp_path: Path) -> None:
     """A slow link is listed once, with the time at which it was found."""
     link = "the link to node 3 (host7) carries 1.2 MB/s, training would fill 9: updates are summed"

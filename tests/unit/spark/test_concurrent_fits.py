@@ -84,6 +84,8 @@ def test_a_network_that_trains_is_not_closed(monkeypatch: pytest.MonkeyPatch) ->
     def train(*_: Any) -> str:
         with pytest.raises(UsageError, match="a fit or rehearsal of this SparkNetwork"):
             network.close()
+        with pytest.raises(KeyboardInterrupt), network:  # the block's own exception stays
+            raise KeyboardInterrupt
         assert not closed
         network._state.is_final = True  # as when a listener's on_fit_end is called
         network.close()
