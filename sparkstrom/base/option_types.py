@@ -45,7 +45,7 @@ COUNT_MAX = 10**9  # most epochs, minibatches or publications
 FLOAT_MAX = 3.4028234663852886e38  # the largest float32
 FLOAT_MIN = 1.1754943508222875e-38  # the smallest float32 of full precision
 
-# What Path makes of a URL, such as s3:/bucket. Hadoop's hdfs:/runs is also no local path.
+# What Path makes of a URL, such as s3:/bucket. Hadoop's hdfs:/runs is not a local path, either.
 URL_AS_PATH = re.compile(r"(?!file:)[A-Za-z][\w+.-]+:/(?!/)")
 _ONE_SLASH = (
     "would be a local path; write a URL as a string with two slashes, such as s3://bucket/run or"

@@ -57,9 +57,10 @@ class Block(NamedTuple):
 
 
 def choose_step_rows(shapes: Iterable[tuple[int, ...]], multiple: int = BLOCK_ROWS) -> int:
-    """Return how many rows to process at once: a multiple of ``multiple``.
+    """Return how many rows to process at once, so that their arrays fit into ``BLOCK_BYTES``.
 
-    ``shapes`` are those of a row's arrays, which should fit into ``BLOCK_BYTES``.
+    The number is a multiple of ``multiple``, and at least that. ``shapes`` are those of a row's
+    arrays.
     """
     row_bytes = sum(4 * max(1, math.prod(shape)) for shape in shapes)
     return multiple * max(1, BLOCK_BYTES // (multiple * row_bytes))

@@ -212,7 +212,7 @@ class LocalResidual:
 
     def accumulate(self, delta: Flat) -> None:
         """Raise AssertionError, because ``local`` already contains every step."""
-        raise AssertionError("what is learnt on the local copy is already in it")
+        raise AssertionError("``local`` already contains every step")
 
     def add_saved(self, saved: Flat, local: Flat) -> None:
         """Add a saved residual f32[n_params] to ``local``."""

@@ -183,7 +183,7 @@ def evaluate_batch(model: FlatModel, spec: MetricSpec, batch: Batch) -> Evaluati
 def evaluate_arrays(model: FlatModel, spec: MetricSpec, data: tuple[Any, ...]) -> Evaluation:
     """Compute metrics on arrays (features, labels) or (features, labels, weights); return them.
 
-    Raise UsageError if they have no rows, are no valid rows, or do not suit the model or a metric.
+    Raise UsageError if there are no rows, or if they are invalid or do not suit model or metrics.
     """
     batch = arrays_to_batch(data)
     if not batch.rows:

@@ -103,7 +103,7 @@ class TrainedNetwork:
             self._training.release()
 
     @contextlib.contextmanager
-    def _exclusive_or_final(self) -> Iterator[None]:
+    def _exclusive_unless_final(self) -> Iterator[None]:
         """Reserve the network like ``_exclusive``, or do nothing if the fit is done with its state.
 
         A listener's ``on_fit_end``, which the fit calls at its end, may thus change the state.
@@ -150,7 +150,7 @@ class TrainedNetwork:
 
         Raise UsageError for another shape, for values that are not finite, or while a fit runs.
         """
-        with self._exclusive_or_final():
+        with self._exclusive_unless_final():
             self._state.assign(values)
             self._checkpoints.mark_assigned()
 
@@ -212,7 +212,10 @@ class TrainedNetwork:
         Raises:
             UsageError: There is no checkpoint, it is of another model, or a fit is under way.
         """
-        with self._exclusive_or_final(), closing(make_progress_display(self._progress)) as progress:
+        with (
+            self._exclusive_unless_final(),
+            closing(make_progress_display(self._progress)) as progress,
+        ):
             self._state.load_checkpoint(
                 self._checkpoints.restore(check_path_argument(path), progress.say)
             )
@@ -328,7 +331,8 @@ def dry_run_step(
             UsageError.
 
     Returns:
-        The number of classes that the copy found, for ``knowing_classes``; None if it is unknown.
+        (Dimensions of labels, number of classes) as the copy found them, for ``knowing_classes``;
+        None if they are unknown.
 
     Raises:
         UsageError: Rows, model and loss do not fit together, the optimizer state has other values
@@ -359,9 +363,10 @@ def dry_run_step(
 
 @contextlib.contextmanager
 def knowing_classes(model: FlatModel, classes: tuple[int, int] | None) -> Iterator[None]:
-    """Tell the model its number of classes for a fit: workers then check all labels before it.
+    """Set ``known_classes`` of a model that counts classes during the ``with`` block, a fit.
 
-    The number is not kept, because another fit may use other outputs of the model.
+    Workers then check all labels before they train. ``classes`` is as ``dry_run_step`` returns it.
+    The model does not keep it, because a fit on other columns may use other outputs.
     """
     if not isinstance(model, CountsClasses):
         yield

@@ -290,7 +290,7 @@ class ParallelWrapper(TrainedNetwork):
         chosen = ColumnSpec(features, label, weight, validation if held is None else HELD_OUT)
         check_fit_arguments(self._model, epochs, chosen, None, (), "")
         with (
-            self._exclusive_or_final(),
+            self._exclusive_unless_final(),
             closing(make_progress_display(self._progress)) as progress,
         ):
             packed = pickle_by_value(self._model)

@@ -233,9 +233,8 @@ class CountsClasses(Protocol):
     ``check`` refuses other labels as long as the number is known.
     """
 
-    known_classes: (
-        tuple[int, int] | None
-    )  # (dimensions of labels, number of classes); None: unknown
+    # (dimensions of labels, number of classes); None: unknown
+    known_classes: tuple[int, int] | None
 
 
 @runtime_checkable

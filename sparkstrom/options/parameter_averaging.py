@@ -185,8 +185,8 @@ def needs_repartitioning(repartition: str, rdd: Any, workers: int) -> bool:
 
     Args:
         repartition: The value of the option of this name.
-        rdd: The RDD that the fit reads. Not the DataFrame's own one: Spark would compute it for
-            this, and may give it more partitions than one of only the columns that the fit reads.
+        rdd: The RDD that the fit reads. ``DataFrame.rdd`` would have all columns: Spark might
+            execute the whole query to create it, and give it a different number of partitions.
         workers: Number of workers.
     """
     if repartition != IF_COUNT_DIFFERS:

@@ -31,7 +31,7 @@ from sparkstrom.observe.progress import ProgressDisplay, RehearsalFigures
 from sparkstrom.observe.reporting.summary_rendering import pluralize
 from sparkstrom.rehearsal.baselines import ring_bits_s, train_synchronously
 from sparkstrom.rehearsal.conditions import Conditions
-from sparkstrom.rehearsal.data import SampledData
+from sparkstrom.rehearsal.data import EVALUATION_ROWS_MAX, SampledData
 from sparkstrom.rehearsal.fit import FitRecipe, FitSimulator, Measure, OnProgress, SimulatedFit
 from sparkstrom.rehearsal.result import ALL_REDUCE, ONE_PROCESS, SPARKSTROM
 from sparkstrom.rehearsal.rounds import simulate_rounds
@@ -49,9 +49,9 @@ REPLICA_BYTES = 64  # memory of a simulated worker per parameter
 POLL_S = 0.1
 
 WEIGHTLESS = (
-    "the rows of the sample on which losses are computed (at most 4,000, held-out ones if there are"
-    " any) all weigh 0, by their weights or because the loss ignores their labels: rehearse rows"
-    " that count"
+    f"the rows of the sample on which losses are computed (at most {EVALUATION_ROWS_MAX:,},"
+    " held-out ones if there are any) all weigh 0, by their weights or because the loss ignores"
+    " their labels: rehearse rows that count"
 )
 
 

@@ -15,12 +15,13 @@ forks exists in the worker.
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import importlib
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
+
+from sparkstrom.base.descriptors import redirect_stdout_to_stderr
 
 PRELOAD_VARIABLE = "SPARKSTROM_PRELOAD"  # names of modules, separated by commas
 # What every worker of a fit imports.
@@ -49,23 +50,6 @@ def preload(names: Iterable[str]) -> list[str]:
     return problems
 
 
-@contextlib.contextmanager
-def stdout_to_stderr() -> Iterator[None]:
-    """During the block, redirect standard output to standard error.
-
-    Spark reads the daemon's port from standard output, so nothing else may be written there.
-    """
-    sys.stdout.flush()
-    kept = os.dup(1)
-    os.dup2(2, 1)
-    try:
-        yield
-    finally:
-        sys.stdout.flush()
-        os.dup2(kept, 1)
-        os.close(kept)
-
-
 def reseed_random_numbers(daemon_pid: int) -> None:
     """Reseed NumPy's and torch's global generators in a process that the daemon has forked.
 
@@ -86,7 +70,7 @@ def main() -> None:
     names = list(WORKER_MODULES)
     for name in os.environ.get(PRELOAD_VARIABLE, "").replace(",", " ").split():
         names += [name, *COMPANIONS.get(name, ())]
-    with stdout_to_stderr():
+    with redirect_stdout_to_stderr():  # Spark reads the daemon's port from standard output
         for problem in preload(names):
             print(f"sparkstrom.spark.daemon: {problem}", file=sys.stderr)
     daemon_pid = os.getpid()

@@ -302,7 +302,7 @@ class SparkNetwork(Dl4jMethodNames, TrainedNetwork):
             check_barrier_stages(self._context)
         named = ColumnSpec(features, label, weight)
         with (
-            self._exclusive_or_final(),
+            self._exclusive_unless_final(),
             closing(make_progress_display(self._progress)) as progress,
         ):
             data, columns = self._held_out.unite(data, named, validation, master.repartition)
@@ -529,7 +529,7 @@ class SparkNetwork(Dl4jMethodNames, TrainedNetwork):
         After ``spark.stop()`` the workers' files are gone already, and Spark is not called. Raise
         UsageError while a fit is under way, because its workers use these files.
         """
-        with self._exclusive_or_final():
+        with self._exclusive_unless_final():
             try:
                 self._exports.close()
             finally:

@@ -249,8 +249,8 @@ def _run_captured(
     seconds = time.monotonic() - began_s
     dismissed = session.replica.uncommitted_mass() if end.cause is TaskEnding.DISMISSED else 0.0
     report = {"partition": environment.partition, "ended": end.reason, "seconds": seconds}
-    told = [describe_warning(environment, text) for text in output.warnings.values()]
-    report["mass_dismissed"], report["warnings"] = dismissed, session.warnings + told
+    captured = [describe_warning(environment, text) for text in output.warnings.values()]
+    report["mass_dismissed"], report["warnings"] = dismissed, session.warnings + captured
     return json.dumps(report | {"epochs": session.trainer.epochs.report()})
 
 

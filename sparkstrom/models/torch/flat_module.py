@@ -831,9 +831,9 @@ class FlatModule:
         module = self._copy_in_training_modes()
         # torch pickles parameters of derived classes, such as geoopt's, as plain ones.
         classes = {
-            name: kind
-            for name, kind in ((k, type(p)) for k, p in self._named_parameters.items())
-            if issubclass(kind, nn.Parameter) and kind is not nn.Parameter
+            name: type(each)
+            for name, each in self._named_parameters.items()
+            if issubclass(type(each), nn.Parameter) and type(each) is not nn.Parameter
         }
         return {**state, "_module": module, "_hooks": hooks, "_classes": classes}
 

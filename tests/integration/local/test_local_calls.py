@@ -134,7 +134,7 @@ def test_an_epochs_loss_is_that_of_evaluate(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["SHARED_GRADIENTS", "AVERAGING"])
-def test_a_label_that_is_no_class_is_named_by_its_row(
+def test_a_label_outside_the_classes_is_named_by_its_row(
     wrapper: Callable[..., ParallelWrapper], mode: str
 ) -> None:
     """Workers check all labels before training; ignored labels, and doubles, are accepted."""

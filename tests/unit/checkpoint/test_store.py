@@ -55,7 +55,7 @@ def test_local_paths_are_those_of_checkpoints(
 
 
 @pytest.mark.parametrize("wrong", [Path("s3://bucket/net.npz"), "hdfs:/net.npz"])
-def test_a_url_with_one_slash_is_no_local_folder(wrong: Any) -> None:
+def test_a_url_with_one_slash_is_refused_as_a_path(wrong: Any) -> None:
     """pathlib removes a slash of a URL; before, a file in the folder "s3:" was written."""
     named = r"=.*(s3|hdfs):/[^/].*: would be a local path; write a URL as a string"
     with pytest.raises(UsageError, match=f"path{named}"), store.path_to_save(wrong):

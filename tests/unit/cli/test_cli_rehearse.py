@@ -138,7 +138,7 @@ def test_a_page_that_cannot_be_written_at_the_end_leaves_the_figures(
     assert "page.html': " in err
 
 
-def test_what_processes_of_a_script_print_is_no_part_of_the_json(
+def test_json_does_not_contain_what_processes_of_a_script_print(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Before, only what Python printed went to standard error; the file could not be read."""
@@ -244,4 +244,4 @@ def test_a_thread_that_a_script_leaves_running_does_not_train(
     for thread in {*threading.enumerate()} - before:
         thread.join()
     assert not Path("trained").exists()
-    rehearse_instead(lambda data: pytest.fail("it is no script's fit"), "rows")  # type: ignore[arg-type]
+    rehearse_instead(lambda data: pytest.fail("no script is rehearsed"), "rows")  # type: ignore[arg-type]

@@ -130,5 +130,5 @@ def test_only_an_array_of_its_own_is_in_the_state() -> None:
 
 def test_what_is_learnt_on_local_needs_no_accumulating() -> None:
     """accumulate() is refused in local training, whose changes are in local already."""
-    with pytest.raises(AssertionError, match="is already in it"):
+    with pytest.raises(AssertionError, match="already contains every step"):
         create_residual("local", N, backends.backend()).accumulate(DELTA)

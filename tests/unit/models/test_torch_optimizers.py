@@ -170,7 +170,7 @@ def test_state_is_arrays_and_plain_numbers() -> None:
         assert not (isinstance(value, float) and math.isnan(value))
 
 
-def test_momentum_of_sparse_gradients_goes_on_elsewhere() -> None:
+def test_momentum_of_sparse_gradients_is_part_of_the_state() -> None:
     """Its momentum, which torch keeps as a sparse tensor, is part of the state."""
     module = nn.Sequential(nn.Embedding(50, 4, sparse=True), nn.Flatten(), nn.Linear(8, 3))
     model = TorchModel(module, functional.cross_entropy, partial(optim.SGD, lr=0.1, momentum=0.9))

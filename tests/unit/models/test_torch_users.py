@@ -305,7 +305,7 @@ def test_a_function_inside_the_module_that_holds_it_is_refused(place: str) -> No
 
 
 @pytest.mark.parametrize("kind", ["first of two hooks", "list", "partial"])
-def test_every_function_inside_the_module_is_looked_at(kind: str) -> None:
+def test_every_function_inside_the_module_is_checked(kind: str) -> None:
     """A hook that holds the module is found beside others, in lists and in partials."""
     net = Own()
 

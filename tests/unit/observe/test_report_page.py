@@ -189,7 +189,7 @@ def test_an_epoch_whose_rows_were_not_told_in_time_is_no_fault(tmp_path: Path) -
     assert "not a number" not in page(tmp_path, lines).said
 
 
-def test_rows_that_do_not_count_are_no_fault(tmp_path: Path) -> None:
+def test_rows_that_do_not_count_are_not_a_divergence(tmp_path: Path) -> None:
     """A fit whose rows all weigh 0 has no losses, from the first one on."""
     lines = real()
     for line in lines:
