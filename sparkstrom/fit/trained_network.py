@@ -47,7 +47,7 @@ from sparkstrom.fit.network_state import NetworkStateHolder
 from sparkstrom.fit.summary import TrainingSummary, summary_of_skipped_fit
 from sparkstrom.models.base import (
     Batch,
-    CountsClasses,
+    ClassCounter,
     EpochAware,
     Exporting,
     Flat,
@@ -85,7 +85,7 @@ class TrainedNetwork:
         self._training = threading.Lock()  # held during a fit, and while the state is replaced
 
     @contextlib.contextmanager
-    def _exclusive(self) -> Iterator[None]:
+    def _reserve(self) -> Iterator[None]:
         """Reserve the network for the block. Raise UsageError while a fit or rehearsal runs.
 
         Otherwise the result of that fit would replace a change that is made in the block.
@@ -103,15 +103,15 @@ class TrainedNetwork:
             self._training.release()
 
     @contextlib.contextmanager
-    def _exclusive_unless_final(self) -> Iterator[None]:
-        """Reserve the network like ``_exclusive``, or do nothing if the fit is done with its state.
+    def _reserve_unless_final(self) -> Iterator[None]:
+        """Reserve the network like ``_reserve``, or do nothing if the fit is done with its state.
 
         A listener's ``on_fit_end``, which the fit calls at its end, may thus change the state.
         """
         if self._training.locked() and self._state.is_final:
             yield
         else:
-            with self._exclusive():
+            with self._reserve():
                 yield
 
     def __repr__(self) -> str:
@@ -150,7 +150,7 @@ class TrainedNetwork:
 
         Raise UsageError for another shape, for values that are not finite, or while a fit runs.
         """
-        with self._exclusive_unless_final():
+        with self._reserve_unless_final():
             self._state.assign(values)
             self._checkpoints.mark_assigned()
 
@@ -213,7 +213,7 @@ class TrainedNetwork:
             UsageError: There is no checkpoint, it is of another model, or a fit is under way.
         """
         with (
-            self._exclusive_unless_final(),
+            self._reserve_unless_final(),
             closing(make_progress_display(self._progress)) as progress,
         ):
             self._state.load_checkpoint(
@@ -331,7 +331,7 @@ def dry_run_step(
             UsageError.
 
     Returns:
-        (Dimensions of labels, number of classes) as the copy found them, for ``knowing_classes``;
+        (Dimensions of labels, number of classes) as the copy found them, for ``set_known_classes``;
         None if they are unknown.
 
     Raises:
@@ -352,7 +352,7 @@ def dry_run_step(
                 copied, batch = _train_copy(model, parameters, block, pack, metric)
                 if examine is not None:
                     examine(copied, batch)
-                return copied.known_classes if isinstance(copied, CountsClasses) else None
+                return copied.known_classes if isinstance(copied, ClassCounter) else None
     except UsageError as error:
         if BATCH_NORM_ERROR not in str(error):
             raise
@@ -362,13 +362,13 @@ def dry_run_step(
 
 
 @contextlib.contextmanager
-def knowing_classes(model: FlatModel, classes: tuple[int, int] | None) -> Iterator[None]:
+def set_known_classes(model: FlatModel, classes: tuple[int, int] | None) -> Iterator[None]:
     """Set ``known_classes`` of a model that counts classes during the ``with`` block, a fit.
 
     Workers then check all labels before they train. ``classes`` is as ``dry_run_step`` returns it.
     The model does not keep it, because a fit on other columns may use other outputs.
     """
-    if not isinstance(model, CountsClasses):
+    if not isinstance(model, ClassCounter):
         yield
         return
     model.known_classes = classes

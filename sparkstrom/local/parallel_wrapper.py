@@ -32,8 +32,8 @@ from sparkstrom.fit.trained_network import (
     TrainedNetwork,
     check_fit_arguments,
     dry_run_step,
-    knowing_classes,
     parse_epochs,
+    set_known_classes,
 )
 from sparkstrom.local.data import (
     ScratchDirectory,
@@ -207,7 +207,7 @@ class ParallelWrapper(TrainedNetwork):
         require_library()
         workers = len(self._context.pool)
         with (
-            self._exclusive(),
+            self._reserve(),
             closing(make_progress_display(self._progress)) as progress,
             self._checkpoints.undo_find_on_error(),
         ):
@@ -232,7 +232,7 @@ class ParallelWrapper(TrainedNetwork):
                 parameters = self._state.parameters
                 model, pack = self._model, pickle_by_value
                 classes = dry_run_step(model, parameters, first.blocks, pack, metric)
-                with knowing_classes(model, classes):
+                with set_known_classes(model, classes):
                     return self._train(request, theta, rows, reporting)
 
     def rehearse(
@@ -290,7 +290,7 @@ class ParallelWrapper(TrainedNetwork):
         chosen = ColumnSpec(features, label, weight, validation if held is None else HELD_OUT)
         check_fit_arguments(self._model, epochs, chosen, None, (), "")
         with (
-            self._exclusive_unless_final(),
+            self._reserve_unless_final(),
             closing(make_progress_display(self._progress)) as progress,
         ):
             packed = pickle_by_value(self._model)

@@ -308,7 +308,7 @@ class RoundsWorker:
         report = RoundReport(self._partition, HOST, executor=HOST)
         with reporting(report, self._output):
             step_limit.start_step(self._step_s)
-            place_model(self._job, self._place, task.steps_before)  # as in a repeated round
+            place_model(self._job, self._place, task.steps_before)  # same seed in a repeated round
             state = self._read_state(own=task.has_own_state)
             start = RoundStart(
                 self._load_parameters(), self._read_buffers(), state, task.steps_before, task.pace

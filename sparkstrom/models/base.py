@@ -53,7 +53,7 @@ class Batch(NamedTuple):
 
 
 def get_step_weight(model: FlatModel, batch: Batch) -> float:
-    """Return the weight in an epoch's loss of ``batch``, on which the model has just trained.
+    """Return the weight of ``batch``, on which the model has just trained, in its epoch's loss.
 
     It is the sum of the rows' weights, unless the model has an attribute ``step_weight``, such as a
     TorchModel whose loss weights labels, too.
@@ -227,7 +227,7 @@ class Measured(Protocol):
 
 
 @runtime_checkable
-class CountsClasses(Protocol):
+class ClassCounter(Protocol):
     """A model that finds out in a step how many classes its labels may have.
 
     ``check`` refuses other labels as long as the number is known.

@@ -80,6 +80,9 @@ class Conditions:
         slow = min(self.stragglers, workers - 1)
         return replace(self, stragglers=slow, kills=self.kills if workers > 1 else 0)
 
-    def kill_moments(self, minibatches: int) -> list[int]:
-        """Return after how many of a fit's ``minibatches`` the workers die, in order."""
+    def list_kill_moments(self, minibatches: int) -> list[int]:
+        """Return, in ascending order, after how many trained minibatches a worker dies.
+
+        ``minibatches`` is the number that all workers train.
+        """
         return [minibatches * (i + 1) // (self.kills + 1) for i in range(self.kills)]

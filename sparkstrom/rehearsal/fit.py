@@ -112,7 +112,7 @@ class FitRecipe:
     def states_for(self, workers: int) -> OptimizerStates:
         """Return the optimizer states with which ``workers`` workers start.
 
-        With another number of workers than in the fit before, all start with the common one.
+        If the previous fit had a different number of workers, all start with the common state.
         """
         return self.states if workers == self.states_workers else OptimizerStates(self.states.one)
 
@@ -237,7 +237,7 @@ class FitSimulator:
         self._rows_per_batch = sum(each.rows for each in partitions) / max(
             1, sum(each.batches_per_epoch for each in partitions)
         )
-        self._kill_moments = self._conditions.kill_moments(self._total)
+        self._kill_moments = self._conditions.list_kill_moments(self._total)
 
     def run(self) -> SimulatedFit:
         """Simulate the fit to its end and return the result.

@@ -229,7 +229,7 @@ class RehearsedRounds(RoundsBackend):
         self._kill_rng = random.Random(conditions.seed)
         self._total = recipe.epochs * sum(each.batches_per_epoch for each in partitions)
         self._trained = 0  # minibatches, those of the current round included
-        self._kill_moments = conditions.kill_moments(self._total)
+        self._kill_moments = conditions.list_kill_moments(self._total)
         self._has_sent_fresh = False  # whether the state before the first step was sent
         self._recorded = -1  # number of the curves' last point
         self.losses: list[tuple[float, float]] = []  # weight and mean loss of each round
@@ -261,12 +261,12 @@ class RehearsedRounds(RoundsBackend):
                 if self._options.save_updater:  # a copy, because the next worker uses the model
                     states[partition] = copy.deepcopy(self._model.updater_state())
         results = RoundResults.combine(self._options, reports, parameters, states)
-        results.traffic = self._pass_round(state, reports, states)
+        results.traffic = self._advance_clock(state, reports, states)
         self._add_to_result(reports)
         return results
 
     def measure(self, plan: EpochPlan, state: RoundState) -> Sequence[HeldOutReport]:
-        """Let the time of a job that evaluates held-out rows pass; return no reports."""
+        """Advance the virtual time by a job that evaluates held-out rows; return no reports."""
         size = state.parameters.nbytes + len(state.buffers)
         self._now_s += JOB_S + self._cluster.broadcast(size, {})
         return ()
@@ -296,10 +296,10 @@ class RehearsedRounds(RoundsBackend):
             self._trained += 1
             self._on_progress(self._trained / self._total)
 
-    def _pass_round(
+    def _advance_clock(
         self, state: RoundState, reports: Sequence[RoundReport], states: Mapping[int, State]
     ) -> Counter[str]:
-        """Let the time of a round pass; return the bytes of its transfers, by kind.
+        """Advance the virtual time by one round; return the bytes of its transfers, by kind.
 
         Args:
             state: The state with which the round started.
@@ -323,7 +323,7 @@ class RehearsedRounds(RoundsBackend):
         return Counter({DOWNLOADED: downloaded, UPLOADED: uploaded})
 
     def _count_sent_bytes(self, state: RoundState) -> tuple[int, dict[int, int]]:
-        """Return the bytes that each worker gets from ``state``: common ones, own by partition."""
+        """Return how many bytes of ``state`` each worker gets, and how many more by partition."""
         own = {p: count_bytes(load_state(value)) for p, value in state.own.items()}
         common = state.parameters.nbytes + len(state.buffers)
         is_fresh = state.updater is state.fresh  # executors keep this one for the next rounds
@@ -335,7 +335,7 @@ class RehearsedRounds(RoundsBackend):
     def _count_result_bytes(
         self, vector: int, reports: Sequence[RoundReport], states: Mapping[int, State]
     ) -> tuple[int, int]:
-        """Return a worker's bytes that are averaged, and those that the driver program gets singly.
+        """Return a worker's bytes that are averaged, and those that it sends without averaging.
 
         Args:
             vector: Size of the parameters in bytes.
@@ -359,7 +359,7 @@ class RehearsedRounds(RoundsBackend):
     def _kill_workers(
         self, reports: Sequence[RoundReport], work_s: dict[int, float], sent: Mapping[int, int]
     ) -> None:
-        """Kill workers whose time has come: Spark starts their tasks again.
+        """Kill a random worker at each moment that is due; Spark starts its task again.
 
         Args:
             reports: The workers' reports of the round.

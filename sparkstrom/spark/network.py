@@ -33,9 +33,9 @@ from sparkstrom.fit.trained_network import (
     TrainedNetwork,
     check_fit_arguments,
     dry_run_step,
-    knowing_classes,
     parse_epochs,
     restart_warnings,
+    set_known_classes,
 )
 from sparkstrom.models.base import Batch, FlatModel
 from sparkstrom.observe.early_stopping import EarlyStopping, TerminationCondition, limit_epochs
@@ -201,7 +201,7 @@ class SparkNetwork(Dl4jMethodNames, TrainedNetwork):
         record, options = FitRecord(), self._strategy.master
         named = ColumnSpec(features, label, weight)
         with (
-            self._exclusive(),
+            self._reserve(),
             closing(make_progress_display(self._progress)) as progress,
             self._checkpoints.undo_find_on_error(),
         ):
@@ -245,7 +245,7 @@ class SparkNetwork(Dl4jMethodNames, TrainedNetwork):
                 reporting = FitReporting(
                     progress, record, slots, warnings, shows_worker_output=shows_output
                 )
-                with knowing_classes(self._model, classes):
+                with set_known_classes(self._model, classes):
                     return self._train(request, rows, reporting)
 
     def rehearse(
@@ -302,7 +302,7 @@ class SparkNetwork(Dl4jMethodNames, TrainedNetwork):
             check_barrier_stages(self._context)
         named = ColumnSpec(features, label, weight)
         with (
-            self._exclusive_unless_final(),
+            self._reserve_unless_final(),
             closing(make_progress_display(self._progress)) as progress,
         ):
             data, columns = self._held_out.unite(data, named, validation, master.repartition)
@@ -529,7 +529,7 @@ class SparkNetwork(Dl4jMethodNames, TrainedNetwork):
         After ``spark.stop()`` the workers' files are gone already, and Spark is not called. Raise
         UsageError while a fit is under way, because its workers use these files.
         """
-        with self._exclusive_unless_final():
+        with self._reserve_unless_final():
             try:
                 self._exports.close()
             finally:

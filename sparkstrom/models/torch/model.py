@@ -134,7 +134,7 @@ class TorchModel(FlatModule):
         refuse_instances(optimizer, scheduler, groups)
         loss = getattr(loss, "_orig_mod", loss)  # not compiled, to check class and options
         self._loss, self._custom = loss, step
-        # As in ``CountsClasses``; found in the first step if the loss takes class indices.
+        # As in ``ClassCounter``; found in the first step if the loss takes class indices.
         self.known_classes: tuple[int, int] | None = None
         self._outputs_kind = resolve_outputs(outputs, loss)
         self._factories = optimizer, groups, scheduler
@@ -315,7 +315,7 @@ class TorchModel(FlatModule):
                 total += loss.detach()
             del output, mean  # before the next part needs memory
         gradients = require_gradients(self._named_parameters, self._clip_norm)
-        if weight is not None:  # only now, because a GPU would wait for Python's next operations
+        if weight is not None:  # not earlier, because float() waits for the GPU
             self.step_weight = float(weight)
         if self.step_weight == 0:
             optimizer._opt_called = True  # else schedulers warn
@@ -326,8 +326,8 @@ class TorchModel(FlatModule):
     def _count_classes(self, output: Any, labels: Any) -> tuple[int, int] | None:
         """Return (dimensions of labels, number of classes); None if the number is unknown.
 
-        It is that of the outputs if some parameter has this length, as those of the last layer
-        have. Outputs may also be as wide as the longest row of a minibatch.
+        It is the width of the outputs, if some parameter has that length, as in the last layer.
+        Otherwise the width may be that of the longest row of a minibatch.
         """
         known = count_class_labels(self._loss, output, labels)
         lengths = {len(each) for each in self._named_parameters.values() if each.ndim}

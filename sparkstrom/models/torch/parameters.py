@@ -55,7 +55,9 @@ def _check_parameter(name: str, parameter: nn.Parameter) -> None:
         kind = str(parameter.dtype).removeprefix("torch.")
         remedy = "call module.float(), and use autocast='bfloat16' to compute in bfloat16"
         if parameter.is_complex():
-            remedy = "make it of torch.view_as_real(values), and call view_as_complex in forward"
+            remedy = (
+                "create it from torch.view_as_real(values), and call view_as_complex in forward"
+            )
         elif not parameter.is_floating_point():
             remedy = "register it as a buffer (register_buffer)"
         raise UsageError(f"parameter {name} is {kind}: parameters are trained in float32; {remedy}")
@@ -103,7 +105,7 @@ def refuse_buffer_aliases(module: nn.Module, named: NamedParameters) -> None:
     for name, buffer in named_buffers(module).items():
         if buffer.layout != torch.strided:
             raise UsageError(
-                f"buffer {name} is of layout {buffer.layout}, and averages are of dense buffers:"
+                f"buffer {name} has layout {buffer.layout}, but only dense buffers are averaged:"
                 " register it with persistent=False"
             )
         if any(

@@ -110,7 +110,7 @@ class FitHistory:
     def note_loss(self, loss: float | None, seconds: float) -> None:
         """Record the time of the first loss that is not finite (None) after a finite one.
 
-        Before a finite loss, it means that no row has counted: none was trained, or all weigh 0.
+        Before the first finite loss, None means that no row was trained, or that all weigh 0.
         """
         if loss is not None:
             self.has_loss = True

@@ -166,9 +166,8 @@ class SendWindow:
         self._rate_s = self._rate_s * keep + spent_s
 
 
-NARROW_S = (
-    5.0  # data that wait this long without a break are neither a burst nor a pause of a process
-)
+# A burst or a paused process delays data for less than this, a narrow link for longer.
+NARROW_S = 5.0
 
 
 @dataclass(slots=True)
