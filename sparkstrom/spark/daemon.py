@@ -31,8 +31,7 @@ WORKER_MODULES = (
     "sparkstrom.worker.training_task",
 )
 # Modules that are imported together with a named module, because workers that use it need them.
-# For example, torch's first optimizer imports torch._dynamo.
-COMPANIONS = {"torch": ("torch._dynamo", "sparkstrom.models.torch")}
+COMPANIONS = {"torch": ("sparkstrom.models.torch",)}
 UNSAFE_TO_FORK = ("jax", "keras", "tensorflow")  # they have threads once they are imported
 
 

@@ -445,7 +445,6 @@ class FlatModule:
         self._has_values = False  # whether the module still contains its initial parameters
         self._initial: Flat | None = None
         self._has_stepped, self._nan_losses = False, 0
-        self._is_placed = False
         self._training_modes: dict[str, bool] = {}  # submodule -> its mode while training
         self._mode_lock = threading.RLock()  # held while a prediction uses modes and memory
         self._fit_length: FitLength | None = None  # None: not known yet
@@ -522,13 +521,9 @@ class FlatModule:
 
         Raise UsageError if the wanted device does not exist.
         """
-        # The first optimizer imports it, which takes seconds; the first step need not wait for it.
-        import torch._dynamo
-
         torch.set_num_threads(share.threads)
         torch.manual_seed(share.seed)
         self._device = choose_device(self._device_wanted, share.gpu)
-        self._is_placed = True
 
     @property
     def cuda_device(self) -> int | None:
@@ -552,8 +547,6 @@ class FlatModule:
             self._views = ParameterViews(
                 self._named_parameters, self._layout, shared, shared.to(self._device)
             )
-        if self._is_placed:  # in advance, because torch then imports 800 modules
-            self._get_optimizer()
 
     def step(self, batch: Batch) -> float:
         """Train on one minibatch, changing the bound parameters in place; return the mean loss.

@@ -34,6 +34,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from sparkstrom.base.errors import UsageError, first_line
 from sparkstrom.models.base import State
+from sparkstrom.models.torch.deferred_compiler import defer_compiler_import
 from sparkstrom.models.torch.parameters import NamedParameters
 
 REFUSED_OPTIMIZERS = {
@@ -128,6 +129,7 @@ def make_optimizer(
     Raises:
         UsageError: the factory fails, or its result cannot be used here.
     """
+    defer_compiler_import()
     trainable = {name: p for name, p in named.items() if p.requires_grad}
     given = list(trainable.values()) if groups is None else groups(dict(trainable))
     try:
