@@ -48,6 +48,7 @@ class CheckpointDirectory:
         # Names of files whose state is known. Files never change, so each is verified only once.
         self._intact: set[str] = set()
         self._damaged: set[str] = set()
+        self._protected: set[str] = set()  # names of files that ``remove_old`` keeps and ignores
 
     @property
     def location(self) -> str:
@@ -90,9 +91,23 @@ class CheckpointDirectory:
             self._intact.add(name)
             return self._folder.path_or_url(name)
 
+    def protect_existing(self) -> None:
+        """Keep the files that exist now, besides the newest ``keep_last`` of later ones.
+
+        Raise SetupError if the directory cannot be read.
+        """
+        try:
+            self._protected = set(self._list_names())
+        except Exception as error:
+            raise self._unreadable(error) from error
+
     def remove_old(self) -> None:
-        """Remove all intact files except the newest ``keep_last``. Damaged files are kept."""
-        names = [name for name in self._list_names() if name not in self._damaged]
+        """Remove all intact files except the newest ``keep_last``.
+
+        Damaged files, and those of ``protect_existing``, are kept.
+        """
+        kept = self._damaged | self._protected
+        names = [name for name in self._list_names() if name not in kept]
         if len(names) > self.keep_last:
             for name in [name for name in names if self._is_intact(name)][self.keep_last :]:
                 self._folder.remove(name)
@@ -122,11 +137,15 @@ class CheckpointDirectory:
         except SparkstromError:
             raise
         except Exception as error:
-            raise SetupError(
-                f"checkpoint directory {self.url!r} cannot be read ({format_error(error)}): make"
-                " it readable, wait until the store is back, or choose another checkpoint_directory"
-            ) from error
+            raise self._unreadable(error) from error
         return None
+
+    def _unreadable(self, error: Exception) -> SetupError:
+        """Return an error that explains that the directory cannot be read."""
+        return SetupError(
+            f"checkpoint directory {self.url!r} cannot be read ({format_error(error)}): make it"
+            " readable, wait until the store is back, or choose another checkpoint_directory"
+        )
 
     def _list_names(self) -> list[str]:
         """Return the names of all checkpoint files, newest first."""

@@ -410,23 +410,26 @@ class FitCheckpoints:
     # Checkpoint read by ``restore``; None once a fit that used it is over or wrote its own.
     _restored: ResumePoint | None = None
     _reads_newest: bool = True  # whether the next fit reads the newest checkpoint
+    # ``restore`` was called before the program's first fit, as it is when the program is run again.
+    _restores_first: bool = False
+    _directory: CheckpointDirectory | None = None  # the user's directory, once it was used
+    _has_begun: bool = False  # the first fit has tested the directory
     _are_assigned: bool = False  # the user has assigned parameters for the next fit
     _has_failed: bool = False  # the newest fit failed
     _replaces_failed: bool = False  # the parameters were assigned after a fit that failed
 
-    @property
-    def directory(self) -> CheckpointDirectory | None:
-        """The user's directory for checkpoints; None if none are written."""
-        url = self.master.checkpoint_directory
-        return None if url is None else CheckpointDirectory(url, self.master.keep_last)
-
     def restore(self, path: str, say: Say) -> ResumePoint:
         """Read a checkpoint, return it, and use it for the next fit instead of the newest one.
 
-        ``say``: called with messages about damaged files, and with a warning if the model may
-        differ. Raise UsageError if the checkpoint is of another model or does not exist.
+        Before the program's first fit, a checkpoint from elsewhere is used only until the fits that
+        follow have written their own; see ``find``. ``say``: called with messages about damaged
+        files, and with a warning if the model may differ. Raise UsageError if the checkpoint is of
+        another model or does not exist.
         """
-        self._pending = self._restored = self._read(*open_checkpoint(path, say), say)
+        is_first = not self._has_begun
+        found = open_checkpoint(path, say)
+        self._pending = self._restored = self._read(*found, say)
+        self._restores_first = is_first and not self._is_in_directory(found[0])
         self._reads_newest = self._are_assigned = self._has_failed = False
         done = self._pending.epochs_done is not None
         self.fits = self._pending.key.number - (0 if done else 1)
@@ -435,18 +438,28 @@ class FitCheckpoints:
     def find(self, key: FitKey, epochs: int, say: Say) -> ResumeDecision | None:
         """Decide what a fit does with the newest checkpoint, and show a message about it.
 
-        If ``restore`` has read a checkpoint, use that one instead of the newest. Return None if
-        there is no checkpoint, or if parameters were assigned later; see ``mark_assigned``. The
-        summaries of finished fits are taken from the checkpoint.
+        If ``restore`` has read a checkpoint, use that one instead of the newest. But if the program
+        called it before its first fit, and the directory has a checkpoint of that fit or a later
+        one, the program is run again, and that checkpoint is used. Return None if there is no
+        checkpoint, or if parameters were assigned later; see ``mark_assigned``. The summaries of
+        finished fits are taken from the checkpoint.
 
         Args:
             key: Identifies the fit within its program.
             epochs: Number of epochs requested of the fit.
             say: Called with a message for the user.
+
+        Raises:
+            SetupError: The directory cannot be written to or read.
+            UsageError: Another network uses the directory, or the checkpoint is of another model.
         """
+        self._prepare_directory()
         if self._reads_newest:
             self._pending = self._read_newest(say)
             self._reads_newest = False  # stays True if reading fails
+        elif self._restores_first:
+            self._replace_restored(key, epochs, say)
+            self._restores_first = False
         point = self._pending
         if point is None:
             return None
@@ -465,19 +478,52 @@ class FitCheckpoints:
             say(NOTHING_LEFT_MESSAGE.format(epochs=epochs))
         return ResumeDecision(action, point)
 
-    def _read_newest(self, say: Say) -> ResumePoint | None:
-        """Return the newest valid checkpoint; None without a directory or a valid checkpoint.
+    def _replace_restored(self, key: FitKey, epochs: int, say: Say) -> None:
+        """Use the directory's newest checkpoint if it is of a fit that followed the restored one.
 
-        With ``resume=False``, only check that the directory can be written to, and return None.
+        Do nothing if another network of this program uses the directory.
         """
-        directory = self.directory
-        if directory is None:
+        directory, restored = self.directory, self._restored
+        if directory is None or restored is None or not self._may_claim(directory):
+            return
+        newest = self._read_newest(say)
+        if newest is not None and _continues(newest, restored, key, epochs):
+            say(NEWER_MESSAGE.format(path=newest.path, restored=restored.path))
+            self._pending, self._restored = newest, None
+
+    @property
+    def directory(self) -> CheckpointDirectory | None:
+        """The user's directory for checkpoints; None if none are written."""
+        url = self.master.checkpoint_directory
+        if url is not None and self._directory is None:
+            self._directory = CheckpointDirectory(url, self.master.keep_last)
+        return self._directory
+
+    def _prepare_directory(self) -> None:
+        """Before the first fit, test that the directory can be written to.
+
+        With ``resume=False`` also note the existing files, which are kept.
+        """
+        if self.directory is not None and not self._has_begun:
+            self.directory.check()
+            if not self.master.resume:
+                self.directory.protect_existing()
+        self._has_begun = True
+
+    def _is_in_directory(self, path: str) -> bool:
+        """Return whether the checkpoint file ``path`` is in the user's directory."""
+        directory, parent = self.directory, path.rpartition("/")[0]
+        return directory is not None and CheckpointDirectory(parent).location == directory.location
+
+    def _read_newest(self, say: Say) -> ResumePoint | None:
+        """Return the newest valid checkpoint; None if there is none, or with ``resume=False``.
+
+        Raise UsageError if another network of this program uses the directory.
+        """
+        if self.directory is None or not self.master.resume:
             return None
-        directory.check()
-        if not self.master.resume:
-            return None
-        self._claim_directory(directory)
-        found = directory.read_newest(say)
+        self._claim_directory(self.directory)
+        found = self.directory.read_newest(say)
         return None if found is None else self._read(*found, say)
 
     def _read(self, path: str, checkpoint: Checkpoint, say: Say) -> ResumePoint:
@@ -493,12 +539,17 @@ class FitCheckpoints:
         Raise UsageError if another network of this program uses the directory. Each network numbers
         its own fits, so it could otherwise resume the other network's fit of the same number.
         """
-        if _directory_owners.setdefault(directory.location, self.network) != self.network:
+        if not self._may_claim(directory):
             raise UsageError(
                 f"checkpoint_directory={directory.url!r} is another network's of this program: a"
                 " network resumes its own fits only; give each its own directory, or resume=False"
                 " to ignore the existing checkpoints (network.restore(path) continues one of them)"
             )
+        _directory_owners[directory.location] = self.network
+
+    def _may_claim(self, directory: CheckpointDirectory) -> bool:
+        """Return whether no other network of this program has reserved the directory."""
+        return _directory_owners.get(directory.location, self.network) == self.network
 
     def config(self, key: FitKey, k: int, states: OptimizerStates) -> CheckpointConfig | None:
         """Return how to save the fit ``key``, which is about to start; None if it is not saved.
@@ -597,13 +648,15 @@ class FitCheckpoints:
         The block contains the whole fit. Do nothing if a run was interrupted or failed, because
         ``mark_ended`` or ``mark_failed`` has recorded that.
         """
-        before, fits = (self._pending, self._reads_newest), self.fits
+        before, fits = (self._pending, self._restored, self._reads_newest), self.fits
+        restores_first = self._restores_first
         try:
             yield
         except BaseException:
             is_used_up = self._pending is None and not self._reads_newest
             if is_used_up and self.fits == fits:
-                self._pending, self._reads_newest = before
+                self._pending, self._restored, self._reads_newest = before
+                self._restores_first = restores_first
             raise
 
 
@@ -823,6 +876,19 @@ def choose_resume_action(point: ResumePoint, key: FitKey, epochs: int) -> Resume
     return ResumeAction.SKIP if enough else ResumeAction.RESUME
 
 
+def _continues(newest: ResumePoint, restored: ResumePoint, key: FitKey, epochs: int) -> bool:
+    """Return whether the directory's newest checkpoint is of a fit that followed ``restored``.
+
+    It is then of the fit ``key`` or a later one, and has at least as much training; or it is of the
+    same stream.
+    """
+    if newest.key.stream or key.stream:
+        return newest.key.stream == key.stream
+    if choose_resume_action(newest, key, epochs) is ResumeAction.START_FROM:
+        return False
+    return newest.key != restored.key or newest.minibatches >= restored.minibatches
+
+
 def _message_fields(point: ResumePoint, key: FitKey) -> Mapping[str, Any]:
     """Return the values for the placeholders of RESUME_MESSAGES."""
     return {
@@ -841,6 +907,10 @@ NOTHING_LEFT_MESSAGE = (
 ASSIGNED_MESSAGE = (
     "sparkstrom: parameters were assigned after {path} was written or restored: the fit starts with"
     " them, and does not use that checkpoint"
+)
+NEWER_MESSAGE = (
+    "sparkstrom: {path} is of a fit that followed restore({restored!r}), and is used instead; to"
+    " train anew from the restored checkpoint, give another checkpoint_directory, or resume=False"
 )
 RESUME_MESSAGES = {
     ResumeAction.RESUME: "sparkstrom resumes from {path}: it has {minibatches} minibatches of "

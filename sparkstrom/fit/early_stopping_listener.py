@@ -69,12 +69,23 @@ class EarlyStoppingListener(FitListener):
         self.best: Best | None = None
         self.copy: Snapshot | None = None  # of the best epoch, if the rule keeps its parameters
 
-    def resume(self, history: Sequence[Epoch], best: tuple[Best, Snapshot | None] | None) -> None:
-        """Continue after a checkpoint's epochs (``history``), with the best of them (``best``)."""
+    def resume(self, history: Sequence[Epoch], best: tuple[Best, Snapshot | None] | None) -> bool:
+        """Continue after a checkpoint's epochs (``history``), with the best of them (``best``).
+
+        Return False if one of them was the best so far, and its parameters, which the rule keeps,
+        are not in the checkpoint: none of these epochs can be delivered as the best one.
+        """
         for epoch in history:
             self._judge.observe(epoch.epoch, epoch.validation)
-        if best is not None and self._rule is not None:
+        if self._rule is None:
+            return True
+        if best is not None and (best[1] is not None or not self._rule.keep_best):
             self.best, self.copy = best
+            self._judge.set_best(self.best.epoch, self.best.value)
+        elif self._rule.keep_best and self._judge.epoch is not None:
+            self._judge.forget_best()
+            return False
+        return True
 
     def on_phase(self, phase: Phase) -> None:
         """Remember the phase, because only a training fit can be stopped."""

@@ -271,7 +271,11 @@ class FitSession:
             point = point.without_validation()
         runner.book.restore(point.figures_for(workers))
         history = runner.book.history()[: runner.book.epochs_resumed_from]
-        stopping.resume([] if has_other_metric else history, point.best)
+        if not stopping.resume([] if has_other_metric else history, point.best):
+            self._reporting.warn(
+                f"{point.path} has no parameters of the best epoch so far: the epochs before the"
+                " resume cannot be the best"
+            )
         if workers != len(point.starts):
             complete = runner.spec.starts[0].position.epoch
             self._reporting.warn(

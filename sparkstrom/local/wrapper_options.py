@@ -32,7 +32,7 @@ from sparkstrom.options.parameter_averaging import (
     PER_WORKER,
     Accumulator,
 )
-from sparkstrom.options.resolution import resolve
+from sparkstrom.options.resolution import ENVIRONMENT_PREFIX, resolve
 from sparkstrom.rounds.averaging import RoundOptions
 
 WORKERS = whole(1, 4096, unit="processes", remedy=", as a rule one for each core", words=(None,))
@@ -88,6 +88,8 @@ def resolve_options(
 ) -> SharedTrainingMaster:
     """Return the options of all fits. Options that were not given come from the environment.
 
+    Variables of options that ParallelWrapper does not take in this training mode are ignored.
+
     Args:
         given: The user's options by name, without ParallelWrapper's own parameters.
         mode: The training mode.
@@ -120,6 +122,13 @@ def resolve_options(
         # Workers in rounds count their own minibatches.
         rest |= {"scaling": None, "horizon": "worker"}
         rest["checkpoint_updaters"] = ALL if rounds.save_updater == PER_WORKER else ONE
+    # Variables that a cluster sets for all programs may name options that have no meaning here.
+    variables = {
+        ENVIRONMENT_PREFIX + name.upper()
+        for name, is_in_rounds in in_rounds.items()
+        if mode is TrainingMode.SHARED_GRADIENTS or is_in_rounds
+    }
+    env = {name: value for name, value in env.items() if name in variables}
     return resolve(SharedTrainingMaster(VoidConfiguration(**void), **rest), {}, env)
 
 

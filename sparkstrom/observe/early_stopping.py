@@ -280,6 +280,14 @@ class EarlyStopper:
         self.epoch, self.value = epoch, value
         return True
 
+    def set_best(self, epoch: int, value: float) -> None:
+        """Take ``epoch`` with this score as the best one of those observed so far."""
+        self.epoch, self.value = epoch, value
+
+    def forget_best(self) -> None:
+        """Let none of the epochs observed so far be the best one; patience starts again."""
+        self.epoch, self.value, self._first = None, math.nan, None
+
     def reason_to_stop(self, epoch: int) -> str | None:
         """Return why training should end after ``epoch``, the latest one; None to continue."""
         if self._first is None:

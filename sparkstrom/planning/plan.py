@@ -7,7 +7,7 @@ from typing import Any
 
 from sparkstrom.base.errors import UsageError
 from sparkstrom.base.units import mib
-from sparkstrom.options.common import ALL_SLOTS, require_one_of, require_whole
+from sparkstrom.options.common import require_one_of, require_whole
 from sparkstrom.options.gradient_sharing import SharedTrainingMaster
 from sparkstrom.options.network import PORTS_PER_HOST, VoidConfiguration, parse_controller
 from sparkstrom.options.parameter_averaging import ParameterAveragingTrainingMaster
@@ -59,6 +59,13 @@ class WorkerCounts:
                 f"workers_per_node={self.per_executor}: there are {self.workers} workers in all; "
                 "an executor cannot have more"
             )
+        if rest := self.workers % self.per_executor:
+            fewer = self.workers - rest
+            raise UsageError(
+                f"workers={self.workers} with workers_per_node={self.per_executor}: a fit has the"
+                f" same number of workers on each executor; plan {fewer} or"
+                f" {fewer + self.per_executor} workers, or change workers_per_node"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,16 +96,15 @@ class FitPlan:
     @property
     def executors(self) -> int:
         """Number of executors."""
-        return -(
-            -(self.placement.workers + self.has_controller_task) // self.placement.per_executor
-        )
+        return self.placement.workers // self.placement.per_executor
 
     def conf(self) -> list[str]:
         """Return the ``--conf`` arguments for spark-submit."""
-        workers = ALL_SLOTS if self.has_controller_task else self.placement.per_executor
+        workers = self.placement.per_executor
         lines = [
             f"spark.executor.instances={self.executors}",
-            f"spark.executor.cores={self.placement.per_executor}",
+            # Executors are equal, so each has a slot for the controller's task.
+            f"spark.executor.cores={workers + self.has_controller_task}",
             f"spark.executor.memoryOverhead={mib(self.executor_overhead)}m",
             f"spark.driver.memoryOverhead={mib(self.driver_overhead)}m",
             f"spark.sparkstrom.workers_per_node={workers}",

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sparkstrom import EarlyStopping, ParallelWrapper, TrainingError
+from sparkstrom import EarlyStopping, ParallelWrapper, SetupError, TrainingError
 from sparkstrom.fit.checkpoints import CheckpointListener
 from sparkstrom.listeners import TrainingListener
 from sparkstrom.local import rounds as local_rounds
@@ -214,3 +214,86 @@ def test_values_of_another_metric_are_not_compared_with_those_of_before(
     assert summary.best.epoch > epochs
     (warning,) = summary.warnings
     assert f"has the {before} of held-out rows, and this fit measures their {after}" in warning
+
+
+def test_checkpoints_that_are_not_resumed_are_kept(program: Program, tmp_path: Path) -> None:
+    """With resume=False, a fit removes only files that its own network wrote."""
+    old = program("kept", checkpoint_every="1 epochs").fit((X, Y), 4, run_log="").checkpoint
+    earlier = set((tmp_path / "kept").iterdir())
+    network = program("kept", resume=False, checkpoint_every="1 epochs", keep_last=2)
+    for _ in range(2):
+        assert network.fit((X, Y), 5, run_log="").resumed_from is None
+    left = set((tmp_path / "kept").iterdir())
+    assert Path(old) in earlier <= left
+    assert len(left - earlier) == 2
+
+
+def test_early_stopping_that_begins_with_a_resume_delivers_an_epoch_of_its_own(
+    program: Program,
+) -> None:
+    """Without a copy of the best epoch's parameters, no epoch before the resume is the best."""
+    with pytest.raises(TrainingError, match="a bug of the listener"):
+        program("late", rate=0.1, checkpoint_every="1 epochs").fit(
+            (X, Y), 5000, validation=0.3, listeners=[Failing(12)], run_log=""
+        )
+    network = program("late", rate=0.1)
+    rule = EarlyStopping(patience=3)
+    summary = network.fit((X, Y), 5000, validation=0.3, early_stopping=rule, run_log="")
+    losses = [each.validation for each in summary.history]
+    assert np.argmin(losses) < summary.epochs_resumed  # what the rule would have chosen
+    assert summary.best is not None
+    assert summary.best.epoch > summary.epochs_resumed
+    assert len(losses) >= summary.epochs_resumed + 4
+    assert "has no parameters of the best epoch so far" in "".join(summary.warnings)
+
+
+def test_a_program_that_restores_and_is_run_again_continues_its_own_fit(
+    program: Program, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """After a crash, the fit's own checkpoint is used instead of the restored one."""
+    program("before").fit((X, Y), 1, run_log="")
+
+    def fine_tune(epochs: int, *listeners: Any) -> Any:
+        network = program("own", checkpoint_every="1 epochs", progress="plain")
+        network.restore(tmp_path / "before")
+        return network, network.fit((X, Y), epochs, listeners=listeners, run_log="")
+
+    with pytest.raises(TrainingError, match="a bug of the listener"):
+        fine_tune(5000, Failing(3))
+    network, summary = fine_tune(5)
+    assert summary.resumed_from.startswith(str(tmp_path / "own"))
+    assert summary.epochs_resumed >= 3
+    assert "is of a fit that followed restore(" in capsys.readouterr().err
+    # A later restore is a decision of the user, and so is one from the directory itself.
+    network.restore(tmp_path / "before")
+    assert network.fit((X, Y), 2, run_log="").resumed_from is None
+    oldest = min((tmp_path / "own").iterdir())
+    network = program("own")
+    network.restore(oldest)
+    assert network.fit((X, Y), 6, run_log="").resumed_from in (None, str(oldest))
+
+
+@pytest.mark.parametrize("restores", [False, True])
+def test_a_directory_that_cannot_be_written_is_refused_before_training(
+    program: Program, tmp_path: Path, restores: bool
+) -> None:
+    """That holds also for a fit that starts with a restored checkpoint."""
+    program("before").fit((X, Y), 1, run_log="")
+    (tmp_path / "file").touch()
+    network = program("file")
+    if restores:
+        network.restore(tmp_path / "before")
+    with pytest.raises(SetupError, match="cannot be written"):
+        network.fit((X, Y), 1, run_log="")
+
+
+def test_a_relative_directory_stays_where_it_is(
+    program: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All fits of a network write to one directory, although the program changes its own."""
+    monkeypatch.chdir(tmp_path)
+    network = program(None, checkpoint_directory="relative")
+    network.fit((X, Y), 1, run_log="")
+    (tmp_path / "other").mkdir()
+    monkeypatch.chdir(tmp_path / "other")
+    assert Path(network.fit((X, Y), 1, run_log="").checkpoint).parent == tmp_path / "relative"

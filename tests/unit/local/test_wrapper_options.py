@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from sparkstrom import FixedThreshold, UsageError
+from sparkstrom import FixedThreshold, SharedTrainingMaster, UsageError, VoidConfiguration
 from sparkstrom.local.wrapper_options import (
     TrainingMode,
     parse_training_mode,
@@ -95,6 +95,16 @@ def test_a_checkpoint_has_each_workers_state_where_each_has_its_own() -> None:
     assert resolve_options({}, AVERAGING, RULE, env).checkpoint_updaters == "one"
     own = resolve_round_options(AVERAGING, None, False, None)
     assert resolve_options({}, AVERAGING, own, {}).checkpoint_updaters == "all"
+
+
+def test_variables_of_options_without_a_meaning_here_are_ignored() -> None:
+    """Clusters set variables for all programs, also for options that ParallelWrapper refuses."""
+    env = {"SPARKSTROM_CONTROLLER": "executor", "SPARKSTROM_SCALING": "ddp"}
+    env |= {"SPARKSTROM_KEEP_LAST": "7"}
+    shared, averaged = (resolve_options({}, mode, None, env) for mode in (SHARED, AVERAGING))
+    assert {shared.void.controller, averaged.void.controller} == {VoidConfiguration().controller}
+    assert (shared.scaling, averaged.scaling) == ("ddp", SharedTrainingMaster().scaling)
+    assert (shared.keep_last, averaged.keep_last) == (7, 7)
 
 
 def test_modes_by_name() -> None:

@@ -173,20 +173,3 @@ def test_a_description_names_parameters_and_makes_no_model() -> None:
     assert description["parameters"][0] == ["0.weight", [5, 6]]
     with pytest.raises(UsageError, match=r"saved without its code.*model=TorchModel"):
         from_description(description)
-
-
-def test_where_it_trains_the_optimizer_is_there_before_the_first_step() -> None:
-    """After place(), bind() makes the optimizer, which takes seconds; predicting needs none."""
-    made: list[Any] = []
-
-    def optimizer(parameters: Any) -> torch.optim.Optimizer:
-        made.append(torch.optim.SGD(parameters, lr=0.1))
-        return made[-1]
-
-    model = TorchModel(nn.Linear(2, 2), nn.MSELoss(), optimizer)
-    before = len(made)  # one, made to check the factory early
-    model.bind(model.initial())
-    assert len(made) == before
-    model.place(Share(threads=torch.get_num_threads(), gpu=None, seed=0))
-    model.bind(model.initial())
-    assert len(made) == before + 1

@@ -7,13 +7,14 @@ from dataclasses import replace
 import pytest
 
 from sparkstrom.base.errors import UsageError
+from sparkstrom.fit.strategy import GradientSharing
 from sparkstrom.models import Adam, DenseNetwork, Sgd
 from sparkstrom.options.gradient_sharing import SharedTrainingMaster
 from sparkstrom.options.network import VoidConfiguration
 from sparkstrom.options.resolution import resolve
 from sparkstrom.planning.memory import MIB, ModelFootprint, footprint_of_model, sum_parts
 from sparkstrom.planning.plan import FitPlan, WorkerCounts, format_plan, plan_fit
-from sparkstrom.spark.executor_slots import check_conf
+from sparkstrom.spark.executor_slots import check_conf, compute_slots, count_workers
 
 N = 10 * MIB  # so that a vector of parameters has 40 MiB
 DEMAND = ModelFootprint(N)
@@ -45,11 +46,29 @@ def test_an_optimizers_state_and_a_librarys_code_count() -> None:
 def test_a_controller_in_a_task_counts() -> None:
     """A controller in a task needs one more slot, and memory of an executor."""
     there = plan(void=VoidConfiguration(controller="executor"))
-    assert set_in(plan())["spark.executor.instances"] == "4"
-    assert set_in(there)["spark.executor.instances"] == "5"  # eight workers and the controller
+    assert set_in(plan())["spark.executor.cores"] == "2"
+    assert set_in(there)["spark.executor.cores"] == "3"
     assert set_in(there)["spark.sparkstrom.controller"] == "executor"
-    assert set_in(there)["spark.sparkstrom.workers_per_node"] == "-1"  # 9 of 10 slots
     assert there.executor_overhead - plan().executor_overhead == plan().driver_overhead
+
+
+@pytest.mark.parametrize("controller", ["driver", "executor"])
+@pytest.mark.parametrize(("workers", "per_executor"), [(8, 4), (4, 4), (4, 2), (3, 1), (1, 1)])
+def test_a_fit_has_the_planned_number_of_workers(
+    controller: str, workers: int, per_executor: int
+) -> None:
+    """With the plan's settings, a fit counts as many workers as were planned."""
+    void = VoidConfiguration(controller=controller)
+    conf = set_in(plan(placing=WorkerCounts(workers, per_executor), void=void))
+    slots = compute_slots(conf, "yarn", (), lambda: 0, lambda: 0)
+    strategy = GradientSharing(resolve(SharedTrainingMaster(), conf, {}))
+    assert count_workers(slots, strategy) == workers
+
+
+def test_a_number_of_workers_that_executors_cannot_share_equally_is_refused() -> None:
+    """Otherwise the fit would have more workers than planned."""
+    with pytest.raises(UsageError, match="plan 8 or 12 workers"):
+        WorkerCounts(10, 4)
 
 
 def test_options_that_take_memory_count() -> None:
