@@ -615,11 +615,13 @@ def predict_features(model: FlatModel, features: Columns) -> Outputs:
 def series_to_features(series: Sequence[Any], inputs: UdfInputs, shapes: UdfShapes) -> Columns:
     """Return the model's features: all columns combined into one array, or one array per input.
 
-    If several columns are combined, they are converted to float32. Raise UsageError if ``inputs``
-    or ``shapes`` do not suit the columns.
+    Combined columns are [rows, ...], also if it is a single one, of numbers; several are converted
+    to float32. An input of its own is [rows] if its column contains numbers, as in training. Raise
+    UsageError if ``inputs`` or ``shapes`` do not suit the columns.
     """
     if inputs is None:
         arrays = [_to_array(i, column) for i, column in enumerate(series)]
+        arrays = [array if array.ndim > 1 else array.reshape(-1, 1) for array in arrays]
         if len(arrays) == 1:
             return _reshape(arrays[0], shapes, 0)
         flat = [array.reshape(len(array), -1) for array in arrays]
@@ -702,9 +704,9 @@ def _check_missing(position: int, values: NDArray[Any], rows: int) -> None:
 
 
 def _reshape(array: NDArray[Any], shapes: UdfShapes, position: int) -> NDArray[Any]:
-    """Reshape each row to ``shapes[position]``; without shapes, make a number an array of one."""
+    """Reshape each row to ``shapes[position]``; without shapes, return the array unchanged."""
     if shapes is None:
-        return array if array.ndim > 1 else array.reshape(-1, 1)
+        return array
     try:
         return array.reshape(len(array), *shapes[position])
     except ValueError:
