@@ -73,12 +73,12 @@ def check_block(model: FlatModel, block: Block) -> None:
         try:
             model.check(batch.features, batch.labels)
         except BadValue as error:
-            raise UsageError(_describe_bad_value(part, error)) from None
+            raise UsageError(describe_bad_value(part, error)) from None
         except UsageError as error:
             raise _locate_bad_row(model, part, error) from None
 
 
-def _describe_bad_value(block: Block, bad: BadValue) -> str:
+def describe_bad_value(block: Block, bad: BadValue) -> str:
     """Return an error message that names the row, column and value, and how to find such rows."""
     form = block.form
     before, structure = 0, form.features

@@ -307,7 +307,9 @@ def _make_trial_rows(array: Any) -> Any:
 def _refuse_beyond_int32(role: str, columns: Columns) -> None:
     """Raise BadValue for the first 64-bit integer that does not fit into an int32."""
     for i, array in enumerate(arrays_of(columns)):
-        if array.dtype.kind in "iu" and array.dtype.itemsize == 8:
+        if array.dtype.kind not in "iu" or array.dtype.itemsize < 8 or not array.size:
+            continue
+        if array.min() < INT32_RANGE.min or array.max() > INT32_RANGE.max:
             fits = (array >= INT32_RANGE.min) & (array <= INT32_RANGE.max)
             refuse_invalid_values(
                 role, columns, i, fits, "JAX computes with 32 bits; renumber such keys"
@@ -391,7 +393,11 @@ class FlatJaxModel:
         self._fit_position = None if alone else workers, minibatches
 
     def predict(self, features: Columns) -> Any:
-        """Return the outputs for the bound parameters as NumPy arrays [rows, ...]."""
+        """Return the outputs for the bound parameters as NumPy arrays [rows, ...].
+
+        Raise BadValue for a 64-bit integer that JAX would change.
+        """
+        _refuse_beyond_int32(FEATURES, features)
         outputs = self._jit_predict(self._require_bound(), self._get_non_trainable(), features)
         return jax.tree_util.tree_map(np.asarray, outputs)
 

@@ -22,6 +22,7 @@ from sparkstrom.models.base import (
     map_columns,
     require_single_array,
 )
+from sparkstrom.models.row_checks import BadValue
 
 PROBABILITIES, LOGITS, VALUES = OUTPUT_KINDS = ("probabilities", "logits", "values")
 OUTPUTS_OPTION = one_of(OUTPUT_KINDS)[KEY]  # the option ``outputs`` of all model classes
@@ -70,7 +71,7 @@ def predict_keeping_shape(model: Any, features: Columns) -> NDArray[Any]:
     A row's output does not depend on the other rows: because matrix products round differently for
     different numbers of rows, all blocks have the same length, and the last block is filled up with
     copies of its first row. If the model returns a dict, the entry named after its output kind is
-    used. Raise UsageError for several outputs.
+    used. Raise UsageError for several outputs, and BadValue if the model refuses a value.
     """
     rows = len(arrays_of(features)[0])
     pieces = []
@@ -78,7 +79,10 @@ def predict_keeping_shape(model: Any, features: Columns) -> NDArray[Any]:
         count = min(BLOCK_ROWS, rows - first)
         index = first + np.arange(BLOCK_ROWS)
         index[count:] = first
-        outputs = model.predict(select_rows(features, index))
+        try:
+            outputs = model.predict(select_rows(features, index))
+        except BadValue as error:
+            raise error.moved(first) from None
         if isinstance(outputs, dict) and get_output_kind(model) in outputs:
             outputs = outputs[get_output_kind(model)]
         if not isinstance(outputs, np.ndarray):

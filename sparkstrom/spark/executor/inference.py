@@ -38,6 +38,7 @@ from sparkstrom.data.row_blocks import (
     batch_dtype,
     check_block,
     choose_step_rows,
+    describe_bad_value,
     gather_blocks,
     join_small_blocks,
     read_feature_blocks,
@@ -71,6 +72,7 @@ from sparkstrom.models.output_interpretation import (
     predict_flattened,
     select_rows,
 )
+from sparkstrom.models.row_checks import BadValue
 from sparkstrom.spark.data.column_selection import has_exact_names, resolve_columns
 from sparkstrom.spark.data.partitioning import RowSource
 from sparkstrom.spark.executor.entry_points import (
@@ -214,8 +216,8 @@ def flatten_rows(outputs: Outputs) -> Outputs:
 def predict_block(model: FlatModel, block: Block) -> Outputs:
     """Return the model's outputs for a block of rows.
 
-    Raise UsageError if the model fails, or if a NaN or null in a row makes an output non-finite;
-    the message then names the row.
+    Raise UsageError if the model fails or refuses a value, or if a NaN or null in a row makes an
+    output non-finite; the message then names the row.
     """
     concatenator, parts = OutputConcatenator(model), []
     for part in block.split():
@@ -223,6 +225,8 @@ def predict_block(model: FlatModel, block: Block) -> Outputs:
         try:
             with np.errstate(all="ignore"):  # _check_outputs reports NaN
                 parts.append(predict_flattened(concatenator, features))
+        except BadValue as error:
+            raise UsageError(describe_bad_value(part, error)) from None
         except (TypeError, ValueError, RuntimeError, IndexError) as error:
             raise UsageError(
                 f"the model fails on rows of {block.where} with features {_format_shapes(block)}:"
@@ -603,6 +607,8 @@ def predict_features(model: FlatModel, features: Columns) -> Outputs:
         part = select_rows(features, slice(first, first + step_rows))
         try:
             parts.append(predict_flattened(concatenator, part))
+        except BadValue as error:
+            raise error.moved(first) from None
         except (TypeError, ValueError, RuntimeError, IndexError) as error:
             shapes = [list(array.shape[1:]) for array in arrays]
             raise UsageError(
