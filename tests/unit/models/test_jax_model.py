@@ -210,6 +210,25 @@ def test_rows_of_no_weight_change_nothing() -> None:
     np.testing.assert_array_equal(params, before)
 
 
+def test_outputs_are_arrays_of_ones_own_and_no_float_is_narrower_than_float32() -> None:
+    """Outputs may be changed in place; bfloat16, which NumPy lacks, becomes float32."""
+
+    def several(params: Any, features: Any) -> Any:
+        whole = apply(params, features)
+        return whole, {"narrow": whole.astype(jnp.bfloat16), "class": whole.argmax(axis=1)}
+
+    model = JaxModel(init, several, lambda outputs, labels: outputs[0][:, 0], optax.sgd(0.1))
+    bound(model)
+    whole, others = model.predict(batch().features)
+    narrow, classes = others["narrow"], others["class"]
+    assert (whole.dtype, narrow.dtype, classes.dtype) == (np.float32, np.float32, np.int32)
+    np.testing.assert_array_equal(narrow, jnp.asarray(whole, jnp.bfloat16).astype(jnp.float32))
+    expected = whole.copy()
+    for array in (whole, narrow, classes):
+        array[:] = 0
+    np.testing.assert_array_equal(model.predict(batch().features)[0], expected)
+
+
 @pytest.mark.parametrize(
     ("loss", "kind", "per_label"),
     [

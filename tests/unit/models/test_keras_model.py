@@ -458,6 +458,17 @@ def test_masks_of_layers_reach_the_loss_as_in_keras() -> None:
     assert model.step(Batch(words, classes)) == pytest.approx(wanted, rel=1e-5)
 
 
+def test_outputs_in_mixed_precision_are_writable_float32() -> None:
+    keras.utils.set_random_seed(3)
+    module = keras.Sequential([keras.Input((6,)), layers.Dense(3, dtype="mixed_bfloat16")])
+    model = KerasModel(module, LOGITS, "sgd")
+    bound(model)
+    outputs = model.predict(batch().features)
+    assert (outputs.dtype, outputs.flags.writeable) == (np.float32, True)
+    expected = np.asarray(module(batch().features), np.float32)
+    np.testing.assert_allclose(outputs, expected, rtol=1e-2)
+
+
 def scaled(*, registered: bool = False) -> Any:
     """Return a layer class that executors cannot import."""
 
