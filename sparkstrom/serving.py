@@ -4,9 +4,9 @@
         outputs = inference.output(features)
 
 Requests wait in a bounded queue. Worker threads take them from it, each with its own instance of
-the model; all instances share one copy of the parameters. ``InferenceMode`` selects whether a
-worker combines waiting requests into one batch or runs each of them alone, or whether the calling
-thread runs the model itself, without a queue.
+the model; all instances share one copy of the parameters, unless predictions may change them.
+``InferenceMode`` selects whether a worker combines waiting requests into one batch or runs each of
+them alone, or whether the calling thread runs the model itself, without a queue.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from sparkstrom.models.base import (
     Columns,
     Flat,
     FlatModel,
+    MayChangeParameters,
     arrays_of,
     count_rows,
     explain_invalid_model,
@@ -276,7 +277,8 @@ class ParallelInference:
 class ModelPool:
     """Instances of one model that share one copy of its parameters.
 
-    Each instance is used by one thread at a time.
+    If predictions may change parameters for a while, each instance has a copy of its own. Each
+    instance is used by one thread at a time.
 
     Args:
         trained: A network or a model.
@@ -308,12 +310,13 @@ class ModelPool:
         self._waiting: deque[queue.SimpleQueue[FlatModel]] = deque()  # threads, longest wait first
 
     def _copy_model(self, model: FlatModel, buffers: bytes) -> FlatModel:
-        """Return a copy of the model that uses the shared parameters, and load its ``buffers``.
+        """Return a copy of the model, bound to the parameters, and load its ``buffers``.
 
         Buffers are the model's state other than parameters, encoded; b"" if there is none.
         """
         copied = copy.deepcopy(model)
-        copied.bind(self.parameters)
+        owns_parameters = isinstance(copied, MayChangeParameters) and copied.changes_parameters()
+        copied.bind(self.parameters.copy() if owns_parameters else self.parameters)
         load_buffers(copied, buffers)
         return copied
 
