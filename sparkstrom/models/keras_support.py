@@ -272,6 +272,18 @@ def resolve_row_loss(loss: Any, output_names: Sequence[str] = ()) -> RowLoss:
     return _with_casts_and_masks(_with_equal_ranks(loss), keras.config.floatx())
 
 
+def list_output_names(model: Any) -> list[str]:
+    """Return the names of a model's outputs, in the order of Keras' lists of losses and labels.
+
+    They are the sorted keys of a dict of outputs, otherwise the names of the outputs' layers; [] if
+    Keras does not know the outputs before the model is called.
+    """
+    names = list(getattr(model, "output_names", None) or ())
+    outputs: Any = model.output if names else None
+    is_flat = isinstance(outputs, dict) and len(outputs) == len(names)
+    return sorted(map(str, outputs)) if is_flat else names
+
+
 def _with_equal_ranks(function: RowLoss) -> RowLoss:
     """Return a loss function that calls ``function`` with labels and outputs of the same rank.
 

@@ -377,6 +377,35 @@ def test_a_model_with_a_loss_for_each_output_is_made_from_its_description(losses
     assert made.step(rows) == again.step(rows)
 
 
+def named_heads(last: str, first: str) -> Any:
+    """Return a network whose outputs are a dict; the arguments are the names of the layers."""
+    keras.utils.set_random_seed(3)
+    inputs = keras.Input((6,))
+    heads = {"two": layers.Dense(2, name=last)(inputs), "one": layers.Dense(2, name=first)(inputs)}
+    return keras.Model(inputs, heads)
+
+
+@pytest.mark.parametrize("names", [("x2", "x1"), ("one", "two")])
+@pytest.mark.parametrize("by_name", [False, True])
+def test_losses_of_a_dict_of_outputs_are_by_its_keys_as_in_keras(names: Any, by_name: bool) -> None:
+    """Names of layers do not count, even if they are the keys of other outputs."""
+    module, features = named_heads(*names), batch().features
+    labels = {"two": features[:, :2], "one": features[:, 4:]}
+    losses: Any = {"two": "mae", "one": "mse"} if by_name else ["mse", "mae"]
+    model = KerasModel(module, losses, "sgd")
+    bound(model)
+    given: Any = labels if by_name else (labels["one"], labels["two"])
+    model.check(features, given)
+    found = model.step(Batch(features, given))
+    module.compile("sgd", loss=losses)
+    expected = module.train_on_batch(features, labels)[0]
+    assert found == pytest.approx(float(expected), rel=1e-5)
+    again = from_description(json.loads(json.dumps(model.describe())))
+    assert again.describe()["loss"] == model.describe()["loss"]
+    with pytest.raises(UsageError, match=r"outputs x2, x1, but the model returns one, two: give"):
+        KerasModel(named_heads("x2", "x1"), {"x2": "mse", "x1": "mse"}, "sgd")
+
+
 def test_a_description_names_the_code_that_it_lacks() -> None:
     """A model with a user's loss function is not made from its description; the error names it."""
 
