@@ -61,6 +61,7 @@ from sparkstrom.models.keras_support import (
     resolve_row_loss,
     scaled_optimizer,
     scaled_statistics,
+    takes_class_indices,
     unfiltered_tracebacks,
 )
 
@@ -142,7 +143,7 @@ class KerasModel(FlatJaxModel):
             self._trace_step,
             "jax",
             "keras",
-            takes_classes="sparse" in normalize_loss_name(self._loss),
+            takes_classes=takes_class_indices(self._loss),
             ignored_label=self.ignored_label,
         )
         self._jit_predict = jax.jit(self._compute_outputs)

@@ -441,6 +441,39 @@ def test_a_partial_of_a_loss_means_what_its_function_means(
     assert loss.__name__ in repr(made)
 
 
+class Focused(keras.losses.BinaryFocalCrossentropy):  # type: ignore[misc]
+    """A user's subclass of one of Keras' losses."""
+
+
+@pytest.mark.parametrize(
+    ("loss", "outputs", "per_label"),
+    [
+        *[("bce", "probabilities", True), ("BCE", "probabilities", True)],
+        *[("BinaryCrossentropy", "probabilities", True), ("mse", "values", False)],
+        *[("categorical_crossentropy", "probabilities", False), ("Huber", "values", False)],
+        *[(Focused(), "probabilities", True), (Focused(from_logits=True), "logits", True)],
+    ],
+)
+def test_another_name_of_a_loss_means_what_keras_own_name_means(
+    loss: Any, outputs: str, per_label: bool
+) -> None:
+    """Keras' aliases and the user's subclasses count as the losses that they stand for."""
+    model = KerasModel(network(), loss, "sgd")
+    assert (model.outputs, model.per_label) == (outputs, per_label)
+    if isinstance(loss, str):
+        assert from_description(json.loads(json.dumps(model.describe()))).outputs == outputs
+
+
+def test_losses_of_classes_refuse_labels_that_are_no_classes() -> None:
+    rows = batch()
+    labels = rows.labels.astype(np.float32)
+    labels[2] = -1
+    generalized = keras.losses.CategoricalGeneralizedCrossEntropy()
+    for loss in ("sparse_categorical_crossentropy", LOGITS, generalized):
+        with pytest.raises(UsageError, match=r"row 2: label is -1.0: labels must be 0 to 2"):
+            KerasModel(network(), loss, "sgd").check(rows.features, labels)
+
+
 def squared(labels: Any, outputs: Any) -> Any:
     return keras.ops.mean(keras.ops.square(labels - outputs), axis=-1)
 
