@@ -43,6 +43,7 @@ from sparkstrom.models.base import (
     load_buffers,
     map_columns,
 )
+from sparkstrom.models.output_interpretation import list_outputs
 from sparkstrom.options.common import option_class, require_seconds
 
 log = logging.getLogger(__name__)
@@ -504,20 +505,15 @@ def predict_requests(model: FlatModel, requests: Sequence[InferenceRequest]) -> 
     """Run the model once on the rows of all requests; return the outputs of each request.
 
     The batch is padded with copies of its last row, so that a library that compiles code for each
-    number of rows compiles only a few times. Raise UsageError if the model does not return one
-    output per row.
+    number of rows compiles only a few times. Raise UsageError if the model does not return arrays
+    with one output per row.
     """
     rows = sum(request.rows for request in requests)
     padded_rows = _count_padded_rows(rows)
     outputs = model.predict(
         _concatenate_features([request.features for request in requests], padded_rows - rows)
     )
-    for array in arrays_of(outputs):
-        if np.ndim(array) == 0 or len(array) != padded_rows:
-            raise UsageError(
-                f"the model returns {list(np.shape(array))} for {padded_rows} rows: each row"
-                " needs an output of its own"
-            )
+    list_outputs(outputs, padded_rows)
     ends = np.cumsum([request.rows for request in requests])
     parts = zip(requests, ends, strict=True)
     return [_slice_outputs(outputs, slice(end - request.rows, end)) for request, end in parts]

@@ -95,6 +95,35 @@ def predict_keeping_shape(model: Any, features: Columns) -> NDArray[Any]:
     return concatenate_outputs(pieces) if pieces else np.zeros((0, 0), np.float32)
 
 
+def list_outputs(outputs: Any, rows: int) -> list[tuple[str | int, Any]]:
+    """Return (name, array) of each output of a model for this many rows.
+
+    An output without a name has its position in place of the name. Raise UsageError if an output
+    is not an array, or does not have an entry for each row.
+    """
+    if isinstance(outputs, dict):
+        named = list(outputs.items())
+    else:
+        named = list(enumerate(outputs if isinstance(outputs, tuple | list) else [outputs]))
+    is_single = not isinstance(outputs, tuple | list | dict)
+    for name, array in named:
+        if not hasattr(array, "shape"):
+            raise UsageError(
+                f"{'the output' if is_single else f'output {name!r}'} is a"
+                f" {type(array).__name__}: forward (or call, apply) must return arrays only where"
+                " the model predicts on executors or in a ParallelInference: one array, or a tuple"
+                " or dict of arrays, without further tuples, lists or dicts inside; leave this"
+                " output out, or return its parts as outputs of their own"
+            )
+        if not array.shape or array.shape[0] != rows:
+            as_output = "" if is_single else f" as output {name!r}"
+            raise UsageError(
+                f"the model returns {list(array.shape)} for {rows} rows{as_output}: each row needs"
+                " an output of its own"
+            )
+    return named
+
+
 def concatenate_outputs(pieces: Sequence[NDArray[Any]]) -> NDArray[Any]:
     """Concatenate the outputs [rows, ...] of consecutive rows, in the dtype of the first piece.
 

@@ -63,12 +63,14 @@ from sparkstrom.models.base import (
     RequiresLoss,
     Shape,
     arrays_of,
+    count_rows,
     get_buffers,
     load_buffers,
 )
 from sparkstrom.models.output_interpretation import (
     BLOCK_ROWS,
     concatenate_outputs,
+    list_outputs,
     predict_flattened,
     select_rows,
 )
@@ -175,13 +177,13 @@ class OutputConcatenator:
     def predict(self, features: Columns) -> Flat:
         """Return the concatenated outputs and remember their shapes.
 
-        Raise UsageError for integers that float32 would change.
+        Raise UsageError for integers that float32 would change, and for outputs that are not
+        arrays with an entry for each row.
         """
-        outputs = self._model.predict(features)
-        names = list(outputs) if isinstance(outputs, dict) else range(len(arrays_of(outputs)))
-        arrays = list(map(_to_exact_float32, arrays_of(outputs)))
-        self.shapes = {name: a.shape[1:] for name, a in zip(names, arrays, strict=True)}
-        flat = [a.reshape(len(a), -1) for a in arrays]
+        outputs = list_outputs(self._model.predict(features), count_rows(features))
+        arrays = {name: _to_exact_float32(output) for name, output in outputs}
+        self.shapes = {name: array.shape[1:] for name, array in arrays.items()}
+        flat = [array.reshape(len(array), -1) for array in arrays.values()]
         return flat[0] if len(flat) == 1 else np.concatenate(flat, axis=1)
 
     def split(self, parts: list[Flat]) -> Outputs:
