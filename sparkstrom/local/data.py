@@ -374,9 +374,11 @@ def _is_arrays(data: Any) -> bool:
 def _pack_arrays(data: tuple[Any, ...], where: str) -> Iterator[tuple[RowFormat, Records]]:
     """Yield the rows of arrays, packed as records, in pieces of about BLOCK_BYTES.
 
-    Raise UsageError if arrays differ in length, are not numeric or have numbers beyond float32, or
-    if weights are invalid.
+    Weights that are None are no weights. Raise UsageError if arrays differ in length, are not
+    numeric or have numbers beyond float32, or if weights are invalid.
     """
+    if len(data) == 3 and data[2] is None:
+        data = data[:2]
     features = split_columns(data[0])
     label = split_labels(data[1])
     n_features, n_labels = count_arrays(features[0]), count_arrays(label[0])

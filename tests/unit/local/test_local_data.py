@@ -189,6 +189,17 @@ def test_big_endian_data_are_read() -> None:
         rows_of(frame.assign(digit=[1j] * ROWS), ColumnSpec("x", "digit"))
 
 
+def test_weights_that_are_none_are_no_weights() -> None:
+    """A fit takes (features, labels, None) as an evaluation does: all rows weigh 1."""
+    (block,) = read_data_blocks((X, Y, None), ColumnSpec())
+    batch = block.form.batch(block.records)
+    assert batch.weights is None
+    np.testing.assert_array_equal(batch.features, X)
+    np.testing.assert_array_equal(batch.labels, Y)
+    (unlabelled,) = read_data_blocks((X, None, None), ColumnSpec())
+    assert unlabelled.form.batch(unlabelled.records).labels == ()
+
+
 def damaged(directory: Path) -> Path:
     """Return a Parquet file whose footer is intact but whose pages are overwritten."""
     path = files(directory)[1]
