@@ -4,9 +4,9 @@
         outputs = inference.output(features)
 
 Requests wait in a bounded queue. Worker threads take them from it, each with its own instance of
-the model; all instances share one copy of the parameters. ``InferenceMode`` selects whether a
-worker combines waiting requests into one batch or runs each of them alone, or whether the calling
-thread runs the model itself, without a queue.
+the model; all instances share one copy of the parameters, unless predictions may change them.
+``InferenceMode`` selects whether a worker combines waiting requests into one batch or runs each of
+them alone, or whether the calling thread runs the model itself, without a queue.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from sparkstrom.models.base import (
     Columns,
     Flat,
     FlatModel,
+    MayChangeParameters,
     arrays_of,
     count_rows,
     explain_invalid_model,
@@ -42,6 +43,7 @@ from sparkstrom.models.base import (
     load_buffers,
     map_columns,
 )
+from sparkstrom.models.output_interpretation import list_outputs
 from sparkstrom.options.common import option_class, require_seconds
 
 log = logging.getLogger(__name__)
@@ -276,7 +278,8 @@ class ParallelInference:
 class ModelPool:
     """Instances of one model that share one copy of its parameters.
 
-    Each instance is used by one thread at a time.
+    If predictions may change parameters for a while, each instance has a copy of its own. Each
+    instance is used by one thread at a time.
 
     Args:
         trained: A network or a model.
@@ -308,12 +311,13 @@ class ModelPool:
         self._waiting: deque[queue.SimpleQueue[FlatModel]] = deque()  # threads, longest wait first
 
     def _copy_model(self, model: FlatModel, buffers: bytes) -> FlatModel:
-        """Return a copy of the model that uses the shared parameters, and load its ``buffers``.
+        """Return a copy of the model, bound to the parameters, and load its ``buffers``.
 
         Buffers are the model's state other than parameters, encoded; b"" if there is none.
         """
         copied = copy.deepcopy(model)
-        copied.bind(self.parameters)
+        owns_parameters = isinstance(copied, MayChangeParameters) and copied.changes_parameters()
+        copied.bind(self.parameters.copy() if owns_parameters else self.parameters)
         load_buffers(copied, buffers)
         return copied
 
@@ -501,20 +505,15 @@ def predict_requests(model: FlatModel, requests: Sequence[InferenceRequest]) -> 
     """Run the model once on the rows of all requests; return the outputs of each request.
 
     The batch is padded with copies of its last row, so that a library that compiles code for each
-    number of rows compiles only a few times. Raise UsageError if the model does not return one
-    output per row.
+    number of rows compiles only a few times. Raise UsageError if the model does not return arrays
+    with one output per row.
     """
     rows = sum(request.rows for request in requests)
     padded_rows = _count_padded_rows(rows)
     outputs = model.predict(
         _concatenate_features([request.features for request in requests], padded_rows - rows)
     )
-    for array in arrays_of(outputs):
-        if np.ndim(array) == 0 or len(array) != padded_rows:
-            raise UsageError(
-                f"the model returns {list(np.shape(array))} for {padded_rows} rows: each row"
-                " needs an output of its own"
-            )
+    list_outputs(outputs, padded_rows)
     ends = np.cumsum([request.rows for request in requests])
     parts = zip(requests, ends, strict=True)
     return [_slice_outputs(outputs, slice(end - request.rows, end)) for request, end in parts]

@@ -73,12 +73,12 @@ def check_block(model: FlatModel, block: Block) -> None:
         try:
             model.check(batch.features, batch.labels)
         except BadValue as error:
-            raise UsageError(_describe_bad_value(part, error)) from None
+            raise UsageError(describe_bad_value(part, error)) from None
         except UsageError as error:
             raise _locate_bad_row(model, part, error) from None
 
 
-def _describe_bad_value(block: Block, bad: BadValue) -> str:
+def describe_bad_value(block: Block, bad: BadValue) -> str:
     """Return an error message that names the row, column and value, and how to find such rows."""
     form = block.form
     before, structure = 0, form.features
@@ -337,9 +337,9 @@ def split_labels(value: Any) -> tuple[ColumnStructure, list[Any]]:
 def as_array(value: Any, *, is_label: bool = False, own: bool = False) -> NDArray[Any]:
     """Convert a value to an array: float32, except for integer arrays and integer labels.
 
-    The result may share memory with ``value``, unless ``own`` is True. Raise ValueError if the
-    value is not numeric, has masked entries, or has a number beyond float32, and TypeError if
-    NumPy has no such array.
+    The result has the machine's byte order, also if ``value`` is a big-endian array. It may share
+    memory with ``value``, unless ``own`` is True. Raise ValueError if the value is not numeric, has
+    masked entries, or has a number beyond float32, and TypeError if NumPy has no such array.
     """
     refuse_masked(value)
     value = to_numpy(value)
@@ -347,7 +347,7 @@ def as_array(value: Any, *, is_label: bool = False, own: bool = False) -> NDArra
     if array.dtype.kind not in "biuf":
         raise ValueError("not a number")
     whole = array.dtype.kind in "biu" and (is_label or isinstance(value, np.ndarray | np.generic))
-    made = array if whole else to_float32(array)
+    made = to_native_order(array) if whole else to_float32(array)
     return made.copy() if own and made is array else made
 
 
@@ -366,6 +366,11 @@ def to_numpy(value: Any) -> Any:
         return (value.detach().cpu() if hasattr(kind, "detach") else value).numpy()
     except RuntimeError as error:  # such as a tensor without data
         raise TypeError(str(error)) from None
+
+
+def to_native_order(array: NDArray[Any]) -> NDArray[Any]:
+    """Return the array in the machine's byte order; copy it only if it has another one."""
+    return array.astype(array.dtype.newbyteorder("="), copy=False)
 
 
 def to_float32(array: NDArray[Any]) -> NDArray[np.float32]:

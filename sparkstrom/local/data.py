@@ -62,6 +62,7 @@ from sparkstrom.data.row_blocks import (
     shorten_value,
     split_columns,
     split_labels,
+    to_native_order,
     to_numpy,
 )
 from sparkstrom.transport.aeron.driver_directories import (
@@ -234,12 +235,22 @@ def _to_arrow_column(column: pd.Series[Any], name: str) -> Any:
     import pyarrow as pa
 
     try:
-        return pa.array(column, from_pandas=True)
-    except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
+        try:
+            return pa.array(column, from_pandas=True)
+        except pa.ArrowNotImplementedError:  # such as for big-endian values
+            return pa.array(_to_native_column(column), from_pandas=True)
+    except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError) as error:
         raise UsageError(
             f"column {name!r} of the DataFrame cannot be read: {first_line(error)}; make it numbers"
             ", or arrays of them"
         ) from error
+
+
+def _to_native_column(column: pd.Series[Any]) -> Any:
+    """Return a pandas column with its numbers, or arrays of them, in the machine's byte order."""
+    if isinstance(column.dtype, np.dtype) and column.dtype != object:
+        return to_native_order(column.to_numpy())
+    return column.map(lambda one: to_native_order(one) if isinstance(one, np.ndarray) else one)
 
 
 def _report_damage(data: Any, batches: Iterable[Any]) -> Iterator[Any]:
@@ -363,9 +374,11 @@ def _is_arrays(data: Any) -> bool:
 def _pack_arrays(data: tuple[Any, ...], where: str) -> Iterator[tuple[RowFormat, Records]]:
     """Yield the rows of arrays, packed as records, in pieces of about BLOCK_BYTES.
 
-    Raise UsageError if arrays differ in length, are not numeric or have numbers beyond float32, or
-    if weights are invalid.
+    Weights that are None are no weights. Raise UsageError if arrays differ in length, are not
+    numeric or have numbers beyond float32, or if weights are invalid.
     """
+    if len(data) == 3 and data[2] is None:
+        data = data[:2]
     features = split_columns(data[0])
     label = split_labels(data[1])
     n_features, n_labels = count_arrays(features[0]), count_arrays(label[0])

@@ -400,6 +400,14 @@ class HasFrozenParameters(Protocol):
         """Return the slices of the flat vector that contain frozen parameters."""
 
 
+@runtime_checkable
+class MayChangeParameters(Protocol):
+    """A model of which some change the parameters while they predict, and restore them."""
+
+    def changes_parameters(self) -> bool:
+        """Return whether ``predict`` may change the bound parameters until it returns."""
+
+
 def zero_frozen_entries(model: Any, residual: Flat) -> Flat:
     """Return the residual (changes not sent yet), f32[n_params], with 0 for frozen parameters.
 

@@ -63,6 +63,10 @@ __all__ = ["JaxModel"]
 INNER_FACTORY, NUMERIC_HYPERPARAMETERS = "inner_factory", "numeric_hps"
 EMPTY_CELL = CellType()  # equals the closure cell of a variable without a value
 INJECTED_MOMENTA = (OPTAX_SHARED_MOMENTUM, "momentum")
+# Names of optax's losses whose outputs are logits, although they are not cross entropies: those
+# of one class per row, and of one label, 0 or 1, per output.
+CLASS_LOSSES = ("multiclass_hinge_loss", "multiclass_perceptron_loss", "multiclass_sparsemax_loss")
+LABEL_LOSSES = ("sigmoid_focal_loss",)
 SCHEDULE_STATES = ("ScaleByScheduleState", "WrappedScheduleState")
 # Fields of optax's states in which adaptive optimizers keep the size of past gradients.
 GRADIENT_SIZES = {
@@ -276,7 +280,8 @@ class JaxModel(FlatJaxModel):
         apply_train: ``apply_train(params, features, key)`` replaces ``apply`` in training and gets
             a new random key in each step, for dropout.
         outputs: what ``apply`` returns, for metrics: logits, probabilities or values; by default
-            logits if the loss's name contains cross_entropy, else values.
+            logits if the loss's name contains cross_entropy, and for optax's other losses of
+            classes, else values.
         seed: equal seeds give equal initial parameters and random keys.
 
     Raises:
@@ -311,7 +316,8 @@ class JaxModel(FlatJaxModel):
         self._state: Any = None  # the optimizer's state, created by the first step
         self._key_seed = [0, 0]  # this worker's seed and its step number, for random keys
         self._jit_step = jax.jit(self._train_step, donate_argnums=1)
-        self._takes_class_indices = "integer_labels" in loss_name(loss)
+        name = loss_name(loss)
+        self._takes_class_indices = "integer_labels" in name or name in CLASS_LOSSES
         self._shape_check = ShapeCheck(
             self._trace_step,
             "jax",
@@ -369,7 +375,8 @@ class JaxModel(FlatJaxModel):
     @property
     def per_label(self) -> bool:
         """Whether the loss treats each output as a separate label that is true or false."""
-        return "sigmoid_binary" in loss_name(self._loss)
+        name = loss_name(self._loss)
+        return "sigmoid_binary" in name or name in LABEL_LOSSES
 
     def updater_state(self) -> State:
         """Return copies of the optimizer's arrays and scalars, named by path in optax's state."""
@@ -546,7 +553,9 @@ def require_callables(**functions: Any) -> None:
 def resolve_outputs(outputs: str | None, loss: Any) -> str:
     """Return the valid output kind ``outputs``, or for None the one that the loss implies."""
     if outputs is None:
-        return LOGITS if "cross_entropy" in loss_name(loss) else VALUES
+        name = loss_name(loss)
+        is_of_classes = "cross_entropy" in name or name in (*CLASS_LOSSES, *LABEL_LOSSES)
+        return LOGITS if is_of_classes else VALUES
     return str(OUTPUTS_OPTION.read("outputs", outputs))
 
 

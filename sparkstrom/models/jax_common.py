@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from sparkstrom.base.errors import UsageError
 from sparkstrom.models.base import (
@@ -144,9 +145,17 @@ def _to_numpy(leaf: Any) -> Any:
     """Convert a JAX leaf to a NumPy array or a plain scalar."""
     if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         leaf = jax.random.key_data(leaf)
-    if jnp.issubdtype(leaf.dtype, jnp.floating) and leaf.dtype.itemsize < 4:
-        leaf = leaf.astype(jnp.float32)  # NumPy has no bfloat16; converting back is exact
-    return leaf.item() if leaf.ndim == 0 else np.array(leaf)
+    array = _to_numpy_array(leaf)
+    return array.item() if array.ndim == 0 else array
+
+
+def _to_numpy_array(leaf: Any) -> NDArray[Any]:
+    """Return a copy of a JAX array as a NumPy array; floats narrower than float32 become float32.
+
+    NumPy has no bfloat16. Converting back is exact.
+    """
+    is_narrow = jnp.issubdtype(leaf.dtype, jnp.floating) and leaf.dtype.itemsize < 4
+    return np.array(leaf, np.float32 if is_narrow else None)
 
 
 def leaves_from_state(state: State, templates: list[tuple[str, Any]]) -> list[Any]:
@@ -307,7 +316,9 @@ def _make_trial_rows(array: Any) -> Any:
 def _refuse_beyond_int32(role: str, columns: Columns) -> None:
     """Raise BadValue for the first 64-bit integer that does not fit into an int32."""
     for i, array in enumerate(arrays_of(columns)):
-        if array.dtype.kind in "iu" and array.dtype.itemsize == 8:
+        if array.dtype.kind not in "iu" or array.dtype.itemsize < 8 or not array.size:
+            continue
+        if array.min() < INT32_RANGE.min or array.max() > INT32_RANGE.max:
             fits = (array >= INT32_RANGE.min) & (array <= INT32_RANGE.max)
             refuse_invalid_values(
                 role, columns, i, fits, "JAX computes with 32 bits; renumber such keys"
@@ -391,9 +402,15 @@ class FlatJaxModel:
         self._fit_position = None if alone else workers, minibatches
 
     def predict(self, features: Columns) -> Any:
-        """Return the outputs for the bound parameters as NumPy arrays [rows, ...]."""
+        """Return the outputs for the bound parameters as new NumPy arrays [rows, ...].
+
+        Floats narrower than float32 become float32.
+
+        Raise BadValue for a 64-bit integer that JAX would change.
+        """
+        _refuse_beyond_int32(FEATURES, features)
         outputs = self._jit_predict(self._require_bound(), self._get_non_trainable(), features)
-        return jax.tree_util.tree_map(np.asarray, outputs)
+        return jax.tree_util.tree_map(_to_numpy_array, outputs)
 
     def loss(self, batch: Batch) -> tuple[float, float]:
         """Return (sum of weight x loss, sum of weights) in inference mode, without penalties."""

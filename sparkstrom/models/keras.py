@@ -49,6 +49,7 @@ from sparkstrom.models.keras_support import (
     keras,
     list_layers,
     list_losses,
+    list_output_names,
     loss_options,
     normalize_loss_name,
     refuse_foreign_code,
@@ -60,6 +61,7 @@ from sparkstrom.models.keras_support import (
     resolve_row_loss,
     scaled_optimizer,
     scaled_statistics,
+    takes_class_indices,
     unfiltered_tracebacks,
 )
 
@@ -85,7 +87,8 @@ class KerasModel(FlatJaxModel):
         model: a ``keras.Model`` that has been built.
         loss: the name of a Keras loss, a ``keras.losses.Loss``, or a function (labels, outputs) ->
             one loss per row. For several outputs, a list of losses or a dict by output name; they
-            are summed.
+            are summed. Outputs that are a dict are named by its keys; a list is in the order of the
+            sorted keys, as in Keras.
         optimizer: a ``keras.optimizers.Optimizer``, whose learning rate may be a schedule, or an
             optimizer's name. The model trains with a copy of it.
         outputs: what the model returns, for metrics: logits, probabilities or values; by default
@@ -116,8 +119,7 @@ class KerasModel(FlatJaxModel):
         ``outputs`` is the output kind; ``exclusions`` are variables without weight decay.
         """
         self._model, self._loss, self._outputs = model, loss, outputs
-        names = getattr(model, "output_names", None) or ()
-        self._row_loss = resolve_row_loss(loss, names)
+        self._row_loss = resolve_row_loss(loss, list_output_names(model))
         self._optimizer = copy_optimizer(optimizer)
         variables = model.trainable_variables
         self._layout = Layout.from_shapes((get_variable_name(v), tuple(v.shape)) for v in variables)
@@ -141,7 +143,7 @@ class KerasModel(FlatJaxModel):
             self._trace_step,
             "jax",
             "keras",
-            takes_classes="sparse" in normalize_loss_name(self._loss),
+            takes_classes=takes_class_indices(self._loss),
             ignored_label=self.ignored_label,
         )
         self._jit_predict = jax.jit(self._compute_outputs)

@@ -45,6 +45,7 @@ SEED_STATE = "seed_generator_state"
 RowLoss = Callable[[Any, Any], Any]  # labels, outputs -> one loss per row
 get_keras_mask = importlib.import_module("keras.src.backend").get_keras_mask
 squeeze_or_expand = importlib.import_module("keras.src.losses.loss").squeeze_or_expand_to_same_rank
+LossFunctionWrapper = importlib.import_module("keras.src.losses.losses").LossFunctionWrapper
 RATE_ATTRIBUTE = "_learning_rate"  # holds a schedule, a variable, or a function
 MEAN_REDUCTIONS = (None, "none", "sum_over_batch_size", "mean", "mean_with_sample_weight")
 
@@ -272,6 +273,18 @@ def resolve_row_loss(loss: Any, output_names: Sequence[str] = ()) -> RowLoss:
     return _with_casts_and_masks(_with_equal_ranks(loss), keras.config.floatx())
 
 
+def list_output_names(model: Any) -> list[str]:
+    """Return the names of a model's outputs, in the order of Keras' lists of losses and labels.
+
+    They are the sorted keys of a dict of outputs, otherwise the names of the outputs' layers; [] if
+    Keras does not know the outputs before the model is called.
+    """
+    names = list(getattr(model, "output_names", None) or ())
+    outputs: Any = model.output if names else None
+    is_flat = isinstance(outputs, dict) and len(outputs) == len(names)
+    return sorted(map(str, outputs)) if is_flat else names
+
+
 def _with_equal_ranks(function: RowLoss) -> RowLoss:
     """Return a loss function that calls ``function`` with labels and outputs of the same rank.
 
@@ -369,9 +382,30 @@ def loss_options(loss: Any) -> dict[str, Any]:
 
 
 def normalize_loss_name(loss: Any) -> str:
-    """Return the loss's name in lower case, without underscores."""
-    name = loss if isinstance(loss, str) else loss_name(loss)
+    """Return the loss's name in lower case, without underscores.
+
+    An alias, such as "bce", has the name of the loss that it stands for, and a class derived from
+    one of Keras' losses has that loss's name.
+    """
+    if isinstance(loss, str):
+        with contextlib.suppress(ValueError):  # an unknown name is refused elsewhere
+            loss = keras.losses.get(loss)
+    base = _get_keras_class(loss)
+    name = loss if isinstance(loss, str) else base.__name__ if base else loss_name(loss)
     return name.lower().replace("_", "")
+
+
+def _get_keras_class(loss: Any) -> type | None:
+    """Return the class among Keras' losses that the loss is an instance of, or None."""
+    general = (keras.losses.Loss, *keras.losses.Loss.__mro__, LossFunctionWrapper)
+    kinds = type(loss).__mro__ if isinstance(loss, keras.losses.Loss) else ()
+    return next((k for k in kinds if not is_user_defined(k) and k not in general), None)
+
+
+def takes_class_indices(loss: Any) -> bool:
+    """Return whether the loss takes class indices as labels."""
+    name = normalize_loss_name(loss)
+    return "sparse" in name or "categoricalgeneralized" in name
 
 
 def list_losses(loss: Any) -> list[Any]:

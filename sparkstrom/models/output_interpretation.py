@@ -22,6 +22,7 @@ from sparkstrom.models.base import (
     map_columns,
     require_single_array,
 )
+from sparkstrom.models.row_checks import BadValue
 
 PROBABILITIES, LOGITS, VALUES = OUTPUT_KINDS = ("probabilities", "logits", "values")
 OUTPUTS_OPTION = one_of(OUTPUT_KINDS)[KEY]  # the option ``outputs`` of all model classes
@@ -70,7 +71,7 @@ def predict_keeping_shape(model: Any, features: Columns) -> NDArray[Any]:
     A row's output does not depend on the other rows: because matrix products round differently for
     different numbers of rows, all blocks have the same length, and the last block is filled up with
     copies of its first row. If the model returns a dict, the entry named after its output kind is
-    used. Raise UsageError for several outputs.
+    used. Raise UsageError for several outputs, and BadValue if the model refuses a value.
     """
     rows = len(arrays_of(features)[0])
     pieces = []
@@ -78,7 +79,10 @@ def predict_keeping_shape(model: Any, features: Columns) -> NDArray[Any]:
         count = min(BLOCK_ROWS, rows - first)
         index = first + np.arange(BLOCK_ROWS)
         index[count:] = first
-        outputs = model.predict(select_rows(features, index))
+        try:
+            outputs = model.predict(select_rows(features, index))
+        except BadValue as error:
+            raise error.moved(first) from None
         if isinstance(outputs, dict) and get_output_kind(model) in outputs:
             outputs = outputs[get_output_kind(model)]
         if not isinstance(outputs, np.ndarray):
@@ -89,6 +93,35 @@ def predict_keeping_shape(model: Any, features: Columns) -> NDArray[Any]:
             )
         pieces.append(outputs[:count])
     return concatenate_outputs(pieces) if pieces else np.zeros((0, 0), np.float32)
+
+
+def list_outputs(outputs: Any, rows: int) -> list[tuple[str | int, Any]]:
+    """Return (name, array) of each output of a model for this many rows.
+
+    An output without a name has its position in place of the name. Raise UsageError if an output
+    is not an array, or does not have an entry for each row.
+    """
+    if isinstance(outputs, dict):
+        named = list(outputs.items())
+    else:
+        named = list(enumerate(outputs if isinstance(outputs, tuple | list) else [outputs]))
+    is_single = not isinstance(outputs, tuple | list | dict)
+    for name, array in named:
+        if not hasattr(array, "shape"):
+            raise UsageError(
+                f"{'the output' if is_single else f'output {name!r}'} is a"
+                f" {type(array).__name__}: forward (or call, apply) must return arrays only where"
+                " the model predicts on executors or in a ParallelInference: one array, or a tuple"
+                " or dict of arrays, without further tuples, lists or dicts inside; leave this"
+                " output out, or return its parts as outputs of their own"
+            )
+        if not array.shape or array.shape[0] != rows:
+            as_output = "" if is_single else f" as output {name!r}"
+            raise UsageError(
+                f"the model returns {list(array.shape)} for {rows} rows{as_output}: each row needs"
+                " an output of its own"
+            )
+    return named
 
 
 def concatenate_outputs(pieces: Sequence[NDArray[Any]]) -> NDArray[Any]:

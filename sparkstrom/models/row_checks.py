@@ -73,6 +73,11 @@ class BadValue(UsageError):
         what = "label" if self.role == LABELS else self.role
         return f"row {self.row}: {what}{which}{self.location_text} is {self.text}: {self.reason}"
 
+    def moved(self, rows: int) -> BadValue:
+        """Return the error for a minibatch that has this many more rows before these."""
+        role, array, row, *rest = self.args
+        return type(self)(role, array, row + rows, *rest)
+
     @property
     def location_text(self) -> str:
         """The value's position as text, such as " at [3, 4]"; empty for a single number."""

@@ -437,8 +437,9 @@ class SparkNetwork(Dl4jMethodNames, TrainedNetwork):
 
         Args:
             inputs: None combines all columns (numbers or arrays) into one array. Otherwise each
-                column is one input of the model. Give the inputs' names for a model that takes a
-                dictionary, or their number for a model that takes a tuple.
+                column is one input of the model, [rows] for a column of numbers, as in ``fit``.
+                Give the inputs' names for a model that takes a dictionary, or their number for a
+                model that takes a tuple.
             shapes: Shape of each input, without the dimension of rows.
             output: Names of the struct's fields; required if the model has several outputs.
         """

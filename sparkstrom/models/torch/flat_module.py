@@ -178,6 +178,18 @@ def switch_mode(module: nn.Module, training: bool) -> Iterator[None]:
             part.training = part_training
 
 
+def overrides_modes(module: nn.Module) -> bool:
+    """Return whether the module or a part of it has its own ``train`` or ``eval``.
+
+    These may change parameters; see ``switch_mode``.
+    """
+    return any(
+        name in vars(part) or getattr(type(part), name) is not getattr(nn.Module, name)
+        for part in module.modules()
+        for name in ("train", "eval")
+    )
+
+
 def _set_mode(module: nn.Module, training: bool) -> None:
     """Call the module's own ``train`` or ``eval``."""
     if training:
@@ -770,6 +782,10 @@ class FlatModule:
             f"{type(self._module).__name__}.forward", FORWARD_REMEDY, features=features
         ):
             return call_with_features(self._module, features)
+
+    def changes_parameters(self) -> bool:
+        """Return whether a prediction may change parameters, as when LoRA layers merge weights."""
+        return overrides_modes(self._module)
 
     def _predict_rows(self, features: Columns) -> Any:
         """Return the module's outputs for these rows as NumPy arrays."""

@@ -27,9 +27,12 @@ from sparkstrom.models.torch.tensors import IGNORE_INDEX, LOSS_REMEDY, Tensors, 
 Loss = Callable[..., torch.Tensor]
 TORCH_LOSSES = nn.CrossEntropyLoss.__module__
 MEAN_REDUCTIONS = ("mean", "batchmean")  # batchmean (KLDivLoss) sums the values of a row
-LOGITS_LOSSES = ("crossentropy", "nll", "withlogits", "multilabelsoft")  # parts of loss names
+# Losses of logits: parts of their names, and whole names. The name of a loss of values, such as
+# PoissonNLLLoss or gaussian_nll, may also contain nll.
+LOGITS_LOSS_PARTS = ("crossentropy", "withlogits", "multilabelsoft", "multimargin")
+LOGITS_LOSSES = ("nll", "nllloss", "nllloss2d")
 CLASS_INDEX_LOSSES = ("crossentropyloss", "crossentropy", "nllloss", "multimarginloss")
-PER_LABEL_LOSSES = ("withlogits", "bceloss", "binarycrossentropy", "multilabelsoft")
+PER_LABEL_LOSSES = ("withlogits", "bceloss", "binarycrossentropy", "multilabelsoft")  # parts
 WEIGHT_SUM_MIN = 1e-30  # lower bound of a sum of weights, to avoid division by zero
 
 
@@ -39,19 +42,20 @@ def resolve_outputs(outputs: str | None, loss: Any) -> str:
         name = _normalized_name(loss)
         if name in ("bceloss", "binarycrossentropy"):
             return "probabilities"
-        of_classes = loss is None or any(word in name for word in LOGITS_LOSSES)
-        return "logits" if of_classes else "values"
+        is_named_so = name in LOGITS_LOSSES or any(part in name for part in LOGITS_LOSS_PARTS)
+        return "logits" if loss is None or is_named_so else "values"
     return str(OUTPUTS_OPTION.read("outputs", outputs))
 
 
 def is_per_label(loss: Any) -> bool:
     """Return whether the loss treats each output as a separate label that is true or false."""
     declared = getattr(loss, "per_label", None)  # an attribute of Dl4jLoss
-    return (
-        any(word in _normalized_name(loss) for word in PER_LABEL_LOSSES)
-        if declared is None
-        else bool(declared)
-    )
+    if declared is not None:
+        return bool(declared)
+    name = _normalized_name(loss)
+    if "crossentropy" in name and not ("binary" in name or "sigmoid" in name):
+        return False  # such as softmax_cross_entropy_with_logits
+    return any(part in name for part in PER_LABEL_LOSSES)
 
 
 def cast_class_labels(loss: Any, output: Tensors, target: Tensors) -> Tensors:

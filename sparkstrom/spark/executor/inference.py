@@ -38,6 +38,7 @@ from sparkstrom.data.row_blocks import (
     batch_dtype,
     check_block,
     choose_step_rows,
+    describe_bad_value,
     gather_blocks,
     join_small_blocks,
     read_feature_blocks,
@@ -62,15 +63,18 @@ from sparkstrom.models.base import (
     RequiresLoss,
     Shape,
     arrays_of,
+    count_rows,
     get_buffers,
     load_buffers,
 )
 from sparkstrom.models.output_interpretation import (
     BLOCK_ROWS,
     concatenate_outputs,
+    list_outputs,
     predict_flattened,
     select_rows,
 )
+from sparkstrom.models.row_checks import BadValue
 from sparkstrom.spark.data.column_selection import has_exact_names, resolve_columns
 from sparkstrom.spark.data.partitioning import RowSource
 from sparkstrom.spark.executor.entry_points import (
@@ -173,13 +177,13 @@ class OutputConcatenator:
     def predict(self, features: Columns) -> Flat:
         """Return the concatenated outputs and remember their shapes.
 
-        Raise UsageError for integers that float32 would change.
+        Raise UsageError for integers that float32 would change, and for outputs that are not
+        arrays with an entry for each row.
         """
-        outputs = self._model.predict(features)
-        names = list(outputs) if isinstance(outputs, dict) else range(len(arrays_of(outputs)))
-        arrays = list(map(_to_exact_float32, arrays_of(outputs)))
-        self.shapes = {name: a.shape[1:] for name, a in zip(names, arrays, strict=True)}
-        flat = [a.reshape(len(a), -1) for a in arrays]
+        outputs = list_outputs(self._model.predict(features), count_rows(features))
+        arrays = {name: _to_exact_float32(output) for name, output in outputs}
+        self.shapes = {name: array.shape[1:] for name, array in arrays.items()}
+        flat = [array.reshape(len(array), -1) for array in arrays.values()]
         return flat[0] if len(flat) == 1 else np.concatenate(flat, axis=1)
 
     def split(self, parts: list[Flat]) -> Outputs:
@@ -214,8 +218,8 @@ def flatten_rows(outputs: Outputs) -> Outputs:
 def predict_block(model: FlatModel, block: Block) -> Outputs:
     """Return the model's outputs for a block of rows.
 
-    Raise UsageError if the model fails, or if a NaN or null in a row makes an output non-finite;
-    the message then names the row.
+    Raise UsageError if the model fails or refuses a value, or if a NaN or null in a row makes an
+    output non-finite; the message then names the row.
     """
     concatenator, parts = OutputConcatenator(model), []
     for part in block.split():
@@ -223,6 +227,8 @@ def predict_block(model: FlatModel, block: Block) -> Outputs:
         try:
             with np.errstate(all="ignore"):  # _check_outputs reports NaN
                 parts.append(predict_flattened(concatenator, features))
+        except BadValue as error:
+            raise UsageError(describe_bad_value(part, error)) from None
         except (TypeError, ValueError, RuntimeError, IndexError) as error:
             raise UsageError(
                 f"the model fails on rows of {block.where} with features {_format_shapes(block)}:"
@@ -603,6 +609,8 @@ def predict_features(model: FlatModel, features: Columns) -> Outputs:
         part = select_rows(features, slice(first, first + step_rows))
         try:
             parts.append(predict_flattened(concatenator, part))
+        except BadValue as error:
+            raise error.moved(first) from None
         except (TypeError, ValueError, RuntimeError, IndexError) as error:
             shapes = [list(array.shape[1:]) for array in arrays]
             raise UsageError(
@@ -615,11 +623,13 @@ def predict_features(model: FlatModel, features: Columns) -> Outputs:
 def series_to_features(series: Sequence[Any], inputs: UdfInputs, shapes: UdfShapes) -> Columns:
     """Return the model's features: all columns combined into one array, or one array per input.
 
-    If several columns are combined, they are converted to float32. Raise UsageError if ``inputs``
-    or ``shapes`` do not suit the columns.
+    Combined columns are [rows, ...], also if it is a single one, of numbers; several are converted
+    to float32. An input of its own is [rows] if its column contains numbers, as in training. Raise
+    UsageError if ``inputs`` or ``shapes`` do not suit the columns.
     """
     if inputs is None:
         arrays = [_to_array(i, column) for i, column in enumerate(series)]
+        arrays = [array if array.ndim > 1 else array.reshape(-1, 1) for array in arrays]
         if len(arrays) == 1:
             return _reshape(arrays[0], shapes, 0)
         flat = [array.reshape(len(array), -1) for array in arrays]
@@ -702,9 +712,9 @@ def _check_missing(position: int, values: NDArray[Any], rows: int) -> None:
 
 
 def _reshape(array: NDArray[Any], shapes: UdfShapes, position: int) -> NDArray[Any]:
-    """Reshape each row to ``shapes[position]``; without shapes, make a number an array of one."""
+    """Reshape each row to ``shapes[position]``; without shapes, return the array unchanged."""
     if shapes is None:
-        return array if array.ndim > 1 else array.reshape(-1, 1)
+        return array
     try:
         return array.reshape(len(array), *shapes[position])
     except ValueError:

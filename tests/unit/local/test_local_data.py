@@ -171,6 +171,35 @@ def test_columns_that_nobody_wants_are_not_looked_at() -> None:
         rows_of(frame, ColumnSpec("junk", "digit"))
 
 
+def test_big_endian_data_are_read() -> None:
+    """FITS files have such arrays, and so have DataFrames that are made of them."""
+    pandas = pytest.importorskip("pandas")
+    swapped = X.astype(">f4"), Y.astype(">i4"), W.astype(">f4")
+    frame = pandas.DataFrame({"x": list(swapped[0]), "digit": swapped[1], "w": swapped[2]})
+    for data, chosen in ((swapped, ColumnSpec()), (frame, ColumnSpec("x", "digit", "w"))):
+        batch, _ = rows_of(data, chosen)
+        assert isinstance(batch.features, np.ndarray)
+        assert batch.features.dtype.isnative
+        np.testing.assert_array_equal(batch.features, X)
+        np.testing.assert_array_equal(batch.labels, Y)
+        np.testing.assert_array_equal(batch.weights, W)
+    ids, _ = rows_of((Y.astype(">u2"), Y, W))
+    assert ids.features.dtype == np.dtype("=u2")  # type: ignore[union-attr]
+    with pytest.raises(UsageError, match="column 'digit' of the DataFrame cannot be read: "):
+        rows_of(frame.assign(digit=[1j] * ROWS), ColumnSpec("x", "digit"))
+
+
+def test_weights_that_are_none_are_no_weights() -> None:
+    """A fit takes (features, labels, None) as an evaluation does: all rows weigh 1."""
+    (block,) = read_data_blocks((X, Y, None), ColumnSpec())
+    batch = block.form.batch(block.records)
+    assert batch.weights is None
+    np.testing.assert_array_equal(batch.features, X)
+    np.testing.assert_array_equal(batch.labels, Y)
+    (unlabelled,) = read_data_blocks((X, None, None), ColumnSpec())
+    assert unlabelled.form.batch(unlabelled.records).labels == ()
+
+
 def damaged(directory: Path) -> Path:
     """Return a Parquet file whose footer is intact but whose pages are overwritten."""
     path = files(directory)[1]

@@ -51,9 +51,9 @@ def bound(model: JaxModel) -> Any:
     return params
 
 
-def make(optimizer: Any = None, **options: Any) -> JaxModel:
+def make(optimizer: Any = None, loss: Any = cross_entropy, **options: Any) -> JaxModel:
     """Return a JaxModel of the MLP, by default with Adam."""
-    return JaxModel(init, apply, cross_entropy, optimizer or optax.adam(0.05), **options)
+    return JaxModel(init, apply, loss, optimizer or optax.adam(0.05), **options)
 
 
 def shipped(model: JaxModel) -> JaxModel:

@@ -210,6 +210,65 @@ def test_rows_of_no_weight_change_nothing() -> None:
     np.testing.assert_array_equal(params, before)
 
 
+def test_outputs_are_arrays_of_ones_own_and_no_float_is_narrower_than_float32() -> None:
+    """Outputs may be changed in place; bfloat16, which NumPy lacks, becomes float32."""
+
+    def several(params: Any, features: Any) -> Any:
+        whole = apply(params, features)
+        return whole, {"narrow": whole.astype(jnp.bfloat16), "class": whole.argmax(axis=1)}
+
+    model = JaxModel(init, several, lambda outputs, labels: outputs[0][:, 0], optax.sgd(0.1))
+    bound(model)
+    whole, others = model.predict(batch().features)
+    narrow, classes = others["narrow"], others["class"]
+    assert (whole.dtype, narrow.dtype, classes.dtype) == (np.float32, np.float32, np.int32)
+    np.testing.assert_array_equal(narrow, jnp.asarray(whole, jnp.bfloat16).astype(jnp.float32))
+    expected = whole.copy()
+    for array in (whole, narrow, classes):
+        array[:] = 0
+    np.testing.assert_array_equal(model.predict(batch().features)[0], expected)
+
+
+@pytest.mark.parametrize(
+    ("loss", "kind", "per_label"),
+    [
+        (optax.softmax_cross_entropy, "logits", False),
+        (optax.losses.poly_loss_cross_entropy, "logits", False),
+        (optax.losses.multiclass_hinge_loss, "logits", False),
+        (partial(optax.losses.multiclass_perceptron_loss), "logits", False),
+        (optax.losses.multiclass_sparsemax_loss, "logits", False),
+        (optax.sigmoid_binary_cross_entropy, "logits", True),
+        (partial(optax.sigmoid_focal_loss, gamma=1.0), "logits", True),
+        (optax.squared_error, "values", False),
+        (optax.losses.kl_divergence, "values", False),
+    ],
+)
+def test_what_outputs_are_follows_from_the_loss(loss: Any, kind: str, per_label: bool) -> None:
+    model = make(loss=loss)
+    assert (model.outputs, model.per_label) == (kind, per_label)
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        optax.losses.multiclass_hinge_loss,
+        optax.losses.multiclass_perceptron_loss,
+        optax.losses.multiclass_sparsemax_loss,
+    ],
+)
+def test_all_of_optaxs_losses_of_classes_take_whole_doubles_and_no_other_labels(loss: Any) -> None:
+    """Labels outside the classes are refused; Spark ML's doubles are classes."""
+    whole, doubles = make(loss=loss), make(loss=loss)
+    rows = batch()
+    labels = rows.labels.astype(np.float64)
+    for model in (whole, doubles):
+        bound(model)
+    doubles.check(rows.features, labels)
+    assert doubles.step(Batch(rows.features, labels)) == whole.step(rows)
+    with pytest.raises(UsageError, match=r"row 2: label is -1.0: labels must be 0 to"):
+        doubles.check(rows.features, np.where(np.arange(len(labels)) == 2, -1, labels))
+
+
 def scalar(outputs: Any, labels: Any) -> Any:
     """Return one loss for all rows."""
     return cross_entropy(outputs, labels).mean()

@@ -13,10 +13,20 @@ from sparkstrom.base.errors import UsageError
 pytest.importorskip("jax", reason="jax is not installed: pip install 'sparkstrom[jax]'")
 optax = pytest.importorskip("optax", reason="optax is not installed: 'sparkstrom[jax]'")
 pytest.importorskip("pyspark.cloudpickle", reason="what ships is pickled by Spark's")
+import jax  # noqa: E402
 import jax.numpy as jnp  # noqa: E402
 
+from sparkstrom.data.row_blocks import read_feature_blocks  # noqa: E402
 from sparkstrom.models.jax import JaxModel  # noqa: E402
-from tests.unit.models.mlp_in_jax import apply, batch, cross_entropy, init, make  # noqa: E402
+from sparkstrom.spark.executor.inference import predict_block, predict_features  # noqa: E402
+from tests.unit.models.mlp_in_jax import (  # noqa: E402
+    apply,
+    batch,
+    bound,
+    cross_entropy,
+    init,
+    make,
+)
 
 
 @pytest.mark.parametrize(
@@ -67,6 +77,32 @@ def test_rows_that_do_not_fit_are_named(features: Any, labels: Any, words: str) 
     make().check(rows.features, rows.labels)
     with pytest.raises(UsageError, match=words):
         make().check(features(rows.features), labels(rows.labels))
+
+
+@pytest.mark.parametrize("wrap", [lambda ids: ids, lambda ids: (ids,), lambda ids: {"ids": ids}])
+def test_predictions_refuse_integers_that_would_wrap_around_as_fits_do(wrap: Any) -> None:
+    """The id 2^32 + 1 is not predicted as the id 1."""
+    model = JaxModel(
+        lambda key: {"table": jnp.arange(6.0)},
+        lambda params, ids: params["table"][jax.tree_util.tree_leaves(ids)[0]],
+        lambda outputs, labels: (outputs - labels) ** 2,
+        optax.sgd(0.1),
+    )
+    bound(model)
+    assert model.predict(wrap(np.array([5, 2]))).tolist() == [5.0, 2.0]
+    for value in (2**32 + 1, -(2**31) - 1):
+        words = f"row 1: features.* is {value}: JAX computes with 32 bits; renumber such keys"
+        with pytest.raises(UsageError, match=words):
+            model.predict(wrap(np.array([1, value])))
+    with pytest.raises(UsageError, match=f"is {2**63}: JAX computes with 32 bits"):
+        model.predict(wrap(np.array([2**63], np.uint64)))
+    rows = [wrap(np.array(value)) for value in [1] * 300 + [2**32 + 1]]
+    block = next(read_feature_blocks(4, iter(rows)))
+    with pytest.raises(UsageError, match=r"row 300 of partition 4: column .features.* is 42949"):
+        predict_block(model, block)
+    ids = wrap(np.array([1] * 300 + [2**32 + 1]))
+    with pytest.raises(UsageError, match=r"row 300: features.* is 4294967297: JAX"):
+        predict_features(model, ids)
 
 
 def test_whole_numbers_that_are_no_classes_may_be_floats() -> None:

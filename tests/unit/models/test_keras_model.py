@@ -377,6 +377,35 @@ def test_a_model_with_a_loss_for_each_output_is_made_from_its_description(losses
     assert made.step(rows) == again.step(rows)
 
 
+def named_heads(last: str, first: str) -> Any:
+    """Return a network whose outputs are a dict; the arguments are the names of the layers."""
+    keras.utils.set_random_seed(3)
+    inputs = keras.Input((6,))
+    heads = {"two": layers.Dense(2, name=last)(inputs), "one": layers.Dense(2, name=first)(inputs)}
+    return keras.Model(inputs, heads)
+
+
+@pytest.mark.parametrize("names", [("x2", "x1"), ("one", "two")])
+@pytest.mark.parametrize("by_name", [False, True])
+def test_losses_of_a_dict_of_outputs_are_by_its_keys_as_in_keras(names: Any, by_name: bool) -> None:
+    """Names of layers do not count, even if they are the keys of other outputs."""
+    module, features = named_heads(*names), batch().features
+    labels = {"two": features[:, :2], "one": features[:, 4:]}
+    losses: Any = {"two": "mae", "one": "mse"} if by_name else ["mse", "mae"]
+    model = KerasModel(module, losses, "sgd")
+    bound(model)
+    given: Any = labels if by_name else (labels["one"], labels["two"])
+    model.check(features, given)
+    found = model.step(Batch(features, given))
+    module.compile("sgd", loss=losses)
+    expected = module.train_on_batch(features, labels)[0]
+    assert found == pytest.approx(float(expected), rel=1e-5)
+    again = from_description(json.loads(json.dumps(model.describe())))
+    assert again.describe()["loss"] == model.describe()["loss"]
+    with pytest.raises(UsageError, match=r"outputs x2, x1, but the model returns one, two: give"):
+        KerasModel(named_heads("x2", "x1"), {"x2": "mse", "x1": "mse"}, "sgd")
+
+
 def test_a_description_names_the_code_that_it_lacks() -> None:
     """A model with a user's loss function is not made from its description; the error names it."""
 
@@ -410,6 +439,39 @@ def test_a_partial_of_a_loss_means_what_its_function_means(
     assert made.per_label == (loss is keras.losses.binary_crossentropy)
     assert made.ignored_label == options.get("ignore_class")
     assert loss.__name__ in repr(made)
+
+
+class Focused(keras.losses.BinaryFocalCrossentropy):  # type: ignore[misc]
+    """A user's subclass of one of Keras' losses."""
+
+
+@pytest.mark.parametrize(
+    ("loss", "outputs", "per_label"),
+    [
+        *[("bce", "probabilities", True), ("BCE", "probabilities", True)],
+        *[("BinaryCrossentropy", "probabilities", True), ("mse", "values", False)],
+        *[("categorical_crossentropy", "probabilities", False), ("Huber", "values", False)],
+        *[(Focused(), "probabilities", True), (Focused(from_logits=True), "logits", True)],
+    ],
+)
+def test_another_name_of_a_loss_means_what_keras_own_name_means(
+    loss: Any, outputs: str, per_label: bool
+) -> None:
+    """Keras' aliases and the user's subclasses count as the losses that they stand for."""
+    model = KerasModel(network(), loss, "sgd")
+    assert (model.outputs, model.per_label) == (outputs, per_label)
+    if isinstance(loss, str):
+        assert from_description(json.loads(json.dumps(model.describe()))).outputs == outputs
+
+
+def test_losses_of_classes_refuse_labels_that_are_no_classes() -> None:
+    rows = batch()
+    labels = rows.labels.astype(np.float32)
+    labels[2] = -1
+    generalized = keras.losses.CategoricalGeneralizedCrossEntropy()
+    for loss in ("sparse_categorical_crossentropy", LOGITS, generalized):
+        with pytest.raises(UsageError, match=r"row 2: label is -1.0: labels must be 0 to 2"):
+            KerasModel(network(), loss, "sgd").check(rows.features, labels)
 
 
 def squared(labels: Any, outputs: Any) -> Any:
@@ -456,6 +518,17 @@ def test_masks_of_layers_reach_the_loss_as_in_keras() -> None:
     total, rows = model.loss(Batch(words, classes))
     assert total / rows == pytest.approx(wanted, rel=1e-5)
     assert model.step(Batch(words, classes)) == pytest.approx(wanted, rel=1e-5)
+
+
+def test_outputs_in_mixed_precision_are_writable_float32() -> None:
+    keras.utils.set_random_seed(3)
+    module = keras.Sequential([keras.Input((6,)), layers.Dense(3, dtype="mixed_bfloat16")])
+    model = KerasModel(module, LOGITS, "sgd")
+    bound(model)
+    outputs = model.predict(batch().features)
+    assert (outputs.dtype, outputs.flags.writeable) == (np.float32, True)
+    expected = np.asarray(module(batch().features), np.float32)
+    np.testing.assert_allclose(outputs, expected, rtol=1e-2)
 
 
 def scaled(*, registered: bool = False) -> Any:

@@ -24,6 +24,8 @@ from sparkstrom.models.output_interpretation import (
     measure_batch,
     predict_flattened,
 )
+from sparkstrom.serving import InferenceRequest, predict_requests
+from sparkstrom.spark.executor.inference import OutputConcatenator
 
 LOGITS = np.array([[1.0, 3.0], [90.0, -90.0], [5.0, 5.0]], np.float32)
 
@@ -142,6 +144,28 @@ def test_outputs_that_are_no_array_are_refused() -> None:
     assert get_output_kind(Two()) == "logits"
     with pytest.raises(UsageError, match="returns a tuple"):
         predict_flattened(Two(), np.zeros((2, 1)))
+
+
+@pytest.mark.parametrize(
+    ("compute", "words"),
+    [
+        (lambda x: {"logits": x, "hidden": (x, x)}, r"output 'hidden' is a tuple: .*arrays only"),
+        (lambda x: (x, [x]), r"output 1 is a list: .*arrays only"),
+        (lambda x: [{"a": x}], r"output 0 is a dict: .*arrays only"),
+        (lambda x: (x, x.mean()), r"returns \[\] for 8 rows as output 1: each row needs"),
+        (lambda x: {"a": x[:2]}, r"returns \[2, 3\] for 8 rows as output 'a': each row needs"),
+        (lambda x: x[0], r"returns \[3\] for 8 rows: each row needs an output of its own"),
+        (lambda x: None, r"the output is a NoneType: .*arrays only"),
+    ],
+)
+def test_outputs_that_are_not_arrays_of_rows_are_named(compute: Any, words: str) -> None:
+    """Where outputs become columns or are divided by rows, others are refused by name."""
+    model: Any = SimpleNamespace(predict=compute)
+    features = np.zeros((8, 3), np.float32)
+    with pytest.raises(UsageError, match=words):
+        OutputConcatenator(model).predict(features)
+    with pytest.raises(UsageError, match=words):
+        predict_requests(model, [InferenceRequest.from_features(features)])
 
 
 def test_outputs_whose_width_differs_from_rows_to_rows_are_named() -> None:

@@ -396,19 +396,64 @@ def test_a_module_that_works_in_train_and_eval_is_trained_after_a_validation() -
     assert not torch.equal(model.module[0].added, before)
 
 
+def gaussian_nll(output: Any, target: Any) -> Any:
+    """A user's loss of values: the negative log likelihood of a normal distribution."""
+    return ((output - target) ** 2).mean()
+
+
 @pytest.mark.parametrize(
     ("loss", "kind"),
     [
         (nn.CrossEntropyLoss(), "logits"),
         (partial(functional.cross_entropy, label_smoothing=0.1), "logits"),
         (nn.BCEWithLogitsLoss(), "logits"),
+        (nn.NLLLoss(), "logits"),
+        (type("Weighted", (nn.NLLLoss,), {})(), "logits"),
+        (functional.nll_loss, "logits"),
+        (nn.MultiMarginLoss(), "logits"),
+        (partial(functional.multi_margin_loss, margin=2.0), "logits"),
         (functional.mse_loss, "values"),
+        (nn.PoissonNLLLoss(), "values"),
+        (functional.poisson_nll_loss, "values"),
+        (type("LogPoisson", (nn.PoissonNLLLoss,), {})(), "values"),
+        (nn.GaussianNLLLoss(), "values"),
+        (partial(functional.gaussian_nll_loss, var=torch.ones(1)), "values"),
+        (gaussian_nll, "values"),
     ],
 )
 def test_what_outputs_are_follows_from_the_loss(loss: Any, kind: str) -> None:
     """The kind of outputs follows from the loss, unless it is given."""
     assert TorchModel(mlp(), loss, SGD).outputs == kind
     assert TorchModel(mlp(), loss, SGD, outputs="probabilities").outputs == "probabilities"
+
+
+def softmax_cross_entropy_with_logits(output: Any, target: Any) -> Any:
+    """A user's loss of classes with TensorFlow's name."""
+    return functional.cross_entropy(output, target)
+
+
+def sigmoid_cross_entropy_with_logits(output: Any, target: Any) -> Any:
+    """A user's loss of labels that are true or false, with TensorFlow's name."""
+    return functional.binary_cross_entropy_with_logits(output, target)
+
+
+@pytest.mark.parametrize(
+    ("loss", "per_label"),
+    [
+        (nn.BCEWithLogitsLoss(), True),
+        (functional.binary_cross_entropy, True),
+        (nn.MultiLabelSoftMarginLoss(), True),
+        (sigmoid_cross_entropy_with_logits, True),
+        (softmax_cross_entropy_with_logits, False),
+        (nn.CrossEntropyLoss(), False),
+    ],
+)
+def test_whether_each_output_has_a_label_follows_from_the_loss(loss: Any, per_label: bool) -> None:
+    model = TorchModel(mlp(), loss, SGD)
+    assert (model.per_label, model.outputs) == (
+        per_label,
+        "probabilities" if loss is functional.binary_cross_entropy else "logits",
+    )
 
 
 def test_predictions_of_many_rows_are_those_of_few() -> None:

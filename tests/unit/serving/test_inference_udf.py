@@ -11,7 +11,9 @@ import pyarrow as pa
 import pytest
 
 from sparkstrom.base.errors import UsageError
+from sparkstrom.data.row_blocks import read_feature_blocks
 from sparkstrom.models import DenseNetwork
+from sparkstrom.models.base import arrays_of
 from sparkstrom.models.output_interpretation import predict_flattened
 from sparkstrom.spark.executor.inference import (
     check_inputs,
@@ -43,10 +45,26 @@ def test_each_input_has_its_column() -> None:
     given = [arrays([1, 2]), pd.Series([3])]
     pair = series_to_features(given, 2, None)
     assert isinstance(pair, tuple)
-    assert [array.tolist() for array in pair] == [[[1, 2]], [[3]]]
+    assert [array.tolist() for array in pair] == [[[1, 2]], [3]]
     named = series_to_features(given, ("a", "b"), [(2, 1), (1,)])
     assert isinstance(named, dict)
     assert named["a"].shape == (1, 2, 1)
+
+
+def test_a_column_of_numbers_has_one_shape_in_training_and_in_a_udf() -> None:
+    """An input that is a column of numbers is [rows], so that it is not broadcast with others."""
+    given = [arrays([1, 2], [3, 4]), pd.Series([0.5, 1.5])]
+    for inputs in (2, ("a", "b")):
+        found = arrays_of(series_to_features(given, inputs, None))
+        assert [array.shape for array in found] == [(2, 2), (2,)]
+    rows = zip(given[0], given[1], strict=True)
+    block = next(read_feature_blocks(0, rows))
+    trained = arrays_of(block.form.batch(block.records).features)
+    assert [array.shape for array in trained] == [(2, 2), (2,)]
+    wide = series_to_features(given, 2, [(2,), (1,)])
+    assert [array.shape for array in arrays_of(wide)] == [(2, 2), (2, 1)]
+    combined = series_to_features(given[1:], None, None)
+    assert arrays_of(combined)[0].shape == (2, 1)
 
 
 def test_whole_numbers_stay_whole() -> None:

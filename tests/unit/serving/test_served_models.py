@@ -104,6 +104,55 @@ def test_many_threads_get_what_the_network_predicts(trained: Any, kind: str, mod
     assert np.concatenate(found) == pytest.approx(wanted[1], rel=1e-4, abs=1e-5)
 
 
+def merging_model() -> Any:
+    """Return a model with a LoRA layer, whose evaluation mode merges one weight into another."""
+    torch = pytest.importorskip("torch")
+    from sparkstrom.models.torch import TorchModel
+
+    class Merging(torch.nn.Linear):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__(WIDTH, 3)
+            self.added, self.is_merged = torch.nn.Parameter(torch.ones(3, WIDTH)), False
+
+        def train(self, mode: bool = True) -> Any:
+            super().train(mode)
+            if mode == self.is_merged:
+                self.weight.data += self.added.data * (-1 if mode else 1)
+                self.is_merged = not mode
+            return self
+
+        def forward(self, x: Any) -> Any:
+            meeting.wait(DEADLINE_S)  # both instances are merged now
+            weight = self.weight if self.is_merged else self.weight + self.added
+            result = torch.nn.functional.linear(x, weight, self.bias)
+            meeting.wait(DEADLINE_S)
+            return result
+
+    torch.manual_seed(0)
+    return TorchModel(
+        torch.nn.Sequential(Merging()), torch.nn.MSELoss(), partial(torch.optim.SGD, lr=0.1)
+    )
+
+
+meeting = threading.Barrier(2)
+
+
+@pytest.mark.parametrize("mode", ["sequential", "inplace"])
+def test_instances_whose_modes_change_parameters_have_parameters_of_their_own(mode: str) -> None:
+    """Weights that one instance merges for its prediction are not those of another one."""
+    model = merging_model()
+    parameters = model.initial()
+    layer = model.module[0]
+    weight = (layer.weight + layer.added).detach().numpy()
+    wanted = FEATURES[:1] @ weight.T + layer.bias.detach().numpy()
+    with (
+        ParallelInference(model, parameters=parameters, inference_mode=mode) as inference,
+        ThreadPoolExecutor(2) as clients,
+    ):
+        found = list(clients.map(inference.output, [FEATURES[:1]] * 8))
+    np.testing.assert_allclose(np.concatenate(found), np.repeat(wanted, 8, axis=0), rtol=1e-4)
+
+
 def jax_of_two_inputs() -> Any:
     jax = pytest.importorskip("jax")
     optax = pytest.importorskip("optax")

@@ -20,7 +20,12 @@ from sparkstrom.base.errors import UsageError
 from sparkstrom.data import arrow_conversion as arrow
 from sparkstrom.data import row_blocks
 from sparkstrom.data.column_selection import FEATURES as ROLE
-from sparkstrom.data.column_selection import ArraySource, ArrowReadPlan, features_to_arrays
+from sparkstrom.data.column_selection import (
+    ArraySource,
+    ArrowReadPlan,
+    arrays_to_batch,
+    features_to_arrays,
+)
 from sparkstrom.fit.evaluation import MetricSpec, evaluate_batch, merge_evaluations, select_metrics
 from sparkstrom.models import DenseNetwork
 from sparkstrom.models.base import Batch
@@ -302,7 +307,7 @@ def test_the_number_of_inputs_may_be_numpys() -> None:
 def test_integers_that_float32_would_round_are_refused(value: int) -> None:
     def concatenate(value: int) -> Any:
         outputs: Any = SimpleNamespace(predict=lambda _: np.array([[value]]))
-        return inference.OutputConcatenator(outputs).predict(FEATURES)
+        return inference.OutputConcatenator(outputs).predict(FEATURES[:1])
 
     assert concatenate(2**24).tolist() == [[2.0**24]]
     with pytest.raises(UsageError, match=f"outputs the integer {value}, .* exact up to 16777216"):
@@ -395,6 +400,20 @@ def test_features_in_one_process_have_the_dtypes_of_training() -> None:
     assert several[0].dtype == ids.dtype
     one: Any = features_to_arrays(np.ones((1, 2), np.uint8))
     assert one.dtype == np.uint8
+
+
+@pytest.mark.parametrize("dtype", [">u2", ">i4", ">i8", ">f2", ">f4", ">f8"])
+def test_big_endian_arrays_are_read_in_the_order_of_this_machine(dtype: str) -> None:
+    """Libraries such as torch take no other byte order; FITS files have arrays in it."""
+    values = np.array([[1, 2], [3, 400]], dtype)
+    native = np.dtype(np.float32 if values.dtype.kind == "f" else dtype.replace(">", "="))
+    for array in (features_to_arrays(values), arrays_to_batch((values, values[:, 0])).features):
+        assert isinstance(array, np.ndarray)
+        assert (array.dtype, array.dtype.isnative) == (native, True)
+        np.testing.assert_array_equal(array, values)
+    labels = row_blocks.as_array(values, is_label=True)
+    assert labels.dtype.isnative
+    np.testing.assert_array_equal(labels, values)
 
 
 def test_tensors_of_integers_keep_their_dtype() -> None:
