@@ -27,10 +27,10 @@ from sparkstrom.models.torch.tensors import IGNORE_INDEX, LOSS_REMEDY, Tensors, 
 Loss = Callable[..., torch.Tensor]
 TORCH_LOSSES = nn.CrossEntropyLoss.__module__
 MEAN_REDUCTIONS = ("mean", "batchmean")  # batchmean (KLDivLoss) sums the values of a row
-# Losses of logits: parts of their names, and whole names. The name of a loss of values, such as
-# PoissonNLLLoss or gaussian_nll, may also contain nll.
-LOGITS_LOSS_PARTS = ("crossentropy", "withlogits", "multilabelsoft", "multimargin")
-LOGITS_LOSSES = ("nll", "nllloss", "nllloss2d")
+# Parts of names of losses of logits.
+LOGITS_LOSSES = ("crossentropy", "nll", "withlogits", "multilabelsoft", "multimargin")
+# Parts of names of losses of values, which may also contain nll: PoissonNLLLoss, gaussian_nll.
+DISTRIBUTIONS = ("poisson", "gaussian", "normal", "laplace", "student", "gamma", "beta", "binomial")
 CLASS_INDEX_LOSSES = ("crossentropyloss", "crossentropy", "nllloss", "multimarginloss")
 PER_LABEL_LOSSES = ("withlogits", "bceloss", "binarycrossentropy", "multilabelsoft")  # parts
 WEIGHT_SUM_MIN = 1e-30  # lower bound of a sum of weights, to avoid division by zero
@@ -42,8 +42,9 @@ def resolve_outputs(outputs: str | None, loss: Any) -> str:
         name = _normalized_name(loss)
         if name in ("bceloss", "binarycrossentropy"):
             return "probabilities"
-        is_named_so = name in LOGITS_LOSSES or any(part in name for part in LOGITS_LOSS_PARTS)
-        return "logits" if loss is None or is_named_so else "values"
+        of_classes = any(part in name for part in LOGITS_LOSSES)
+        of_values = "nll" in name and any(part in name for part in DISTRIBUTIONS)
+        return "logits" if loss is None or (of_classes and not of_values) else "values"
     return str(OUTPUTS_OPTION.read("outputs", outputs))
 
 
