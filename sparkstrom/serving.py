@@ -316,8 +316,9 @@ class ModelPool:
         Buffers are the model's state other than parameters, encoded; b"" if there is none.
         """
         copied = copy.deepcopy(model)
-        owns_parameters = isinstance(copied, MayChangeParameters) and copied.changes_parameters()
-        copied.bind(self.parameters.copy() if owns_parameters else self.parameters)
+        copied.bind(self.parameters)
+        if isinstance(copied, MayChangeParameters) and copied.changes_parameters():
+            copied.bind(self.parameters.copy())
         load_buffers(copied, buffers)
         return copied
 

@@ -15,9 +15,10 @@ from __future__ import annotations
 
 import copy
 import enum
+import hashlib
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
@@ -93,6 +94,7 @@ class CheckpointContent:
     best: tuple[Best, Snapshot | None] | None = None
     epochs_done: int | None = None  # epochs of a finished fit; None if it is not finished
     summaries: dict[str, Any] = field(default_factory=dict)  # of finished fits, by number
+    ancestor: str = ""  # digest of the restored parameters that the network started from
 
     @property
     def delivers_best(self) -> bool:
@@ -119,6 +121,7 @@ class CheckpointConfig:
     summaries: dict[str, Any]  # of finished fits, by number
     updaters: str = ONE  # save the optimizer state of ONE worker or of ALL workers
     frozen: bool = True  # also save the weights of a Keras model's frozen layers
+    ancestor: str = ""  # digest of the restored parameters that the network started from
 
 
 class CheckpointListener(FitListener):
@@ -240,13 +243,15 @@ class CheckpointListener(FitListener):
             config.updaters,
             best=None if stopping.best is None else (stopping.best, stopping.copy),
             summaries=config.summaries,
+            ancestor=config.ancestor,
         )
 
     def _announce_written(self) -> None:
         """Call ``notify`` for the checkpoints written since the last call."""
         for written in self._writer.written[self._announced :]:
             self._announced += 1
-            epochs = _count_complete_epochs(written.description)
+            positions = written.description["partitions"]
+            epochs = min((epoch for epoch, _, rows, *_ in positions if rows), default=0)
             self._notify(CheckpointWritten(written.path, float(epochs), written.seconds))
 
     def discard(self) -> None:
@@ -326,6 +331,7 @@ class ResumePoint:
     best: tuple[Best, Snapshot | None] | None  # the best epoch and its parameters, as saved
     summaries: dict[str, Any]  # of finished fits, by number
     metric: str | None = None  # of the held-out rows, in ``figures`` and ``best``; None: unknown
+    ancestor: str = ""  # digest of the restored parameters that the network started from
     warning: str | None = None  # that the model may differ; None: no difference was found
 
     @property
@@ -412,6 +418,7 @@ class FitCheckpoints:
     _reads_newest: bool = True  # whether the next fit reads the newest checkpoint
     # ``restore`` was called before the program's first fit, as it is when the program is run again.
     _restores_first: bool = False
+    _ancestor: str = ""  # digest of the parameters that ``restore`` read last; "" if none
     _directory: CheckpointDirectory | None = None  # the user's directory, once it was used
     _has_begun: bool = False  # the first fit has tested the directory
     _are_assigned: bool = False  # the user has assigned parameters for the next fit
@@ -421,15 +428,14 @@ class FitCheckpoints:
     def restore(self, path: str, say: Say) -> ResumePoint:
         """Read a checkpoint, return it, and use it for the next fit instead of the newest one.
 
-        Before the program's first fit, a checkpoint from elsewhere is used only until the fits that
-        follow have written their own; see ``find``. ``say``: called with messages about damaged
-        files, and with a warning if the model may differ. Raise UsageError if the checkpoint is of
-        another model or does not exist.
+        Before the program's first fit, it is used only until the fits that follow have written
+        their own; see ``find``. ``say``: called with messages about damaged files, and with a
+        warning if the model may differ. Raise UsageError if the checkpoint is of another model or
+        does not exist.
         """
-        is_first = not self._has_begun
-        found = open_checkpoint(path, say)
-        self._pending = self._restored = self._read(*found, say)
-        self._restores_first = is_first and not self._is_in_directory(found[0])
+        self._pending = self._restored = self._read(*open_checkpoint(path, say), say)
+        self._ancestor = hashlib.sha256(self._restored.parameters.tobytes()).hexdigest()
+        self._restores_first = not self._has_begun
         self._reads_newest = self._are_assigned = self._has_failed = False
         done = self._pending.epochs_done is not None
         self.fits = self._pending.key.number - (0 if done else 1)
@@ -439,10 +445,10 @@ class FitCheckpoints:
         """Decide what a fit does with the newest checkpoint, and show a message about it.
 
         If ``restore`` has read a checkpoint, use that one instead of the newest. But if the program
-        called it before its first fit, and the directory has a checkpoint of that fit or a later
-        one, the program is run again, and that checkpoint is used. Return None if there is no
-        checkpoint, or if parameters were assigned later; see ``mark_assigned``. The summaries of
-        finished fits are taken from the checkpoint.
+        called it before its first fit, and the newest one is of a network that started from the
+        same checkpoint, the program is being run again, and the newest is used. Return None if
+        there is no checkpoint, or if parameters were assigned later; see ``mark_assigned``. The
+        summaries of finished fits are taken from the checkpoint.
 
         Args:
             key: Identifies the fit within its program.
@@ -458,11 +464,12 @@ class FitCheckpoints:
             self._pending = self._read_newest(say)
             self._reads_newest = False  # stays True if reading fails
         elif self._restores_first:
-            self._replace_restored(key, epochs, say)
+            self._replace_restored(key, say)
             self._restores_first = False
         point = self._pending
         if point is None:
             return None
+        self._ancestor = self._ancestor or point.ancestor
         self.summaries = dict(point.summaries)
         if point.key.stream:
             self.stream_summary = self.summaries.pop(str(point.key.number), None)
@@ -473,21 +480,28 @@ class FitCheckpoints:
         if self._are_assigned and (point is self._restored or is_older):
             say(ASSIGNED_MESSAGE.format(path=point.path))
             return None
-        say(RESUME_MESSAGES[action].format(**_message_fields(point, key)))
+        fit = f"micro-batch {key.batch}" if key.stream else f"fit {key.number}"
+        say(RESUME_MESSAGES[action].format(point=point, fit=fit))
         if action is ResumeAction.RESUME and epochs <= point.complete_epochs:
             say(NOTHING_LEFT_MESSAGE.format(epochs=epochs))
         return ResumeDecision(action, point)
 
-    def _replace_restored(self, key: FitKey, epochs: int, say: Say) -> None:
-        """Use the directory's newest checkpoint if it is of a fit that followed the restored one.
+    def _replace_restored(self, key: FitKey, say: Say) -> None:
+        """Use the directory's newest checkpoint if its network started from the restored one.
 
-        Do nothing if another network of this program uses the directory.
+        Do nothing if another network of this program uses the directory, or if the newest
+        checkpoint is of another model or stream.
         """
         directory, restored = self.directory, self._restored
         if directory is None or restored is None or not self._may_claim(directory):
             return
-        newest = self._read_newest(say)
-        if newest is not None and _continues(newest, restored, key, epochs):
+        try:
+            newest = self._read_newest(say)
+        except UsageError:  # it is not of this model, and so of no network that started like this
+            return
+        if newest is None or newest.ancestor != self._ancestor:
+            return
+        if not key.stream or key.stream == newest.key.stream:
             say(NEWER_MESSAGE.format(path=newest.path, restored=restored.path))
             self._pending, self._restored = newest, None
 
@@ -500,20 +514,12 @@ class FitCheckpoints:
         return self._directory
 
     def _prepare_directory(self) -> None:
-        """Before the first fit, test that the directory can be written to.
-
-        With ``resume=False`` also note the existing files, which are kept.
-        """
+        """Before the first fit, test the directory; with ``resume=False`` note files to keep."""
         if self.directory is not None and not self._has_begun:
             self.directory.check()
             if not self.master.resume:
                 self.directory.protect_existing()
         self._has_begun = True
-
-    def _is_in_directory(self, path: str) -> bool:
-        """Return whether the checkpoint file ``path`` is in the user's directory."""
-        directory, parent = self.directory, path.rpartition("/")[0]
-        return directory is not None and CheckpointDirectory(parent).location == directory.location
 
     def _read_newest(self, say: Say) -> ResumePoint | None:
         """Return the newest valid checkpoint; None if there is none, or with ``resume=False``.
@@ -556,10 +562,9 @@ class FitCheckpoints:
 
         ``k``: the parameters are multiples of 2^-k; ``states``: optimizer states at the start.
         """
-        directory = self.directory
-        if directory is None:
+        if self.directory is None:
             return None
-        return self.config_in(directory, self.master.checkpoint_every, key, k, states)
+        return self.config_in(self.directory, self.master.checkpoint_every, key, k, states)
 
     def config_in(
         self,
@@ -580,6 +585,7 @@ class FitCheckpoints:
             states=states,
             summaries=self.summaries_for(key),
             updaters=self.master.checkpoint_updaters,
+            ancestor=self._ancestor,
         )
 
     def record_summary(self, key: FitKey, summary: dict[str, Any]) -> None:
@@ -700,6 +706,7 @@ def build_checkpoint(
         "best": None if best is None else asdict(best),
         "summaries": fit.summaries,
         "metric": spec.metric,
+        "ancestor": fit.ancestor,
     }
     arrays: dict[str, NDArray[Any]] = {
         "parameters": snapshot.parameters,
@@ -710,11 +717,6 @@ def build_checkpoint(
         arrays["best_parameters"] = best_copy.parameters
         arrays["best_buffers"] = np.frombuffer(best_copy.buffers, np.uint8)
     return Checkpoint(description, arrays)
-
-
-def _count_complete_epochs(description: dict[str, Any]) -> int:
-    """Return the number of epochs that all partitions with rows have completed in a checkpoint."""
-    return min((epoch for epoch, _, rows, *_ in description["partitions"] if rows), default=0)
 
 
 def _state_array_name(states: OptimizerStates, partition: int) -> str:
@@ -761,10 +763,7 @@ Positive = Annotated[int, msgspec.Meta(ge=1, le=2**62)]
 
 
 class _Description(msgspec.Struct):
-    """The types and ranges of a checkpoint's description, as ``build_checkpoint`` makes it.
-
-    ``ResumePoint`` has the same values.
-    """
+    """The types and ranges of a checkpoint's description, as ``build_checkpoint`` makes it."""
 
     model: dict[str, Any]  # what the model's ``describe`` returned
     key: FitKey  # of the saved fit
@@ -783,6 +782,14 @@ class _Description(msgspec.Struct):
     summaries: dict[str, Any]  # of finished fits, by number
     updaters: dict[str, Any] | None = None  # from ``_describe_optimizer_states``
     metric: str | None = None  # of the held-out rows
+    ancestor: str = ""  # digest of the checkpoint of ``restore``; "" in older checkpoints
+
+
+# Fields of ``ResumePoint`` that have the same names and values in a description.
+SAVED_UNCHANGED = (
+    *("epochs", "epochs_done", "k", "threshold", "first_epoch"),
+    *("minibatches_before", "commit", "figures", "summaries"),
+)
 
 
 def _build_resume_point(path: str, checkpoint: Checkpoint, model: FlatModel) -> ResumePoint:
@@ -815,27 +822,20 @@ def _build_resume_point(path: str, checkpoint: Checkpoint, model: FlatModel) -> 
     return ResumePoint(
         path=path,
         key=FitKey(**said["key"]),
-        epochs=said["epochs"],
-        epochs_done=said["epochs_done"],
-        k=said["k"],
         parameters=parameters,
         buffers=buffers,
         states=states,
         missing_states=tuple(updaters["left_out"]),
-        threshold=said["threshold"],
-        first_epoch=said["first_epoch"],
-        minibatches_before=said["minibatches_before"],
-        commit=said["commit"],
         starts=tuple(
             PartitionStart(Position(epoch, batch), *rest)
             for epoch, batch, *rest in said["partitions"]
         ),
-        figures=said["figures"],
         best=best,
-        summaries=said["summaries"],
         # Older checkpoints have the metric only with a best epoch.
         metric=said.get("metric", best[0].metric if best is not None else None),
+        ancestor=said.get("ancestor", ""),
         warning=warning,
+        **{name: said[name] for name in SAVED_UNCHANGED},
     )
 
 
@@ -876,30 +876,6 @@ def choose_resume_action(point: ResumePoint, key: FitKey, epochs: int) -> Resume
     return ResumeAction.SKIP if enough else ResumeAction.RESUME
 
 
-def _continues(newest: ResumePoint, restored: ResumePoint, key: FitKey, epochs: int) -> bool:
-    """Return whether the directory's newest checkpoint is of a fit that followed ``restored``.
-
-    It is then of the fit ``key`` or a later one, and has at least as much training; or it is of the
-    same stream.
-    """
-    if newest.key.stream or key.stream:
-        return newest.key.stream == key.stream
-    if choose_resume_action(newest, key, epochs) is ResumeAction.START_FROM:
-        return False
-    return newest.key != restored.key or newest.minibatches >= restored.minibatches
-
-
-def _message_fields(point: ResumePoint, key: FitKey) -> Mapping[str, Any]:
-    """Return the values for the placeholders of RESUME_MESSAGES."""
-    return {
-        "path": point.path,
-        "fit": f"micro-batch {key.batch}" if key.stream else f"fit {key.number}",
-        "minibatches": f"{point.minibatches:,}",
-        "complete": point.complete_epochs,
-        "epochs": point.epochs,
-    }
-
-
 NOTHING_LEFT_MESSAGE = (
     "sparkstrom: no minibatch of the {epochs} epochs asked for is left to train: the fit delivers"
     " the checkpoint's parameters"
@@ -909,13 +885,13 @@ ASSIGNED_MESSAGE = (
     " them, and does not use that checkpoint"
 )
 NEWER_MESSAGE = (
-    "sparkstrom: {path} is of a fit that followed restore({restored!r}), and is used instead; to"
-    " train anew from the restored checkpoint, give another checkpoint_directory, or resume=False"
+    "sparkstrom: {path} was written after an earlier restore({restored!r}), and is used instead; to"
+    " train from the restored checkpoint, give another checkpoint_directory, or resume=False"
 )
 RESUME_MESSAGES = {
-    ResumeAction.RESUME: "sparkstrom resumes from {path}: it has {minibatches} minibatches of "
-    "{fit}, {complete} of {epochs} epochs are complete",
-    ResumeAction.START_FROM: "sparkstrom starts {fit} with the parameters of {path}",
-    ResumeAction.SKIP: "sparkstrom: {path} has the result of {fit}, which is not repeated; to"
+    ResumeAction.RESUME: "sparkstrom resumes from {point.path}: it has {point.minibatches:,}"
+    " minibatches of {fit}, {point.complete_epochs} of {point.epochs} epochs are complete",
+    ResumeAction.START_FROM: "sparkstrom starts {fit} with the parameters of {point.path}",
+    ResumeAction.SKIP: "sparkstrom: {point.path} has the result of {fit}, which is not repeated; to"
     " train anew, give another checkpoint_directory, or resume=False",
 }

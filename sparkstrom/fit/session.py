@@ -273,8 +273,8 @@ class FitSession:
         history = runner.book.history()[: runner.book.epochs_resumed_from]
         if not stopping.resume([] if has_other_metric else history, point.best):
             self._reporting.warn(
-                f"{point.path} has no parameters of the best epoch so far: the epochs before the"
-                " resume cannot be the best"
+                f"{point.path} has no parameters of the best epoch so far: only epochs after the"
+                " resume can be the best"
             )
         if workers != len(point.starts):
             complete = runner.spec.starts[0].position.epoch

@@ -402,10 +402,10 @@ class HasFrozenParameters(Protocol):
 
 @runtime_checkable
 class MayChangeParameters(Protocol):
-    """A model of which some change the parameters while they predict, and restore them."""
+    """A model whose predictions may change its parameters temporarily."""
 
     def changes_parameters(self) -> bool:
-        """Return whether ``predict`` may change the bound parameters until it returns."""
+        """Return whether ``predict`` changes the bound parameters until it returns."""
 
 
 def zero_frozen_entries(model: Any, residual: Flat) -> Flat:

@@ -63,8 +63,8 @@ __all__ = ["JaxModel"]
 INNER_FACTORY, NUMERIC_HYPERPARAMETERS = "inner_factory", "numeric_hps"
 EMPTY_CELL = CellType()  # equals the closure cell of a variable without a value
 INJECTED_MOMENTA = (OPTAX_SHARED_MOMENTUM, "momentum")
-# Names of optax's losses whose outputs are logits, although they are not cross entropies: those
-# of one class per row, and of one label, 0 or 1, per output.
+# Names of optax's losses of logits that are not cross entropies: with one class per row, and with
+# a label of 0 or 1 per output.
 CLASS_LOSSES = ("multiclass_hinge_loss", "multiclass_perceptron_loss", "multiclass_sparsemax_loss")
 LABEL_LOSSES = ("sigmoid_focal_loss",)
 SCHEDULE_STATES = ("ScaleByScheduleState", "WrappedScheduleState")

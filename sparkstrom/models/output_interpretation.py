@@ -110,16 +110,15 @@ def list_outputs(outputs: Any, rows: int) -> list[tuple[str | int, Any]]:
         if not hasattr(array, "shape"):
             raise UsageError(
                 f"{'the output' if is_single else f'output {name!r}'} is a"
-                f" {type(array).__name__}: forward (or call, apply) must return arrays only where"
-                " the model predicts on executors or in a ParallelInference: one array, or a tuple"
-                " or dict of arrays, without further tuples, lists or dicts inside; leave this"
-                " output out, or return its parts as outputs of their own"
+                f" {type(array).__name__}: on executors and in a ParallelInference, forward (or"
+                " call, apply) must return one array, or a tuple or dict of arrays, not nested;"
+                " leave this output out, or return its parts as separate outputs"
             )
         if not array.shape or array.shape[0] != rows:
-            as_output = "" if is_single else f" as output {name!r}"
+            which = "the output" if is_single else f"output {name!r}"
             raise UsageError(
-                f"the model returns {list(array.shape)} for {rows} rows{as_output}: each row needs"
-                " an output of its own"
+                f"{which} of the model has the shape {list(array.shape)} for {rows} rows: each row"
+                " needs an output of its own"
             )
     return named
 

@@ -74,7 +74,7 @@ class BadValue(UsageError):
         return f"row {self.row}: {what}{which}{self.location_text} is {self.text}: {self.reason}"
 
     def moved(self, rows: int) -> BadValue:
-        """Return the error for a minibatch that has this many more rows before these."""
+        """Return the same error with ``rows`` added to its row number."""
         role, array, row, *rest = self.args
         return type(self)(role, array, row + rows, *rest)
 

@@ -285,8 +285,9 @@ class EarlyStopper:
         self.epoch, self.value = epoch, value
 
     def forget_best(self) -> None:
-        """Let none of the epochs observed so far be the best one; patience starts again."""
+        """Exclude the epochs observed so far from being the best; patience starts again."""
         self.epoch, self.value, self._first = None, math.nan, None
+        self._values.clear()
 
     def reason_to_stop(self, epoch: int) -> str | None:
         """Return why training should end after ``epoch``, the latest one; None to continue."""

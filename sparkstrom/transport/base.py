@@ -41,8 +41,8 @@ class SentBytes(NamedTuple):
     """Cumulative bytes that left this machine's network interfaces, including all headers.
 
     Traffic between processes of one host counts as zero unless it uses the loopback interface. A
-    media driver that is busy joins control messages in one datagram; each still counts with the
-    headers of its own, up to 42 bytes too many.
+    busy media driver joins control messages in one datagram; each is still counted with headers of
+    its own, up to 42 bytes too many per message.
     """
 
     driver: str  # names the media driver; equal for all transports that share it

@@ -1,7 +1,7 @@
 """Import torch's compiler, ``torch._dynamo``, only in processes that use it.
 
 Creating the first optimizer and taking its first step import ``torch._dynamo``, only to exclude
-this code from compilation (``torch.optim.optimizer._use_grad_for_differentiable`` and
+their own code from compilation (``torch.optim.optimizer._use_grad_for_differentiable`` and
 ``torch._compile._disable_dynamo``). In a process that compiles nothing, the import takes as much
 processor time as that of torch itself, and every worker of a fit would pay for it.
 """
@@ -14,7 +14,7 @@ import importlib.util
 import sys
 import threading
 from collections.abc import Callable
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Any
 
 import torch
@@ -34,32 +34,41 @@ def defer_compiler_import() -> None:
         return
     deferred = DeferredCompiler(COMPILER)
     deferred.__spec__, deferred.__file__, deferred.__loader__ = spec, spec.origin, spec.loader
-    sys.modules[COMPILER] = torch._dynamo = deferred
+    if sys.modules.setdefault(COMPILER, deferred) is deferred:
+        torch._dynamo = deferred
 
 
 class DeferredCompiler(ModuleType):
-    """A module in place of ``torch._dynamo`` that the first use of anything else in it replaces.
+    """Stands in for ``torch._dynamo`` until anything else in it is used.
 
-    ``graph_break`` and ``disable`` only concern code that is being compiled, which requires the
-    real module. Until that is imported, they have no effect.
+    The real module then replaces it. ``graph_break``, and ``disable`` as torch's optimizers call
+    it, only concern code that is being compiled, which requires the real module. Until that is
+    imported, they have no effect.
     """
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
-        self._lock = threading.RLock()
+        self._lock = threading.Lock()
+
+    def __reduce__(self) -> Any:
+        """Pickle as the real module, which cloudpickle includes with functions that name it."""
+        return importlib.import_module, (COMPILER,)
 
     def graph_break(self, *args: Any, **options: Any) -> None:
         """Call ``torch._dynamo.graph_break`` if the compiler has been imported."""
         if sys.modules.get(COMPILER) is not self:
             self._import().graph_break(*args, **options)
 
-    def disable(self, function: Callable[..., Any], *args: Any, **options: Any) -> Any:
-        """Return a function like ``torch._dynamo.disable(function, ...)``.
+    def disable(self, function: Any = None, *args: Any, **options: Any) -> Any:
+        """Return what ``torch._dynamo.disable(function, ...)`` returns.
 
-        That one is called from the moment at which the compiler has been imported, and ``function``
-        itself before.
+        For a function of torch's optimizers, return a function that calls it directly until the
+        compiler is imported. These are recognized by the option ``wrapping=False``, which torch
+        uses only inside (``torch._compile._disable_dynamo``).
         """
-        disabled = None
+        if not isinstance(function, FunctionType) or options.get("wrapping", True):
+            return self._import().disable(function, *args, **options)
+        disabled: Callable[..., Any] | None = None
 
         @functools.wraps(function)
         def call(*call_args: Any, **call_options: Any) -> Any:
@@ -74,7 +83,8 @@ class DeferredCompiler(ModuleType):
 
     def __getattr__(self, name: str) -> Any:
         """Import the compiler and return its attribute ``name``."""
-        if name.startswith("__") and name != "__path__":  # of this module, as inspect wants them
+        # ``inspect`` and others look for such attributes in every module.
+        if name.startswith("__") and name != "__path__":
             raise AttributeError(f"module {COMPILER!r} has no attribute {name!r}")
         return getattr(self._import(), name)
 
@@ -83,4 +93,4 @@ class DeferredCompiler(ModuleType):
         with self._lock:
             if sys.modules.get(COMPILER) is self:
                 del sys.modules[COMPILER]
-            return importlib.import_module(COMPILER)
+        return importlib.import_module(COMPILER)

@@ -784,8 +784,21 @@ class FlatModule:
             return call_with_features(self._module, features)
 
     def changes_parameters(self) -> bool:
-        """Return whether a prediction may change parameters, as when LoRA layers merge weights."""
-        return overrides_modes(self._module)
+        """Return whether predictions change parameters, as when LoRA layers merge weights.
+
+        Switch to evaluation mode and back as a test, and restore the exact parameters.
+        """
+        if not overrides_modes(self._module):
+            return False
+        parameters = list(self._named_parameters.values())
+        before = [parameter.detach().clone() for parameter in parameters]
+        with switch_mode(self._module, False):
+            pairs = zip(parameters, before, strict=True)
+            changed = not all(torch.equal(now, earlier) for now, earlier in pairs)
+        with torch.no_grad():
+            for parameter, values in zip(parameters, before, strict=True):
+                parameter.copy_(values)
+        return changed
 
     def _predict_rows(self, features: Columns) -> Any:
         """Return the module's outputs for these rows as NumPy arrays."""

@@ -27,10 +27,10 @@ from sparkstrom.models.torch.tensors import IGNORE_INDEX, LOSS_REMEDY, Tensors, 
 Loss = Callable[..., torch.Tensor]
 TORCH_LOSSES = nn.CrossEntropyLoss.__module__
 MEAN_REDUCTIONS = ("mean", "batchmean")  # batchmean (KLDivLoss) sums the values of a row
-# Parts of names of losses of logits.
+# If a loss's name contains one of these, its outputs are logits.
 LOGITS_LOSSES = ("crossentropy", "nll", "withlogits", "multilabelsoft", "multimargin")
-# Parts of names of losses of values, which may also contain nll: PoissonNLLLoss, gaussian_nll.
-DISTRIBUTIONS = ("poisson", "gaussian", "normal", "laplace", "student", "gamma", "beta", "binomial")
+# With one of these and nll in its name, as in PoissonNLLLoss, its outputs are values.
+DISTRIBUTIONS = ("poisson", "gaussian", "lognormal", "laplace", "binomial")
 CLASS_INDEX_LOSSES = ("crossentropyloss", "crossentropy", "nllloss", "multimarginloss")
 PER_LABEL_LOSSES = ("withlogits", "bceloss", "binarycrossentropy", "multilabelsoft")  # parts
 WEIGHT_SUM_MIN = 1e-30  # lower bound of a sum of weights, to avoid division by zero
@@ -54,7 +54,7 @@ def is_per_label(loss: Any) -> bool:
     if declared is not None:
         return bool(declared)
     name = _normalized_name(loss)
-    if "crossentropy" in name and not ("binary" in name or "sigmoid" in name):
+    if "softmax" in name or "categorical" in name:
         return False  # such as softmax_cross_entropy_with_logits
     return any(part in name for part in PER_LABEL_LOSSES)
 

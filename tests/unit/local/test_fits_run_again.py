@@ -42,12 +42,14 @@ def program(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Program
     monkeypatch.setattr(local_rounds, "ActiveWorkers", WorkersHere)
     made: list[ParallelWrapper] = []
 
-    def start(name: str | None, rate: float = 0.05, **options: Any) -> ParallelWrapper:
+    def start(
+        name: str | None, rate: float = 0.05, model: Any = None, **options: Any
+    ) -> ParallelWrapper:
         monkeypatch.setattr("sparkstrom.fit.checkpoints._directory_owners", {})
         given = {"training_mode": "AVERAGING", "progress": False, "batch_size_per_worker": 10}
         if name is not None:
             given["checkpoint_directory"] = str(tmp_path / name)
-        model = DenseNetwork([6, 12, 2], updater=Adam(rate), seed=3)
+        model = model or DenseNetwork([6, 12, 2], updater=Adam(rate), seed=3)
         made.append(ParallelWrapper(model, 1, **given | options))
         return made[-1]
 
@@ -263,14 +265,27 @@ def test_a_program_that_restores_and_is_run_again_continues_its_own_fit(
     network, summary = fine_tune(5)
     assert summary.resumed_from.startswith(str(tmp_path / "own"))
     assert summary.epochs_resumed >= 3
-    assert "is of a fit that followed restore(" in capsys.readouterr().err
-    # A later restore is a decision of the user, and so is one from the directory itself.
+    assert "was written after an earlier restore(" in capsys.readouterr().err
+    # After the program's first fit, restore is a decision of the user.
     network.restore(tmp_path / "before")
     assert network.fit((X, Y), 2, run_log="").resumed_from is None
-    oldest = min((tmp_path / "own").iterdir())
-    network = program("own")
-    network.restore(oldest)
-    assert network.fit((X, Y), 6, run_log="").resumed_from in (None, str(oldest))
+
+
+@pytest.mark.parametrize("other_model", [False, True])
+def test_checkpoints_of_networks_that_started_differently_do_not_replace_a_restored_one(
+    program: Program, tmp_path: Path, other_model: bool
+) -> None:
+    """A program may restore into a directory with checkpoints of an unrelated training."""
+    program("before").fit((X, Y), 1, run_log="")
+    unrelated = DenseNetwork([6, 5, 2]) if other_model else None
+    network = program("own", model=unrelated)
+    for _ in range(3):
+        network.fit((X, Y), 1, run_log="")
+    again = program("own")
+    again.restore(tmp_path / "before")
+    expected = again.parameters
+    assert again.fit((X, Y), 1, run_log="").resumed_from is None
+    assert 0 < np.abs(again.parameters - expected).max() < 0.5  # a fit that started from them
 
 
 @pytest.mark.parametrize("restores", [False, True])

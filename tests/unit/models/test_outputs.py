@@ -149,13 +149,13 @@ def test_outputs_that_are_no_array_are_refused() -> None:
 @pytest.mark.parametrize(
     ("compute", "words"),
     [
-        (lambda x: {"logits": x, "hidden": (x, x)}, r"output 'hidden' is a tuple: .*arrays only"),
-        (lambda x: (x, [x]), r"output 1 is a list: .*arrays only"),
-        (lambda x: [{"a": x}], r"output 0 is a dict: .*arrays only"),
-        (lambda x: (x, x.mean()), r"returns \[\] for 8 rows as output 1: each row needs"),
-        (lambda x: {"a": x[:2]}, r"returns \[2, 3\] for 8 rows as output 'a': each row needs"),
-        (lambda x: x[0], r"returns \[3\] for 8 rows: each row needs an output of its own"),
-        (lambda x: None, r"the output is a NoneType: .*arrays only"),
+        (lambda x: {"logits": x, "hidden": (x, x)}, r"output 'hidden' is a tuple: .*not nested"),
+        (lambda x: (x, [x]), r"output 1 is a list: .*not nested"),
+        (lambda x: [{"a": x}], r"output 0 is a dict: .*not nested"),
+        (lambda x: (x, x.mean()), r"output 1 of the model has the shape \[\] for 8 rows: each row"),
+        (lambda x: {"a": x[:2]}, r"output 'a' of the model has the shape \[2, 3\] for 8 rows"),
+        (lambda x: x[0], r"the output of the model has the shape \[3\] for 8 rows: each row"),
+        (lambda x: None, r"the output is a NoneType: .*not nested"),
     ],
 )
 def test_outputs_that_are_not_arrays_of_rows_are_named(compute: Any, words: str) -> None:

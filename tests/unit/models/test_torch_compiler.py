@@ -12,7 +12,7 @@ pytest.importorskip(
 )
 
 TRAIN_THEN_COMPILE = """
-import functools, inspect, sys
+import functools, inspect, pickle, sys
 import numpy as np
 import torch
 from sparkstrom.models.base import Batch, Share
@@ -27,7 +27,13 @@ batch = Batch(np.ones((4, 2), np.float32), np.ones((4, 1), np.float32))
 losses = [model.step(batch)]
 inspect.stack()  # looks at all modules
 assert not hasattr(torch._dynamo, "__unknown__")
+stand_in = torch._dynamo
 imported_by_training = "torch._dynamo.eval_frame" in sys.modules
+
+# Other calls than those of torch's optimizers have the effect that they have in torch.
+assert isinstance(torch.compiler.disable(torch.nn.Linear(2, 2)), torch.nn.Module)
+assert torch.compiler.disable(recursive=False)(len)([1]) == 1
+assert pickle.loads(pickle.dumps(stand_in)) is torch._dynamo is not stand_in
 
 compiled = torch.compile(torch.nn.Linear(2, 1), backend="eager")
 compiled(torch.ones(1, 2))

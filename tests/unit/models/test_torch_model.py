@@ -396,6 +396,11 @@ def test_a_module_that_works_in_train_and_eval_is_trained_after_a_validation() -
     assert not torch.equal(model.module[0].added, before)
 
 
+def normalized_nll(output: Any, target: Any) -> Any:
+    """A loss of classes."""
+    return functional.nll_loss(output, target) / output.shape[-1]
+
+
 def gaussian_nll(output: Any, target: Any) -> Any:
     """A user's loss of values: the negative log likelihood of a normal distribution."""
     return ((output - target) ** 2).mean()
@@ -419,6 +424,7 @@ def gaussian_nll(output: Any, target: Any) -> Any:
         (nn.GaussianNLLLoss(), "values"),
         (partial(functional.gaussian_nll_loss, var=torch.ones(1)), "values"),
         (gaussian_nll, "values"),
+        (normalized_nll, "logits"),
     ],
 )
 def test_what_outputs_are_follows_from_the_loss(loss: Any, kind: str) -> None:
