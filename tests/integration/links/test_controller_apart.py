@@ -110,7 +110,7 @@ def test_it_stays_where_it_is_heard_and_moves_where_it_is_not(
         cluster._run_inside(0, command)
     moved, said = program.fit()
     check(moved, 2 + 1)
-    assert moved["prepare_s"] < 10
+    assert moved["prepare_s"] < 40  # the UDP probe ends after 8 s; a slow host adds to it
     assert "host1 get no answer by UDP from this program at 10.77.0.1:401" in said
     assert "progress arrives from the controller over TCP" in said
     named, said = program.fit()
