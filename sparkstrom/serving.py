@@ -4,7 +4,7 @@
         outputs = inference.output(features)
 
 Requests wait in a bounded queue. Worker threads take them from it, each with its own instance of
-the model; all instances share one copy of the parameters, unless predictions may change them.
+the model; all instances share one copy of the parameters, unless predictions change them.
 ``InferenceMode`` selects whether a worker combines waiting requests into one batch or runs each of
 them alone, or whether the calling thread runs the model itself, without a queue.
 """
@@ -278,8 +278,8 @@ class ParallelInference:
 class ModelPool:
     """Instances of one model that share one copy of its parameters.
 
-    If predictions may change parameters for a while, each instance has a copy of its own. Each
-    instance is used by one thread at a time.
+    If predictions change parameters temporarily, each instance has a copy of its own. Each instance
+    is used by one thread at a time.
 
     Args:
         trained: A network or a model.

@@ -782,7 +782,7 @@ class _Description(msgspec.Struct):
     summaries: dict[str, Any]  # of finished fits, by number
     updaters: dict[str, Any] | None = None  # from ``_describe_optimizer_states``
     metric: str | None = None  # of the held-out rows
-    ancestor: str = ""  # digest of the checkpoint of ``restore``; "" in older checkpoints
+    ancestor: str = ""  # digest of the restored parameters; "" also in older checkpoints
 
 
 # Fields of ``ResumePoint`` that have the same names and values in a description.

@@ -374,7 +374,7 @@ def _is_arrays(data: Any) -> bool:
 def _pack_arrays(data: tuple[Any, ...], where: str) -> Iterator[tuple[RowFormat, Records]]:
     """Yield the rows of arrays, packed as records, in pieces of about BLOCK_BYTES.
 
-    Weights that are None are no weights. Raise UsageError if arrays differ in length, are not
+    If the weights are None, all rows weigh 1. Raise UsageError if arrays differ in length, are not
     numeric or have numbers beyond float32, or if weights are invalid.
     """
     if len(data) == 3 and data[2] is None:

@@ -384,8 +384,8 @@ def loss_options(loss: Any) -> dict[str, Any]:
 def normalize_loss_name(loss: Any) -> str:
     """Return the loss's name in lower case, without underscores.
 
-    An alias, such as "bce", has the name of the loss that it stands for, and a class derived from
-    one of Keras' losses has that loss's name.
+    For an alias, such as "bce", and for a class derived from one of Keras' losses, return the name
+    of Keras' loss.
     """
     if isinstance(loss, str):
         with contextlib.suppress(ValueError):  # an unknown name is refused elsewhere

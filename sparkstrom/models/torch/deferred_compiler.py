@@ -39,11 +39,11 @@ def defer_compiler_import() -> None:
 
 
 class DeferredCompiler(ModuleType):
-    """Stands in for ``torch._dynamo`` until anything else in it is used.
+    """A replacement for ``torch._dynamo`` with only the functions that torch's optimizers call.
 
-    The real module then replaces it. ``graph_break``, and ``disable`` as torch's optimizers call
-    it, only concern code that is being compiled, which requires the real module. Until that is
-    imported, they have no effect.
+    The first use of anything else imports the real module, which is used from then on.
+    ``graph_break``, and ``disable`` as the optimizers call it, only concern code that is being
+    compiled, which requires the real module. Until that is imported, they have no effect.
     """
 
     def __init__(self, name: str) -> None:

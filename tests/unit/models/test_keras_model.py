@@ -457,7 +457,7 @@ class Focused(keras.losses.BinaryFocalCrossentropy):  # type: ignore[misc]
 def test_another_name_of_a_loss_means_what_keras_own_name_means(
     loss: Any, outputs: str, per_label: bool
 ) -> None:
-    """Keras' aliases and the user's subclasses count as the losses that they stand for."""
+    """Keras' aliases and the user's subclasses count as Keras' own losses."""
     model = KerasModel(network(), loss, "sgd")
     assert (model.outputs, model.per_label) == (outputs, per_label)
     if isinstance(loss, str):

@@ -115,3 +115,15 @@ def test_epochs_beyond_the_most_are_not_begun() -> None:
     assert limit_epochs(rule, 400) == (2, two)
     assert limit_epochs(rule, 2) == (2, None)
     assert limit_epochs(EarlyStopping(), 400) == limit_epochs(None, 400) == (400, None)
+
+
+def test_conditions_do_not_count_epochs_that_cannot_be_the_best() -> None:
+    """After a resume without the best epoch's parameters, conditions and patience start again."""
+    condition = ScoreImprovementEpochTerminationCondition(2)
+    judge = EarlyStopper(EarlyStopping(patience=3, conditions=[condition]))
+    for epoch, score in enumerate([0.5, 0.3, 0.6], 1):
+        judge.observe(epoch, score)
+    judge.forget_best()
+    assert judge.observe(4, 0.55)
+    assert judge.reason_to_stop(4) is None
+    assert judge.epoch == 4

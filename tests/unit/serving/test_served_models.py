@@ -15,6 +15,7 @@ from sparkstrom import ParallelInference
 from sparkstrom.models import DenseNetwork
 from sparkstrom.models.base import Batch, count_rows
 from sparkstrom.models.output_interpretation import select_rows
+from sparkstrom.serving import ModelPool
 from tests.integration.model_kinds import KINDS, WIDTH
 from tests.unit.serving.conftest import DEADLINE_S
 
@@ -151,6 +152,24 @@ def test_instances_whose_modes_change_parameters_have_parameters_of_their_own(mo
     ):
         found = list(clients.map(inference.output, [FEATURES[:1]] * 8))
     np.testing.assert_allclose(np.concatenate(found), np.repeat(wanted, 8, axis=0), rtol=1e-4)
+
+
+def test_instances_whose_modes_only_count_calls_share_the_parameters() -> None:
+    """A module may override train() without changing parameters, as those of transformers do."""
+    torch = pytest.importorskip("torch")
+    from sparkstrom.models.torch import TorchModel
+
+    class Counting(torch.nn.Linear):  # type: ignore[misc]
+        calls = 0
+
+        def train(self, mode: bool = True) -> Any:
+            self.calls += 1
+            return super().train(mode)
+
+    model = TorchModel(Counting(2, 1), torch.nn.MSELoss(), partial(torch.optim.SGD, lr=0.1))
+    pool = ModelPool(model, None, 3)
+    addresses = {each.module.weight.data_ptr() for each in pool.models}  # type: ignore[attr-defined]
+    assert addresses == {pool.parameters.ctypes.data}
 
 
 def jax_of_two_inputs() -> Any:

@@ -109,6 +109,32 @@ def test_after_a_stream_neither_its_rows_nor_those_of_earlier_fits_are_trained_a
     assert again.summaries_for(FitKey(4)) == {"1": {"fit": 1}}
 
 
+def test_a_program_that_restores_before_a_fit_and_a_stream_repeats_neither(
+    tmp_path: Path, model: FlatModel
+) -> None:
+    """It uses the stream's checkpoint, whose network started from the restored parameters."""
+    pretrained, own = str(tmp_path / "pretrained"), str(tmp_path / "own")
+    first = progressed(model, key=FitKey(1), epochs_done=1, summaries={})
+    path = CheckpointDirectory(pretrained).write(build_checkpoint(model, first))
+    made = checkpoints(model, own)
+    made.restore(path, pytest.fail)
+    made.record_summary(FitKey(2), {"fit": 2})
+    stream = FitKey(3, "q", 7)
+    config = made.config(stream, 20, OptimizerStates())
+    assert config is not None
+    later = progressed(model, key=stream, summaries=config.summaries, ancestor=config.ancestor)
+    CheckpointDirectory(own).write(build_checkpoint(model, later))
+    again = checkpoints(model, own)
+    again.restore(path, pytest.fail)
+    actions = []
+    for key in (FitKey(2), stream):
+        found = again.find(key, 5, list[str]().append)
+        assert found is not None
+        actions.append(found.action)
+        again.mark_ended(key.number)
+    assert actions == [ResumeAction.SKIP, ResumeAction.RESUME]
+
+
 def test_another_network_of_the_program_is_not_taken_for_this_one(
     model: FlatModel, directory: str
 ) -> None:
