@@ -381,6 +381,7 @@ class ListenerThread(FitListener):
         self._raised: ListenerFailure | None = None
         self._began_s = time.monotonic()
         self._training: frozenset[int] = frozenset()
+        self._started: frozenset[int] = frozenset()  # partitions that have joined
         self._departures = 0  # number of departures that were queued
         self._minibatches = -1
         self._thread = threading.Thread(target=self._run, name="sparkstrom-listeners", daemon=True)
@@ -394,7 +395,8 @@ class ListenerThread(FitListener):
             self._thread.start()
             self._put(self._begin)
             return
-        left, self._training, self._departures = self._training, frozenset(), 0
+        left, self._departures = self._training, 0
+        self._training = self._started = frozenset()
         if left:
             self._put(
                 WorkerChange(
@@ -436,17 +438,32 @@ class ListenerThread(FitListener):
             self._put(make_iteration_event(progress, self._spec, self._seconds()))
 
     def _queue_worker_changes(self, progress: Progress) -> None:
-        """Queue an event if workers joined or left since the last call."""
-        if progress.phase is Phase.DONE:  # all workers leave at the end
+        """Queue an event if workers joined or left since the last call.
+
+        That all workers leave at the end of the fit is not reported.
+        """
+        if progress.phase is Phase.DONE:
+            joined = progress.started - self._started  # a short fit ends between two calls
+            self._queue_worker_change(joined, frozenset(), self._training | joined, ())
             return
         new = progress.departures[self._departures :]
         self._departures = len(progress.departures)
         left = (self._training - progress.training) | {one.partition for one in new}
         joined = progress.training - (self._training - left)  # also those replaced at once
-        self._training = progress.training
+        reasons = tuple(f"partition {d.partition} on {d.host}: {d.reason}" for d in new)
+        self._queue_worker_change(joined, left, progress.training, reasons)
+
+    def _queue_worker_change(
+        self,
+        joined: frozenset[int],
+        left: frozenset[int],
+        training: frozenset[int],
+        reasons: tuple[str, ...],
+    ) -> None:
+        """Queue an event with these partitions, unless none joined or left."""
+        self._training, self._started = training, self._started | joined
         if joined or left:
-            reasons = tuple(f"partition {d.partition} on {d.host}: {d.reason}" for d in new)
-            self._put(WorkerChange(joined, left, self._training, self._seconds(), reasons))
+            self._put(WorkerChange(joined, left, training, self._seconds(), reasons))
 
     def run_fit(self, fit: Callable[[], TrainingSummary]) -> TrainingSummary:
         """Call ``fit``, pass its end or failure to the listeners, and return its summary."""

@@ -52,7 +52,7 @@ from sparkstrom.runtime.theta import Theta
 from sparkstrom.transport.aeron.driver_directories import ProcessIdentity, identify_process
 from sparkstrom.transport.aeron.media_driver import DriverOptions
 from sparkstrom.worker.network_setup import ControllerRoute, transport_opener, warm_up_transport
-from sparkstrom.worker.task_environment import TaskEnvironment
+from sparkstrom.worker.task_environment import TaskEnvironment, unpickle_without_collecting
 from sparkstrom.worker.training_job import TrainingJob, pack_parameters
 
 log = logging.getLogger(__name__)
@@ -372,4 +372,4 @@ class FileHandle:
     @cached_property
     def value(self) -> Any:
         """The value, read from the file at the first access."""
-        return pickle.loads(Path(self.path).read_bytes())
+        return unpickle_without_collecting(Path(self.path).read_bytes())

@@ -13,7 +13,6 @@ from __future__ import annotations
 import hashlib
 import logging
 import mmap
-import pickle
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -56,7 +55,12 @@ from sparkstrom.rounds.worker_round import (
     train_and_report,
 )
 from sparkstrom.runtime.output_capture import WorkerOutput
-from sparkstrom.worker.task_environment import TaskEnvironment, load_batches, place_model
+from sparkstrom.worker.task_environment import (
+    TaskEnvironment,
+    load_batches,
+    place_model,
+    unpickle_without_collecting,
+)
 
 log = logging.getLogger(__name__)
 
@@ -398,7 +402,7 @@ class BeginRounds:
     def run(self) -> PartitionFacts:
         """Create this process's worker and return facts about its rows."""
         _worker.clear()
-        job, directory = pickle.loads(self.job), Path(self.directory)
+        job, directory = unpickle_without_collecting(self.job), Path(self.directory)
         _worker.append(RoundsWorker(job, self.place, self.rows.blocks(), directory))
         return _worker[0].facts
 

@@ -34,7 +34,11 @@ from sparkstrom.base.child_processes import count_cores, make_child_environment,
 from sparkstrom.base.errors import SetupError, SparkstromError, TrainingError, UsageError
 from sparkstrom.local.data import RowFile
 from sparkstrom.protocol.common.process_pause import PauseDetector
-from sparkstrom.worker.task_environment import TaskEnvironment, free_last_model
+from sparkstrom.worker.task_environment import (
+    TaskEnvironment,
+    free_last_model,
+    unpickle_without_collecting,
+)
 
 log = logging.getLogger(__name__)
 
@@ -350,7 +354,8 @@ class GradientSharingTask:
         from sparkstrom.worker.training_task import run_training_task
 
         free_last_model()
-        return run_training_task(pickle.loads(self.job), self.place, self.rows.blocks())
+        job = unpickle_without_collecting(self.job)
+        return run_training_task(job, self.place, self.rows.blocks())
 
 
 class HeartbeatMonitor:

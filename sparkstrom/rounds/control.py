@@ -404,5 +404,6 @@ class RoundsControl:
             copied=joined,
             heard=self._output.lines,
             worker_lines_skipped=self._output.skipped,
+            started=training,
             epochs=self._epochs,
         )

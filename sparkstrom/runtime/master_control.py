@@ -119,6 +119,7 @@ class Progress:
     unresponsive_peers: tuple[Endpoint, ...] = ()
     heard: tuple[WorkerLogLine, ...] = ()  # lines printed by workers' code
     worker_lines_skipped: int = 0  # lines that are not shown
+    started: frozenset[int] = frozenset()  # partitions with rows that have had a worker
 
 
 @dataclass(frozen=True, slots=True)

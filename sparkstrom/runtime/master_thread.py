@@ -448,4 +448,5 @@ class MasterThread(threading.Thread):
             unresponsive_peers=self._message_endpoint.unresponsive_peers(),
             heard=self._worker_log.lines,
             worker_lines_skipped=self._worker_log.skipped,
+            started=frozenset(i for i, p in enumerate(master.partitions) if p.rows > 0),
         )

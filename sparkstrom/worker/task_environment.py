@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import pickle
 import sys
 import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -51,6 +52,20 @@ def freeze_garbage_collector() -> None:
     if len(sys.modules) > _modules_frozen:
         gc.freeze()
         _modules_frozen = len(sys.modules)
+
+
+def unpickle_without_collecting(content: bytes) -> Any:
+    """Return the unpickled value; collect no garbage while the modules it needs are imported.
+
+    Importing torch takes an eighth less time without collections, which would free nothing.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        return pickle.loads(content)
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 _modules_frozen = 0  # number of modules when the garbage collector was last frozen

@@ -11,7 +11,6 @@ import ctypes
 import hashlib
 import logging
 import os
-import pickle
 import re
 import socket
 import sys
@@ -29,7 +28,12 @@ from sparkstrom.worker.network_setup import (
     require_controller_reachable,
     require_library,
 )
-from sparkstrom.worker.task_environment import TaskEnvironment, assigned_gpu, free_last_model
+from sparkstrom.worker.task_environment import (
+    TaskEnvironment,
+    assigned_gpu,
+    free_last_model,
+    unpickle_without_collecting,
+)
 
 if TYPE_CHECKING:
     from sparkstrom.worker.training_job import TrainingJob
@@ -208,4 +212,4 @@ def run_training_task(
     require_library()
     require_controller_reachable(job.route, get_task_context())
     free_last_model()
-    return train_partition(pickle.loads(job.job), blocks, index, items)
+    return train_partition(unpickle_without_collecting(job.job), blocks, index, items)

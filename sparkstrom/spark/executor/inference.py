@@ -18,7 +18,6 @@ import decimal
 import hashlib
 import importlib.util
 import math
-import pickle
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -83,7 +82,12 @@ from sparkstrom.spark.executor.entry_points import (
     pickle_by_value,
 )
 from sparkstrom.spark.jobs import translate_job_errors
-from sparkstrom.worker.task_environment import free_models, freeze_garbage_collector, refer_weakly
+from sparkstrom.worker.task_environment import (
+    free_models,
+    freeze_garbage_collector,
+    refer_weakly,
+    unpickle_without_collecting,
+)
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -141,7 +145,7 @@ class TrainedModel:
 
 def _unpickle_model(model: bytes, parameters: Flat, buffers: bytes, digest: str) -> TrainedModel:
     """Return the TrainedModel whose pickle ``TrainedModel.__reduce__`` made."""
-    return TrainedModel(pickle.loads(model), parameters, buffers, digest)
+    return TrainedModel(unpickle_without_collecting(model), parameters, buffers, digest)
 
 
 _open_models: OrderedDict[str, FlatModel] = OrderedDict()  # cache, least recently used first

@@ -9,7 +9,6 @@ would use.
 from __future__ import annotations
 
 import json
-import pickle
 import secrets
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -38,6 +37,7 @@ from sparkstrom.worker.network_setup import (
     choose_driver_address,
     choose_executor_address,
 )
+from sparkstrom.worker.task_environment import unpickle_without_collecting
 
 PROBE_S, PROBE_PER_PEER_S = 5.0, 1.0  # duration of the UDP probe: fixed part, and per host
 HOSTS_PROBED_MAX = 8  # limited, because each host probes every other one
@@ -96,7 +96,7 @@ def measure_worker(task: MeasurementTask, items: Iterable[Any]) -> Iterator[Work
 
     forget_spark_archive_importers()
     barrier, place = BarrierTaskContext.get(), get_task_context()
-    recipe, sample = pickle.loads(task.fit.value)
+    recipe, sample = unpickle_without_collecting(task.fit.value)
     batches = SampledData(recipe, sample).partitions(1)[0]
     warm_up()
     barrier.barrier()  # so that all tasks train at the same time

@@ -70,6 +70,7 @@ from sparkstrom.worker.task_environment import (
     load_batches,
     place_model,
     refer_weakly,
+    unpickle_without_collecting,
 )
 
 CACHED_JOBS_MAX = 4  # number of fits whose models one Python process caches
@@ -132,7 +133,7 @@ class PackedJob:
         forget_spark_archive_importers()
         _remove_cached(self.ended_fits)
         if self.fit not in _cached_jobs:
-            _cached_jobs[self.fit] = pickle.loads(self.content)
+            _cached_jobs[self.fit] = unpickle_without_collecting(self.content)
             _remove_cached([*_cached_jobs][:-CACHED_JOBS_MAX])
         _cached_jobs.move_to_end(self.fit)
         return _cached_jobs[self.fit]

@@ -111,6 +111,25 @@ def test_events_come_in_order_in_another_thread() -> None:
     assert diary.events[-1].error is None
 
 
+def test_workers_of_a_fit_that_ends_between_two_looks_have_joined() -> None:
+    """Workers that join and finish between two progress reports are reported; their end is not."""
+    diary = Diary()
+    heard = thread_of(diary)
+    done = replace(
+        START, phase=Phase.DONE, training=frozenset(), minibatches=60, started=frozenset({0, 1})
+    )
+
+    def fit() -> None:
+        heard.on_progress(replace(START, training=frozenset({1})))
+        heard.on_progress(done)
+        heard.on_progress(done)
+
+    run(heard, fit)
+    changes = [event for event in diary.events if isinstance(event, WorkerChange)]
+    assert [(each.joined, each.left) for each in changes] == [({1}, set()), ({0}, set())]
+    assert changes[-1].training == {0, 1}
+
+
 def test_an_epoch_has_figures_and_copies_only_what_is_asked_for() -> None:
     """EpochEnd has no validation value if none is known; it copies and evaluates on request."""
     diary = Diary()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import pickle
 import sys
 import weakref
 from collections.abc import Callable
@@ -24,6 +25,7 @@ from sparkstrom.worker.task_environment import (
     freeze_garbage_collector,
     place_model,
     remember_model,
+    unpickle_without_collecting,
 )
 from sparkstrom.worker.training_job import TrainingJob
 
@@ -120,7 +122,9 @@ def test_a_task_frees_the_last_model_before_it_unpickles_its_own(
     for name in ("require_library", "require_controller_reachable", "get_task_context"):
         monkeypatch.setattr(entry_points, name, lambda *_: None)
     monkeypatch.setattr(entry_points, "free_last_model", lambda: done.append("freed"))
-    monkeypatch.setattr(entry_points.pickle, "loads", lambda _: done.append("unpickled"))
+    monkeypatch.setattr(
+        entry_points, "unpickle_without_collecting", lambda _: done.append("unpickled")
+    )
     monkeypatch.setattr(entry_points, "train_partition", lambda *_: done.append("trained"))
     entry_points.run_training_task(LazyPickle(b"", None), None, 0, [])
     assert done == ["freed", "unpickled", "trained"]
@@ -137,3 +141,36 @@ def test_what_is_imported_is_spared_once(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setitem(sys.modules, "imported_by_another_model", ModuleType("of_a_test"))
     freeze_garbage_collector()
     assert len(calls) == 2
+
+
+class NotesCollector:
+    """Unpickles as whether the garbage collector is on; ``fails``: unpickling raises KeyError."""
+
+    def __init__(self, fails: bool) -> None:
+        self._fails = fails
+
+    def __reduce__(self) -> tuple[Callable[[bool], bool], tuple[bool]]:
+        return read_collector, (self._fails,)
+
+
+def read_collector(fails: bool) -> bool:
+    """Return whether the garbage collector is on."""
+    if fails:
+        raise KeyError("a name that the job needs")
+    return gc.isenabled()
+
+
+def test_no_garbage_is_collected_while_a_job_is_unpickled() -> None:
+    """The collector is off while a value is unpickled, and on afterwards, also after an error."""
+    assert gc.isenabled()
+    assert unpickle_without_collecting(pickle.dumps(NotesCollector(fails=False))) is False
+    assert gc.isenabled()
+    with pytest.raises(KeyError):
+        unpickle_without_collecting(pickle.dumps(NotesCollector(fails=True)))
+    assert gc.isenabled()
+    gc.disable()
+    try:
+        unpickle_without_collecting(pickle.dumps(NotesCollector(fails=False)))
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
