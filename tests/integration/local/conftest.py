@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -14,6 +15,8 @@ import pytest
 
 from sparkstrom import ParallelWrapper
 from sparkstrom.encoding.thresholds import FixedThreshold
+from sparkstrom.fit import checkpoints
+from sparkstrom.local.worker_pool import WorkerPool
 from sparkstrom.transport.aeron.driver_directories import (
     ProcessIdentity,
     identify_process,
@@ -84,3 +87,32 @@ def wrapper() -> Iterator[Callable[..., ParallelWrapper]]:
         each.close()
         assert not scratch.exists()
     assert [process for process in processes if is_process_alive(process)] == []
+
+
+@pytest.fixture(scope="module")
+def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerPool]:
+    """Two worker processes for all tests of a file that need none of their own."""
+    made = WorkerPool(2, tmp_path_factory.mktemp("pool"), 30.0)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def pooled_wrapper(
+    pool: WorkerPool, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[..., ParallelWrapper]]:
+    """``pooled_wrapper(model, ...)`` makes a wrapper as if in another program, but with ``pool``.
+
+    Importing torch or JAX in processes of its own would take most of a test's time.
+    """
+    made: list[ParallelWrapper] = []
+
+    def make(model: Any, **options: Any) -> ParallelWrapper:
+        monkeypatch.setattr(checkpoints, "_directory_owners", {})
+        made.append(ParallelWrapper(model, len(pool), **options))
+        made[-1]._context = replace(made[-1]._context, pool=pool)
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()

@@ -113,7 +113,7 @@ def test_a_forked_process_leaves_the_fit_alone(training: ParallelWrapper) -> Non
 @pytest.mark.parametrize("mode", ["SHARED_GRADIENTS", "AVERAGING"])
 @pytest.mark.parametrize("kind", ["dense", "torch"])
 def test_an_epochs_loss_is_that_of_evaluate(
-    wrapper: Callable[..., ParallelWrapper], mode: str, kind: str
+    pooled_wrapper: Callable[..., ParallelWrapper], mode: str, kind: str
 ) -> None:
     """Rows, class and ignored labels weigh in an epoch's loss as in the loss of ``evaluate``."""
     weights = np.where(np.arange(len(LABELS)) % 4, 0.0, 1.0 + np.arange(len(LABELS)) % 3)
@@ -123,7 +123,7 @@ def test_an_epochs_loss_is_that_of_evaluate(
         loss = torch.nn.CrossEntropyLoss(torch.tensor([1.0, 5.0, 2.0]), ignore_index=2)
         optimizer = partial(torch.optim.SGD, lr=1e-30)
         model = TorchModel(torch.nn.Linear(4, 3), loss, optimizer)
-    made = wrapper(model, 2, training_mode=mode, progress=False, batch_size_per_worker=2)
+    made = pooled_wrapper(model, training_mode=mode, progress=False, batch_size_per_worker=2)
     data = FEATURES, labels, weights.astype(np.float32)
     summary = made.fit(data, 2, run_log="")
     expected = made.evaluate(data, "loss").loss
@@ -135,12 +135,12 @@ def test_an_epochs_loss_is_that_of_evaluate(
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["SHARED_GRADIENTS", "AVERAGING"])
 def test_a_label_outside_the_classes_is_named_by_its_row(
-    wrapper: Callable[..., ParallelWrapper], mode: str
+    pooled_wrapper: Callable[..., ParallelWrapper], mode: str
 ) -> None:
     """Workers check all labels before training; ignored labels, and doubles, are accepted."""
     optimizer = partial(torch.optim.SGD, lr=0.1)
     model = TorchModel(torch.nn.Linear(4, 2), torch.nn.CrossEntropyLoss(), optimizer)
-    made = wrapper(model, 2, training_mode=mode, progress=False, batch_size_per_worker=8)
+    made = pooled_wrapper(model, training_mode=mode, progress=False, batch_size_per_worker=8)
     labels = LABELS.astype(np.float64)
     labels[120], labels[150] = -100.0, 7.0
     with pytest.raises(UsageError) as error:
@@ -161,14 +161,14 @@ def skip_every_step(module: Any, optimizer: Any, batch: Any) -> Any:
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["SHARED_GRADIENTS", "AVERAGING"])
 def test_a_models_warnings_in_workers_are_in_the_summary(
-    wrapper: Callable[..., ParallelWrapper], mode: str
+    pooled_wrapper: Callable[..., ParallelWrapper], mode: str
 ) -> None:
     """Of warnings from one place, the summary has each worker's last one."""
     optimizer = partial(torch.optim.SGD, lr=0.1)
     model = TorchModel(torch.nn.Linear(4, 2), None, optimizer, step=skip_every_step)
     cloudpickle.register_pickle_by_value(sys.modules[__name__])
     try:
-        made = wrapper(model, 2, training_mode=mode, progress=False, batch_size_per_worker=8)
+        made = pooled_wrapper(model, training_mode=mode, progress=False, batch_size_per_worker=8)
         summary = made.fit((FEATURES, LABELS), run_log="")
     finally:
         cloudpickle.unregister_pickle_by_value(sys.modules[__name__])

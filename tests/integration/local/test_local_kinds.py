@@ -6,8 +6,7 @@ each kind in each mode; by default only some, because each imports and compiles 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,9 +18,7 @@ import pytest
 from sparkstrom import ParallelWrapper, TrainingError
 from sparkstrom.checkpoint.directory import open_checkpoint
 from sparkstrom.data.column_selection import ColumnSpec
-from sparkstrom.fit import checkpoints as fit_checkpoints
 from sparkstrom.local.data import partition_rows, read_data_blocks
-from sparkstrom.local.worker_pool import WorkerPool
 from sparkstrom.runtime.optimizer_states import decode_optimizer_state
 from sparkstrom.worker.task_environment import TaskEnvironment, load_batches
 from tests.integration import model_kinds
@@ -50,30 +47,12 @@ def digits() -> tuple[Any, Any]:
     return (data.data[:ROWS] / 16).astype(np.float32), data.target[:ROWS]
 
 
-@pytest.fixture(scope="module")
-def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerPool]:
-    """Two worker processes for all tests."""
+@pytest.fixture(scope="module", autouse=True)
+def kinds_by_value() -> Iterator[None]:
+    """Send the models' code to the worker processes, which cannot import the tests."""
     cloudpickle.register_pickle_by_value(model_kinds.by_value())
-    made = WorkerPool(WORKERS, tmp_path_factory.mktemp("pool"), 30.0)
-    yield made
-    made.close()
+    yield
     cloudpickle.unregister_pickle_by_value(model_kinds.by_value())
-
-
-@pytest.fixture
-def wrap(pool: WorkerPool, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Any]]:
-    """``wrap(model, ...)`` returns a wrapper as if in another program, but with ``pool``."""
-    made: list[ParallelWrapper] = []
-
-    def make(model: Any, **options: Any) -> ParallelWrapper:
-        monkeypatch.setattr(fit_checkpoints, "_directory_owners", {})
-        made.append(ParallelWrapper(model, WORKERS, **options))
-        made[-1]._context = replace(made[-1]._context, pool=pool)
-        return made[-1]
-
-    yield make
-    for each in made:
-        each.close()
 
 
 class Ending:
@@ -118,7 +97,7 @@ def rounds_alone(
     [*((kind, True) for kind in tried("jax", "keras", "lightning", "own")), ("dl4j-dense", False)],
 )
 def test_rounds_that_are_ended_and_gone_on_with(
-    wrap: Any, digits: Any, tmp_path: Path, kind: str, averages: bool
+    pooled_wrapper: Any, digits: Any, tmp_path: Path, kind: str, averages: bool
 ) -> None:
     """Resumed rounds equal uninterrupted ones, with averaged or with each worker's optimizers."""
     options = AVERAGING | {
@@ -126,8 +105,8 @@ def test_rounds_that_are_ended_and_gone_on_with(
         "checkpoint_directory": str(tmp_path / "kept"),
         "checkpoint_every": "3 updates",
     }
-    newest, epochs = ended(wrap(KINDS[kind](), **options), digits)
-    made = wrap(KINDS[kind](), **options)
+    newest, epochs = ended(pooled_wrapper(KINDS[kind](), **options), digits)
+    made = pooled_wrapper(KINDS[kind](), **options)
     wanted = rounds_alone(made, digits, tmp_path, epochs, True if averages else "own")
     print(f"{epochs} epochs")
     summary = made.fit(digits, epochs=epochs)
@@ -144,7 +123,7 @@ def test_rounds_that_are_ended_and_gone_on_with(
     for path in (tmp_path / "kept").iterdir():
         if path.name > Path(summary.checkpoint).name:
             path.unlink()
-    again = wrap(KINDS[kind](), **options)
+    again = pooled_wrapper(KINDS[kind](), **options)
     again.fit(digits, epochs=epochs)
     assert again.fit(digits).minibatches == PER_EPOCH
     np.testing.assert_array_equal(again.parameters, made.parameters)
@@ -153,7 +132,7 @@ def test_rounds_that_are_ended_and_gone_on_with(
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", tried("jax", "keras", "dl4j-module", "own"))
 def test_shared_gradients_ended_and_gone_on_with(
-    wrap: Any, digits: Any, tmp_path: Path, kind: str
+    pooled_wrapper: Any, digits: Any, tmp_path: Path, kind: str
 ) -> None:
     """A resumed fit has equal replicas, each minibatch once, and a resumed optimizer state."""
     options = COMMON | {
@@ -161,10 +140,10 @@ def test_shared_gradients_ended_and_gone_on_with(
         "checkpoint_every": "0.2 s",
         "keep_last": 100,
     }
-    newest, epochs = ended(wrap(KINDS[kind](), **options), digits)
+    newest, epochs = ended(pooled_wrapper(KINDS[kind](), **options), digits)
     _, saved = open_checkpoint(str(newest), print)
     before = decode_optimizer_state(saved.arrays["state"].tobytes())
-    made = wrap(KINDS[kind](), **options)
+    made = pooled_wrapper(KINDS[kind](), **options)
     print(f"{epochs} epochs")
     summary = made.fit(digits, epochs=epochs)
     assert summary.resumed_from == str(newest)
