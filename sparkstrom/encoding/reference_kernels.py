@@ -1,8 +1,9 @@
 """Implement all kernels in NumPy, as the specification that faster backends must reproduce.
 
-``theta`` are the parameters that all workers share, tau is the threshold for sending, and the
-residual is what a worker has learned but not yet sent: ``local - theta`` for kernels named
-``*_local``, and a separate array for ``*_replica``.
+``theta`` are the parameters that all workers share, and tau is the threshold for sending. The
+residual is what a worker has learned but not yet sent. Kernels named ``*_local`` compute it as
+``local - theta``, where ``local`` are the worker's own parameters; for kernels named ``*_replica``
+it is a separate array.
 
 A hit is a parameter whose residual has reached tau in absolute value. A hit's code is its index if
 the residual is positive, and ``~index`` if negative; "sign" is +1 or -1 accordingly. Callers

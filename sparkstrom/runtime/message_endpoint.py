@@ -322,7 +322,7 @@ class DirectReceiver:
     reassemblers: dict[int, Reassembler] = field(default_factory=dict)
 
     def take(self, header: Header, body: bytes) -> bytes | None:
-        """Add a decrypted frame; return its message's body if now complete, else None.
+        """Add a decrypted frame; return its message's body if that is now complete, else None.
 
         Raise FrameError if the frame is a replay or the message is too long.
         """
@@ -476,7 +476,10 @@ class MessageEndpoint:
             self.transport.close_receiver(stream)
 
     def _connect(self, node: NodeId, edge: EdgeNo, address: Address, *, local: bool) -> None:
-        """Open the senders of an edge to a neighbour, in place of earlier ones."""
+        """Open senders to the neighbour ``node`` at ``address``, and close any earlier ones.
+
+        ``local``: whether they send through shared memory instead of UDP.
+        """
         self._disconnect(node)
         endpoint, open_sender = Endpoint(address.host, address.port), self.transport.open_sender
         control = open_sender(endpoint, address.control_stream, control=True, local=local)
@@ -598,8 +601,9 @@ class MessageEndpoint:
     def receive(self, wait_s: float) -> Iterator[tuple[NodeId | None, Message]]:
         """Yield messages with their senders' ids (None for direct messages).
 
-        Waits up to ``wait_s`` seconds for the first one, or for ``wake``. Messages are yielded one
-        by one because handling one can change ``me`` and the edges that apply to the next.
+        Waits up to ``wait_s`` seconds for the first one; ``wake`` ends the wait. Messages are
+        yielded one by one, because handling one can change this node's id and its edges, by which
+        the next one is checked.
         """
         for stream, frame in self.transport.poll(wait_s):
             try:

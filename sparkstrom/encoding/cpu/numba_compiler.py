@@ -122,7 +122,7 @@ def _compile_when_called(signature: str, function: Callable[..., Any]) -> Any:
     find_template = dispatcher.get_call_template
 
     def compile_first(*arguments: Any) -> Any:
-        """Compile the function if necessary; return Numba's template for calls of it."""
+        """Compile the function if necessary; return the template by which Numba types its calls."""
         if not dispatcher.overloads:
             dispatcher.compile(signature)
             dispatcher.disable_compile()

@@ -5,7 +5,8 @@ of level l reaches tau * 2^l, and its step (the change that is sent) is multipli
 some hits may be sent, all of at least 2 tau and random smaller ones are chosen. From a sample of
 residuals, callers estimate the tau that a given fraction of them reach. An overflow is a parameter
 that has left the range in which float32 sums are exact. Kernels named ``*_local`` compute the
-residual as local - theta; those named ``*_replica`` get it as an array.
+residual as a worker's own parameters (local) minus the shared ones (theta); those named
+``*_replica`` get it as an array.
 ``encoding.reference_kernels`` documents the arguments.
 """
 
@@ -238,8 +239,9 @@ def move_levels(
 ) -> tuple[int, int]:
     """Add each hit's signed ``step`` * 2^level to theta, and ``other_step`` likewise to ``other``.
 
-    If ``other_step`` is 0, ``other`` is not used. ``q`` is the quantum, the unit of parameters.
-    Return (overflows of theta, index of the first one or -1).
+    ``codes`` i32[hits] has the indices and signs, ``levels`` u8[hits] the levels. ``other`` is
+    f32[n], like theta; it is not used if ``other_step`` is 0. ``q`` is the quantum, of which all
+    parameters are multiples. Return (overflows of theta, index of the first one or -1).
     """
     to, also = checked_array(theta, F32, "theta"), checked_array(other, F32, "other")
     where, found, answer = (

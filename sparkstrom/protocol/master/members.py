@@ -231,7 +231,7 @@ class ResidualCheckpoints:
         return tuple(self._granted.get(node, ()))
 
     def mark_used(self, node: NodeId) -> None:
-        """Mark the residual files granted to this node as used, as its own state contains them."""
+        """Mark the files granted to this node as used: the node has taken over their changes."""
         self._granted.pop(node, None)
 
     def count_used_and_lost(self, live: Iterable[NodeId]) -> None:

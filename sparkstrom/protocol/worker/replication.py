@@ -1,7 +1,8 @@
 """Follow the commits in order, fetch snapshots, and relay the messages of children.
 
-A commit is an update that the master has numbered. A replica is at a commit if it contains all
-commits up to that number.
+A commit is an update that the master has numbered. A replica is a node's copy of the parameters; it
+is at a commit if it contains all commits up to that number. A snapshot is a replica that a node
+fetches from its parent in chunks. Parent and children are a node's neighbours in the tree.
 """
 
 from __future__ import annotations

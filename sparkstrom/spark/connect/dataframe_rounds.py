@@ -266,7 +266,10 @@ class TemporaryViewParts:
 
 
 def group_rows_for_views(parts: Iterator[bytes]) -> Iterator[list[tuple[int, bytes]]]:
-    """Yield lists of (number of the part, part), each list small enough for one temporary view."""
+    """Number the parts and yield them in lists of at most VIEW_BYTES_MAX bytes, one for a view.
+
+    A list is longer only if it has a single part.
+    """
     rows: list[tuple[int, bytes]] = []
     size = 0
     for number, part in enumerate(parts):
