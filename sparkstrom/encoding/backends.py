@@ -100,7 +100,7 @@ class Kernels(Protocol):
         Returns the highest of the levels; 0 without hits.
         """
 
-    def move_levels(
+    def move_by_levels(
         self,
         theta: F32,
         other: F32,

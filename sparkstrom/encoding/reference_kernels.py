@@ -148,7 +148,7 @@ def find_levels_replica(residual: F32, codes: I32, tau: float, top: int, levels:
     return int(np.max(levels, initial=0))
 
 
-def move_levels(
+def move_by_levels(
     theta: F32, other: F32, codes: I32, levels: U8, step: float, other_step: float, q: float
 ) -> tuple[int, int]:
     """Apply hits like ``move``, with each hit's steps multiplied by 2^level.

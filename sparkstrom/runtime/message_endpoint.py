@@ -321,7 +321,7 @@ class DirectReceiver:
     # token -> partly received message
     reassemblers: dict[int, Reassembler] = field(default_factory=dict)
 
-    def take(self, header: Header, body: bytes) -> bytes | None:
+    def add_frame(self, header: Header, body: bytes) -> bytes | None:
         """Add a decrypted frame; return its message's body if that is now complete, else None.
 
         Raise FrameError if the frame is a replay or the message is too long.
@@ -333,7 +333,7 @@ class DirectReceiver:
         reassembler = self.reassemblers.pop(token, None) or Reassembler(self.message_bytes_max)
         if len(self.reassemblers) >= INCOMPLETE_SENDERS_MAX:
             del self.reassemblers[next(iter(self.reassemblers))]
-        whole = reassembler.take(header, body)
+        whole = reassembler.add_piece(header, body)
         if whole is None:
             self.reassemblers[token] = reassembler
         return whole
@@ -639,7 +639,7 @@ class MessageEndpoint:
             raise FrameError(Rejection.OTHER_RECEIVER)
         assert header.sender is not None, "a neighbour, or the master"
         reassembler = self._reassembler if is_direct else incoming.reassembler
-        whole = reassembler.take(header, body)
+        whole = reassembler.add_piece(header, body)
         if whole is None:
             if header.kind != Kind.CONTROL:
                 self._arriving[header.sender] = reassembler.arriving_bytes
@@ -664,7 +664,7 @@ class MessageEndpoint:
         header, body = self._seal.open_untrusted(frame)
         if header.sender is not None:
             raise FrameError(Rejection.NOT_DIRECT)
-        whole = self._direct_receiver.take(header, body)
+        whole = self._direct_receiver.add_frame(header, body)
         if whole is None:
             return None
         message = decode_untrusted(header.kind, whole)

@@ -158,7 +158,7 @@ def find_levels_replica(residual: F32, codes: I32, tau: float, top: int, levels:
 
 
 @kernel("UniTuple(i8, 2)(f4[::1], f4[::1], i4[::1], u1[::1], f4, f4, f8)")
-def move_levels(
+def move_by_levels(
     theta: F32, other: F32, codes: I32, levels: U8, step: float, other_step: float, q: float
 ) -> tuple[int, int]:
     """Add each hit's signed ``step`` * 2^level to theta, and ``other_step`` likewise to ``other``.

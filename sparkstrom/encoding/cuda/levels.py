@@ -116,7 +116,7 @@ def _find_levels(
 
 
 @kernel("void(f4[::1], f4[::1], i4[::1], u1[::1], f4, f4, f8, i4[::1])")
-def _move_levels(
+def _move_by_levels(
     theta: Any,
     other: Any,
     codes: Any,
@@ -234,7 +234,7 @@ def _find_hit_levels(
     return answer
 
 
-def move_levels(
+def move_by_levels(
     theta: Any, other: Any, codes: Any, levels: Any, step: float, other_step: float, q: float
 ) -> tuple[int, int]:
     """Add each hit's signed ``step`` * 2^level to theta, and ``other_step`` likewise to ``other``.
@@ -250,7 +250,7 @@ def move_levels(
         overflow_counter(),
     )
     if where.size:
-        _move_levels[blocks_of(where.size), THREADS](
+        _move_by_levels[blocks_of(where.size), THREADS](
             to, also, where, found, F32(step), F32(other_step), EXACT_QUANTA * q, answer
         )
     return read_overflows(answer, where)

@@ -111,7 +111,7 @@ class OptimizerTransfers:
         """
         if chunk.asker == self._membership.node:
             if self.fetch is not None:
-                self.fetch.take(chunk, now_s)
+                self.fetch.add_chunk(chunk, now_s)
             else:
                 self._ignored.count(chunk, IgnoreReason.LATE)
             return self.continue_fetch(now_s)

@@ -211,7 +211,7 @@ class ParentLink:
         assert self.parent is not None, "there is no edge"
         return Send(self.parent, message)
 
-    def leave(self) -> list[Effect]:
+    def close_edge(self) -> list[Effect]:
         """Forget the parent; return the effect that closes its edge, or [] if there is no edge."""
         parent, self.parent = self.parent, None
         return [ev.CloseEdge(parent)] if parent is not None else []
@@ -228,7 +228,7 @@ class ParentLink:
         An edge to another parent is closed. ``here`` is where this node listens to its parent.
         """
         assert welcome.edge > self.edge, "a lower edge is an older one"
-        effects = self.leave() if self.parent != welcome.parent else []
+        effects = self.close_edge() if self.parent != welcome.parent else []
         self.stage = next_stage(self.stage, Trigger.WELCOMED)
         self.parent, self.edge = welcome.parent, welcome.edge
         self._opened_s = self._owed_s = self._heard_s = now_s

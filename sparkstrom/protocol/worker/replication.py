@@ -89,7 +89,7 @@ class SnapshotFetch:
             chunk.commit < log.head and not log.reaches(chunk.commit)
         )
 
-    def take(self, chunk: Chunk, now_s: float) -> bool:
+    def add_chunk(self, chunk: Chunk, now_s: float) -> bool:
         """Store a chunk; return False if it is not valid (see the class) or was stored before."""
         self._asked.discard(chunk.index)
         if chunk.index >= self._count or self._is_useless(chunk) or chunk.index in self._chunks:
@@ -350,7 +350,7 @@ class Replication:
             self._ignored.count(chunk, IgnoreReason.LATE)
             return []
         self.note_data(now_s)
-        if not self.fetch.take(chunk, now_s):
+        if not self.fetch.add_chunk(chunk, now_s):
             self._ignored.count(chunk, IgnoreReason.LATE)
         effects = self.continue_fetch(now_s)
         if chunk.commit > self.received and self._asked != self.received:

@@ -265,7 +265,7 @@ class TemporaryViewParts:
             self._drop(name)
 
 
-def group_rows_for_views(parts: Iterator[bytes]) -> Iterator[list[tuple[int, bytes]]]:
+def group_parts_for_views(parts: Iterator[bytes]) -> Iterator[list[tuple[int, bytes]]]:
     """Number the parts and yield them in lists of at most VIEW_BYTES_MAX bytes, one for a view.
 
     A list is longer only if it has a single part.
@@ -475,7 +475,7 @@ class DataFrameRoundsBackend(SparkRoundsBackend):
         ):  # in case every worker has its own
             return InlineParts(b"".join(parts))
         names, count = [], 0
-        for rows in group_rows_for_views(parts):
+        for rows in group_parts_for_views(parts):
             name = next(self._names)
             self._sent.add(name)  # before the call: if interrupted, it may have made the view
             with self._translate_errors():
