@@ -1,8 +1,8 @@
 """Encode, serve and load the state of a worker's optimizer and encoder.
 
-The state is copied by workers that join after others have begun to train, and for checkpoints. An
-optimizer's state is, for example, its momentum. The state of an encoder, which makes updates of
-what a worker learns, contains above all the threshold for sending.
+Workers that join after others have begun to train copy this state from one of them, and checkpoints
+contain it. An optimizer's state is, for example, its momentum. The state of an encoder, which makes
+updates of what a worker learns, contains above all the threshold for sending.
 
 ``OptimizerStateServer`` serves copies of a running trainer's state. When the node, which exchanges
 messages for the trainer, receives a request for a copy, the trainer makes it before its next step,

@@ -3,9 +3,9 @@
 A stream is ordered and reliable. The sending process queues frames (parts of messages) in an outbox
 and offers them to the stream. The stream accepts frames while less than half a term waits to be
 sent; a term is one of the three parts of Aeron's buffer for a stream. The host sends a burst of
-each of its streams in turn, at most as many bytes as the stream's window: a limit to the bytes that
-are under way or that the receiver has not read. Frames that have arrived wait until the receiving
-process polls. If an interface or a process is slow, the outbox therefore fills up.
+each of its streams in turn, if the stream's window has room: the window limits the bytes that are
+under way or not yet polled. Frames that have arrived wait until the receiving process polls. If an
+interface or a process is slow, the outbox therefore fills up.
 
 Two things are not simulated: the bytes of Aeron's status messages, and datagrams that a full switch
 drops and Aeron resends. Such data wait for their turn instead, and the windows limit how much can
