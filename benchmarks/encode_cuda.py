@@ -166,7 +166,7 @@ def time_levels(
         "choose_share_of_copy": median(0.5 * c / e for c, e in zip(copy, choose, strict=True)),
         "levels_ms": time_median(lambda: kernels.find_levels_replica(kept, codes, TAU, 3, levels)),
         "move_levels_ms": time_median(
-            lambda: kernels.move_levels(theta, kept, codes, levels, TAU, -TAU, Q)
+            lambda: kernels.move_by_levels(theta, kept, codes, levels, TAU, -TAU, Q)
         ),
         "shift_ms": time_median(lambda: kernels.shift_codes(chosen, 1)),
         "sample_ms": median(sampled),

@@ -48,12 +48,11 @@ def encode_threshold(values: F32, tau: float, limit: int | None = None) -> I32 |
     Args:
         values: float32[n], the residual, changed in place (parameter units).
         tau: threshold > 0, rounded to float32 (parameter units).
-        limit: maximum number of entries (encoded values); the hits with the lowest indices are
-            encoded first. None: encode all hits.
+        limit: maximum number of values to encode, those with the lowest indices; None: all.
 
     Returns:
-        The int32 message (see the module). As in ND4J, None if there are fewer than two entries;
-        ``values`` is then unchanged.
+        The int32 message (see the module). As in ND4J, None if fewer than two values would be
+        encoded; ``values`` is then unchanged.
 
     Raises:
         UsageError: an argument has an invalid type or value.

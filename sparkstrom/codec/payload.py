@@ -147,7 +147,7 @@ def _check_bitmap(payload: bytes, count: int, n_params: int) -> NDArray[np.uint8
 
 
 def encode_quanta(total: UpdateSum) -> bytes:
-    """Encode a sum of updates in the form ``Form.QUANTA``, in the shortest layout of that form."""
+    """Encode a sum of updates (``Form.QUANTA``) as a list or an array, whichever is shorter."""
     return sums.encode(total)
 
 

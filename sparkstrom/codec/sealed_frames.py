@@ -245,7 +245,7 @@ class Reassembler:
         """Return the number of bytes received of the incomplete message."""
         return self._bytes if self._next is not None else 0
 
-    def take(self, header: Header, body: bytes) -> bytes | None:
+    def add_piece(self, header: Header, body: bytes) -> bytes | None:
         """Add a piece. Return the message's body if this was its last piece, else None.
 
         ``header`` and ``body`` are those of a decrypted frame. A piece out of sequence discards the

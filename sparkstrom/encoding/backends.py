@@ -100,7 +100,7 @@ class Kernels(Protocol):
         Returns the highest of the levels; 0 without hits.
         """
 
-    def move_levels(
+    def move_by_levels(
         self,
         theta: F32,
         other: F32,
@@ -244,7 +244,7 @@ class Memory(Protocol):
         """Copy ``source`` to ``target``, of equal size and type; either may be on the host."""
 
     def subtract(self, target: F32, one: F32, other: F32, /) -> None:
-        """Set ``target`` to one - other, all f32[n]; ``target`` may be one of the others."""
+        """Set ``target`` to one - other, all f32[n]; ``target`` may be either of the two."""
 
     def from_host(self, host: NDArray[Any], /) -> NDArray[Any]:
         """Return ``host``, or a copy of it, as an array that kernels can read."""

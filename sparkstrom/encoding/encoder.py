@@ -155,7 +155,7 @@ class LevelsWriter:
         space = self._space
         codes, found = space.codes[:hits], self._levels_of[:hits]
         top = self._residual.find_levels(arrays, codes, step_sizes.tau, self._top, found)
-        overflow = self._residual.move_levels(arrays, codes, found, step_sizes)
+        overflow = self._residual.move_by_levels(arrays, codes, found, step_sizes)
         codes, found = space.memory.to_host(codes), space.memory.to_host(found)
         if top:
             size = levels.encode(codes, found, top, space.n_params, space.out)

@@ -216,7 +216,7 @@ class LayeredKernels:
             for own, at, m in self._cut(codes)
         )
 
-    def move_levels(
+    def move_by_levels(
         self,
         theta: F32,
         other: F32,
@@ -233,7 +233,7 @@ class LayeredKernels:
         overflows, first = 0, -1
         for own, at, m in self._cut(codes):
             found = self._memory.part(levels, at)
-            over, where = self._kernels.move_levels(
+            over, where = self._kernels.move_by_levels(
                 theta, other, own, found, m * step, m * other_step, q
             )
             overflows, first = overflows + over, where if first < 0 else first

@@ -1,8 +1,9 @@
 """Implement all kernels in NumPy, as the specification that faster backends must reproduce.
 
-``theta`` are the parameters that all workers share, tau is the threshold for sending, and the
-residual is what a worker has learned but not yet sent: ``local - theta`` for kernels named
-``*_local``, and a separate array for ``*_replica``.
+``theta`` are the parameters that all workers share, and tau is the threshold for sending. The
+residual is what a worker has learned but not yet sent. Kernels named ``*_local`` compute it as
+``local - theta``, where ``local`` are the worker's own parameters; for kernels named ``*_replica``
+it is a separate array.
 
 A hit is a parameter whose residual has reached tau in absolute value. A hit's code is its index if
 the residual is positive, and ``~index`` if negative; "sign" is +1 or -1 accordingly. Callers
@@ -147,7 +148,7 @@ def find_levels_replica(residual: F32, codes: I32, tau: float, top: int, levels:
     return int(np.max(levels, initial=0))
 
 
-def move_levels(
+def move_by_levels(
     theta: F32, other: F32, codes: I32, levels: U8, step: float, other_step: float, q: float
 ) -> tuple[int, int]:
     """Apply hits like ``move``, with each hit's steps multiplied by 2^level.

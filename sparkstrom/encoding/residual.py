@@ -91,7 +91,7 @@ class Residual(Protocol):
         Returns (number of parameters that left the exact range, index of the first or -1).
         """
 
-    def move_levels(
+    def move_by_levels(
         self, arrays: PublicationArrays, codes: I32, levels: U8, step_sizes: StepSizes, /
     ) -> tuple[int, int]:
         """Apply hits like ``move``, with steps times 2^level; return the result of ``move``."""
@@ -183,12 +183,12 @@ class LocalResidual:
         steps = (step_sizes.step, step_sizes.step - step_sizes.tau, step_sizes.q)
         return self._layered.move(arrays.theta, arrays.learnt, codes, *steps)
 
-    def move_levels(
+    def move_by_levels(
         self, arrays: PublicationArrays, codes: I32, levels: U8, step_sizes: StepSizes
     ) -> tuple[int, int]:
         """Apply hits like ``move``, with steps times 2^level; return (overflows, first or -1)."""
         steps = (step_sizes.step, step_sizes.step - step_sizes.tau, step_sizes.q)
-        return self._layered.move_levels(arrays.theta, arrays.learnt, codes, levels, *steps)
+        return self._layered.move_by_levels(arrays.theta, arrays.learnt, codes, levels, *steps)
 
     def bitmap(
         self, arrays: PublicationArrays, step_sizes: StepSizes, side: int, scratch: U8, out: U8
@@ -271,12 +271,12 @@ class ReplicaResidual:
         steps = (step_sizes.step, -step_sizes.tau, step_sizes.q)
         return self._layered.move(arrays.theta, self._array, codes, *steps)
 
-    def move_levels(
+    def move_by_levels(
         self, arrays: PublicationArrays, codes: I32, levels: U8, step_sizes: StepSizes
     ) -> tuple[int, int]:
         """Apply hits like ``move``, with steps times 2^level; return (overflows, first or -1)."""
         steps = (step_sizes.step, -step_sizes.tau, step_sizes.q)
-        return self._layered.move_levels(arrays.theta, self._array, codes, levels, *steps)
+        return self._layered.move_by_levels(arrays.theta, self._array, codes, levels, *steps)
 
     def bitmap(
         self, arrays: PublicationArrays, step_sizes: StepSizes, side: int, scratch: U8, out: U8

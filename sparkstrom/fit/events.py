@@ -172,7 +172,10 @@ class FitEvents:
                     listener.on_epoch(self._book.epoch(epoch))
 
     def end(self, outcome: FitOutcome, reports: list[str]) -> None:
-        """Dispatch the last epochs and the end of a fit that did not fail."""
+        """Dispatch the end of a fit that did not fail, after the epochs not dispatched before.
+
+        ``reports`` are the results of the fit's tasks, as JSON.
+        """
         self._book.add_reports([json.loads(report)["epochs"] for report in reports])
         end = FinishedFit(self._spec, outcome, reports, self._book.history())
         for epoch in self._book.epochs_reported_by(self._epoch_partitions):

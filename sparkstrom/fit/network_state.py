@@ -3,7 +3,7 @@
 The state includes the parameters, the optimizer states, the number of epochs trained so far, and
 the names of residual files: at the end of a fit, each worker saves its residual (changes that it
 has not sent) on its executor. Buffers (such as BatchNorm statistics) are kept in the model itself,
-so networks of one model object share them; a fit that starts with another network's has a warning.
+so networks of one model object share them; a fit that starts with another network's buffers warns.
 """
 
 from __future__ import annotations

@@ -59,7 +59,7 @@ TRACE_CHARS_MAX = 8_000  # maximum length of a stack trace in an error
 
 
 class WorkerPool:
-    """The worker processes of one ParallelWrapper. They continue from one fit to the next.
+    """The worker processes of one ParallelWrapper, which stay alive between its fits.
 
     A process starts when it is first requested. A dead process is replaced at the next request.
     """
@@ -378,10 +378,10 @@ class HeartbeatMonitor:
         return self._lease_s if self._count else max(self._lease_s, FIRST_HEARTBEAT_S)
 
     def is_silent(self) -> bool:
-        """Poll the counter; return True if it has not changed for longer than ``limit_s``.
+        """Read the heartbeat counter; return whether it was unchanged for more than ``limit_s``.
 
-        Time in which the calling process did not poll, for instance because it was suspended
-        together with its workers, does not count.
+        Call this regularly: time without calls, for instance because the calling process was
+        suspended together with its workers, does not count.
         """
         count, now_s = int.from_bytes(self._memory, "little"), time.monotonic()
         if pause := self._pauses.pause_before(now_s):

@@ -106,10 +106,11 @@ def softmax(z: NDArray[Any]) -> NDArray[Any]:
 
 
 def cross_entropy(z: F32, labels: Labels, weights: Weights = None) -> tuple[float, F32]:
-    """Return the mean softmax cross-entropy of logits [rows, outputs], and its gradient.
+    """Return the softmax cross-entropy of the logits ``z`` [rows, outputs], and its gradient.
 
-    Labels are class indices [rows], or a share for each class [rows, outputs]. ``z`` is
-    overwritten: each row's largest logit is subtracted first, to avoid overflow.
+    Labels are class indices [rows], or a share for each class [rows, outputs]. The result is the
+    mean over rows, with ``weights`` if given. ``z`` is overwritten: each row's largest logit is
+    subtracted first, to avoid overflow.
     """
     z -= z.max(axis=1, keepdims=True)
     log_sum = np.log(np.exp(z).sum(axis=1, keepdims=True))
@@ -127,9 +128,9 @@ def cross_entropy(z: F32, labels: Labels, weights: Weights = None) -> tuple[floa
 
 
 def squared_error(z: F32, labels: Labels, weights: Weights = None) -> tuple[float, F32]:
-    """Return the squared error, and its gradient with respect to the outputs ``z``.
+    """Return the squared error of the outputs ``z`` [rows, outputs], and its gradient.
 
-    The error is summed over outputs and averaged over rows.
+    The error is summed over outputs and averaged over rows, with ``weights`` if given.
     """
     gradient = z - labels.reshape(z.shape).astype(np.float32)
     losses = np.square(gradient).sum(axis=1, dtype=np.float64)

@@ -150,7 +150,10 @@ def explain_invalid_model(value: Any) -> str | None:
 
 @runtime_checkable
 class HasInitialValues(Protocol):
-    """A model that can start from given parameters, which its pickle lacks, instead of a seed."""
+    """A model that can start from given parameters instead of random ones.
+
+    The model's pickle does not contain the given parameters.
+    """
 
     def start_from(self, params: Flat) -> None:
         """Make later calls of ``initial`` return a copy of these parameters, f32[n_params]."""

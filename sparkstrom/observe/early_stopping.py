@@ -145,7 +145,7 @@ class MaxScoreIterationTerminationCondition(TerminationCondition):
     max_score: float = field(metadata=number())
 
     def after_minibatches(self, loss: float) -> bool:
-        """Return whether the loss is too high or NaN."""
+        """Return whether ``loss``, the mean of some minibatches, is too high or NaN."""
         return loss > self.max_score or math.isnan(loss)
 
 
@@ -154,7 +154,7 @@ class InvalidScoreIterationTerminationCondition(TerminationCondition):
     """End the fit when a minibatch loss is infinite or NaN."""
 
     def after_minibatches(self, loss: float) -> bool:
-        """Return whether the loss is not finite."""
+        """Return whether ``loss``, the mean of some minibatches, is infinite or NaN."""
         return not math.isfinite(loss)
 
 

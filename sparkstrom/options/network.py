@@ -342,7 +342,7 @@ class VoidConfiguration:
 
 @dataclass(frozen=True, slots=True)
 class ControllerChoice:
-    """Where to run the controller of a fit: one of CONTROLLER_CHOICES, or a host with executors."""
+    """Where a fit's controller should run: auto, driver, executor, or on a named host."""
 
     word: str  # one of CONTROLLER_CHOICES; "" if a host is named
     host: str = ""  # name or address of the host; "" if none is named

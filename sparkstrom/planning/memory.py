@@ -92,8 +92,8 @@ class PieceSizes:
 def footprint_of_model(model: FlatModel) -> ModelFootprint:
     """Return the properties that determine a model's memory.
 
-    An unknown optimizer counts as Adam. An unknown library counts as "dense", which needs no
-    additional memory.
+    An optimizer that is not in OPTIMIZERS counts as Adam. A library that computes the model and is
+    not in LIBRARY_BYTES counts as "dense", which needs no additional memory.
     """
     kind = type(model).__module__.removeprefix("sparkstrom.models.").partition(".")[0]
     described = model.describe().get("updater")
@@ -500,7 +500,7 @@ def sufficient_overhead(
 def format_memory_kill(
     killed: KilledContainer, layout: ContainerLayout, requirement: MemoryRequirement
 ) -> str:
-    """Return the message about a killed container: what happened and what to set."""
+    """Return the message about a killed container: what happened, and which setting to change."""
     wanted = mib(sufficient_overhead(killed, layout, requirement))
     plan = requirement.text
     if layout.outside_heap < requirement.bytes:

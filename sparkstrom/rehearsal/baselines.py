@@ -2,9 +2,9 @@
 
 The simulated fits of a rehearsal are compared with the baselines. A step of DDP with k ranks
 averages the gradients of k minibatches. The average equals the gradient of one minibatch with all
-their rows, so a single process computes the step, for every kind of model. BatchNorm thus sees the
-rows of all ranks at once, as with SyncBatchNorm. The virtual time of a step follows from the
-formula of a dense ring all-reduce (``planning.scaling``).
+their rows, so a single process can compute the step of any model. Its BatchNorm layers see the rows
+of all ranks at once, as with SyncBatchNorm. The virtual time of a step is computed by the formula
+for a ring all-reduce of the whole gradient (``planning.scaling``).
 """
 
 from __future__ import annotations

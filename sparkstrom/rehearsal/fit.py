@@ -1,4 +1,4 @@
-"""One fit with a given number of workers, simulated in virtual time.
+"""Simulate one fit with a given number of workers, in virtual time.
 
 The protocol's state machines, the training loop, replicas, encoders and models are those of a real
 fit. Links, hosts, threads and Spark are virtual. The result depends only on the arguments: on one
@@ -357,7 +357,10 @@ class FitSimulator:
 
 
 def average_recent(losses: list[tuple[float, float]]) -> float:
-    """Return the mean of the last twentieth of minibatches, given as (weight, mean loss)."""
+    """Return the weighted mean of the last twentieth of ``losses``; NaN without weight.
+
+    ``losses`` are (weight, mean loss) of each minibatch, or of each step or round of all workers.
+    """
     recent = losses[-max(1, len(losses) // POINTS) :]
     total = sum(weight for weight, _ in recent)
     return sum(weight * loss for weight, loss in recent) / total if total else math.nan
@@ -399,7 +402,7 @@ class SimulatedMaster:
 
     @property
     def phase(self) -> Phase:
-        """The phase of the fit."""
+        """The fit's phase in the master's state, such as GATHERING or RUNNING."""
         return self.machine.phases.phase
 
     def began_s(self, phase: Phase) -> float:

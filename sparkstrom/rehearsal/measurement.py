@@ -1,7 +1,7 @@
 """Measure what a rehearsal needs to simulate a fit: the times of its operations, and its links.
 
-The operations are a training step, encoding an update, and adding another worker's update. In
-training in rounds, a worker's vector of parameters counts as its update.
+The operations are a training step, encoding an update, and adding another worker's update. If a
+fit averages the workers' parameters in rounds, a worker's parameters count as its update.
 
 ``measure_times`` measures them in this process. If the user calls ``rehearse`` with
 ``measure=True``, one Spark task per worker calls ``measure_times`` and also measures links;

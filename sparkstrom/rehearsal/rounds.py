@@ -1,13 +1,14 @@
-"""One fit in rounds with a given number of workers, simulated in virtual time.
+"""Simulate one fit in rounds with a given number of workers, in virtual time.
 
-The loop over rounds, the workers' steps, averages, outer optimizers and accumulators are those of a
-real fit (``sparkstrom.rounds``). Workers train one after the other in this process. Spark's jobs,
-hosts and links are virtual: ``VirtualCluster`` computes the time and bytes of a round.
+In a round, each worker trains some minibatches; then the results are averaged. The code of a real
+fit (``sparkstrom.rounds``) trains and averages. Workers train one after the other in this process.
+Spark's jobs, hosts and links are virtual: ``VirtualCluster`` computes the time and bytes of a
+round.
 
-A round takes the time of a Spark job; of the broadcast; of the slowest worker's steps; and of the
-transfers and additions that average the results. None of these overlap. The job that evaluates
-held-out rows at an epoch's end takes the time of a job and of a broadcast. The shuffle of rows is
-not simulated.
+The time of a round is a sum: overhead of a Spark job, broadcast of the parameters, steps of the
+slowest worker, transfers and additions that average the results. The job that evaluates held-out
+rows at an epoch's end takes only the overhead and a broadcast. The shuffle of rows is not
+simulated.
 """
 
 from __future__ import annotations
@@ -400,5 +401,5 @@ class RehearsedRounds(RoundsBackend):
 
 
 def count_bytes(state: State) -> int:
-    """Return the size of the arrays in an optimizer state."""
+    """Return the size in bytes of the arrays in an optimizer state."""
     return sum(value.nbytes for value in state.values() if isinstance(value, np.ndarray))

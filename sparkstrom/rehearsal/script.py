@@ -27,7 +27,7 @@ INTERRUPTION = signal.SIGUSR2  # not SIGINT, which programs in the background of
 
 @dataclass(slots=True)
 class _ScriptRun:
-    """A script that is being rehearsed."""
+    """The state of a script that runs until its first fit, which is rehearsed."""
 
     options: Mapping[str, Any]  # for ``rehearse``
     result: Rehearsal | None = None  # of the first fit, once there is one

@@ -69,7 +69,7 @@ class DutyCycle:
         self._turn, self._next_s = 0, 0.0
 
     def start(self) -> None:
-        """Schedule the first duty cycle."""
+        """Schedule the first duty cycle, ``interval_s`` from now."""
         self._schedule(self._interval_s)
 
     def stop(self) -> None:

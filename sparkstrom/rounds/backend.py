@@ -120,7 +120,7 @@ class RoundsBackend(ABC):
     def end(self, state: RoundState) -> Sequence[ReplicaReport]:
         """End the workers after the last round.
 
-        Return a report, with a hash of the parameters, for each worker that keeps its own copy.
-        Unless overridden, do nothing and return no reports.
+        Return each worker's report, with a hash of the parameters as the worker sees them. Unless
+        overridden, do nothing and return no reports.
         """
         return ()

@@ -1,7 +1,9 @@
 """Train one worker for one round, or evaluate it on its held-out rows, and report the results.
 
-The workers of all backends use these functions. ``train_locally`` first loads all state into the
-model, so its result depends on its arguments only and a repeated task computes the same bits.
+In a round, each worker trains some minibatches; then the results are averaged. Workers in Spark
+tasks, in local processes and in rehearsals use these functions. ``train_locally`` first loads all
+state into the model, so its result depends on its arguments only and a repeated task computes the
+same bits.
 """
 
 from __future__ import annotations
@@ -101,7 +103,7 @@ class HeldOutReport(WorkerReport):
 
 @dataclass(slots=True)
 class ReplicaReport(WorkerReport):
-    """The last report of a worker that keeps its own copy of the parameters."""
+    """A worker's report after the last round: a hash of the parameters as the worker sees them."""
 
     digest: str = ""  # SHA-256 of parameters and buffers
 

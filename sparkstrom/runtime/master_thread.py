@@ -168,8 +168,8 @@ class MasterThread(threading.Thread):
     def snapshot(self, *, updaters: bool = False) -> Snapshot:
         """Return a copy of the parameters and the model's buffers as of the newest commit.
 
-        ``updaters`` has no effect here. Raise TrainingError if the thread does not answer in time,
-        or the fit's failure as described for ``request_snapshot``.
+        ``updaters`` is ignored: only training in rounds uses it. Raise TrainingError if the thread
+        does not answer in time, or the fit's failure as described for ``request_snapshot``.
         """
         answer = self.request_snapshot()
         if not wait([answer], SNAPSHOT_TIMEOUT_S).done:

@@ -321,8 +321,8 @@ class DirectReceiver:
     # token -> partly received message
     reassemblers: dict[int, Reassembler] = field(default_factory=dict)
 
-    def take(self, header: Header, body: bytes) -> bytes | None:
-        """Add a decrypted frame; return its message's body if now complete, else None.
+    def add_frame(self, header: Header, body: bytes) -> bytes | None:
+        """Add a decrypted frame; return its message's body if that is now complete, else None.
 
         Raise FrameError if the frame is a replay or the message is too long.
         """
@@ -333,7 +333,7 @@ class DirectReceiver:
         reassembler = self.reassemblers.pop(token, None) or Reassembler(self.message_bytes_max)
         if len(self.reassemblers) >= INCOMPLETE_SENDERS_MAX:
             del self.reassemblers[next(iter(self.reassemblers))]
-        whole = reassembler.take(header, body)
+        whole = reassembler.add_piece(header, body)
         if whole is None:
             self.reassemblers[token] = reassembler
         return whole
@@ -476,7 +476,10 @@ class MessageEndpoint:
             self.transport.close_receiver(stream)
 
     def _connect(self, node: NodeId, edge: EdgeNo, address: Address, *, local: bool) -> None:
-        """Open the senders of an edge to a neighbour, in place of earlier ones."""
+        """Open senders to the neighbour ``node`` at ``address``, and close any earlier ones.
+
+        ``local``: whether they send through shared memory instead of UDP.
+        """
         self._disconnect(node)
         endpoint, open_sender = Endpoint(address.host, address.port), self.transport.open_sender
         control = open_sender(endpoint, address.control_stream, control=True, local=local)
@@ -598,8 +601,9 @@ class MessageEndpoint:
     def receive(self, wait_s: float) -> Iterator[tuple[NodeId | None, Message]]:
         """Yield messages with their senders' ids (None for direct messages).
 
-        Waits up to ``wait_s`` seconds for the first one, or for ``wake``. Messages are yielded one
-        by one because handling one can change ``me`` and the edges that apply to the next.
+        Waits up to ``wait_s`` seconds for the first one; ``wake`` ends the wait. Messages are
+        yielded one by one, because handling one can change this node's id and its edges, by which
+        the next one is checked.
         """
         for stream, frame in self.transport.poll(wait_s):
             try:
@@ -635,7 +639,7 @@ class MessageEndpoint:
             raise FrameError(Rejection.OTHER_RECEIVER)
         assert header.sender is not None, "a neighbour, or the master"
         reassembler = self._reassembler if is_direct else incoming.reassembler
-        whole = reassembler.take(header, body)
+        whole = reassembler.add_piece(header, body)
         if whole is None:
             if header.kind != Kind.CONTROL:
                 self._arriving[header.sender] = reassembler.arriving_bytes
@@ -660,7 +664,7 @@ class MessageEndpoint:
         header, body = self._seal.open_untrusted(frame)
         if header.sender is not None:
             raise FrameError(Rejection.NOT_DIRECT)
-        whole = self._direct_receiver.take(header, body)
+        whole = self._direct_receiver.add_frame(header, body)
         if whole is None:
             return None
         message = decode_untrusted(header.kind, whole)

@@ -230,7 +230,7 @@ class NodeThread(threading.Thread):
             self._message_endpoint.close()
 
     def _request_join(self) -> None:
-        """Request to join, after passing on events of the trainer, which may have failed by now."""
+        """Handle the trainer's first events (it may have failed already), then request to join."""
         self._message_endpoint.set_master(
             self._join_address.endpoint, self._join_address.join_stream
         )

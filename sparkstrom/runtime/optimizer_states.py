@@ -1,10 +1,14 @@
-"""Encode, serve and load a worker's optimizer and encoder state, for late joiners and checkpoints.
+"""Encode, serve and load the state of a worker's optimizer and encoder.
 
-``OptimizerStateServer`` serves copies of a running trainer's state. When the node receives a
-request for one, the trainer makes the copy before its next step, and the node's thread sends it in
-chunks. The copy's number is a hash of its content (``codec.messages.OptimizerCopy``). The copy is
-kept as long as requests for it arrive. A process that begins to fetch gets a new copy, unless the
-current one is recent or another process is still fetching it.
+Workers that join after others have begun to train copy this state from one of them, and checkpoints
+contain it. An optimizer's state is, for example, its momentum. The state of an encoder, which makes
+updates of what a worker learns, contains above all the threshold for sending.
+
+``OptimizerStateServer`` serves copies of a running trainer's state. When the node, which exchanges
+messages for the trainer, receives a request for a copy, the trainer makes it before its next step,
+and the node's thread sends it in chunks. A copy is numbered by a hash of its content
+(``codec.messages.OptimizerCopy``) and kept as long as requests for it arrive. A process that begins
+to fetch gets a new copy, unless the current one is recent or another process is still fetching it.
 """
 
 from __future__ import annotations
@@ -23,7 +27,7 @@ from sparkstrom.runtime.theta import Replica
 OPTIMIZER_PREFIX, ENCODER_PREFIX = "updater/", "encoder/"
 PARTITION_KEY = "partition"  # the partition that the state belongs to
 RESIDUAL_KEY = "residual"  # per-worker; never shared
-SCHEDULE_STEPS_KEY = "round/steps"  # position of the schedules, in training in rounds
+SCHEDULE_STEPS_KEY = "round/steps"  # step of learning-rate schedules; only for training in rounds
 
 
 @dataclass(frozen=True, slots=True)

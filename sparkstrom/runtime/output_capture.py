@@ -103,7 +103,7 @@ class TeeStream:
             self._guarded(lambda stream: stream.write(text))
 
     def write(self, text: str) -> int:
-        """Write the text or hold it back, and return its length."""
+        """Write the text, or hold it back (see the class); return its length."""
         count, unwritten = len(text), self._unwritten + text
         is_part = "\n" not in text and "\r" not in text and len(unwritten) <= LINE_CHARS_MAX
         self._unwritten = unwritten if is_part else ""

@@ -3,8 +3,9 @@
 A stream is ordered and reliable. The sending process queues frames (parts of messages) in an outbox
 and offers them to the stream. The stream accepts frames while less than half a term waits to be
 sent; a term is one of the three parts of Aeron's buffer for a stream. The host sends a burst of
-each of its streams in turn, within the receiver's window. Frames that have arrived wait until the
-receiving process polls. If an interface or a process is slow, the outbox therefore fills up.
+each of its streams in turn, if the stream's window has room: the window limits the bytes that are
+under way or not yet polled. Frames that have arrived wait until the receiving process polls. If an
+interface or a process is slow, the outbox therefore fills up.
 
 Two things are not simulated: the bytes of Aeron's status messages, and datagrams that a full switch
 drops and Aeron resends. Such data wait for their turn instead, and the windows limit how much can
@@ -363,7 +364,10 @@ class TrafficChecker:
         target: SimProcess | None,
         is_broken: Callable[[], bool],
     ) -> None:
-        """Record a new stream and the processes at its ends."""
+        """Record a new stream and the processes at its ends; None is the master.
+
+        ``is_broken`` returns whether the network has broken the stream.
+        """
         self._ways[stream] = CheckedStream(stream, owner, target, is_broken)
 
     def record_arrival(
@@ -526,7 +530,7 @@ class DeliveryChecker:
     ) -> None:
         """Record that ``owner`` sent a message over an edge.
 
-        ``must_s`` is the virtual time, or 0 if the message may get lost.
+        ``must_s``: the virtual time of sending if the message must arrive; 0 if it may get lost.
         """
         self._sent[edge, owner, is_data(message)].append((message, must_s))
 

@@ -1,7 +1,8 @@
 """A simulated worker process: the real protocol node and training loop, with a toy model.
 
-A step takes time, as in a real worker. It obeys the directive (train, pause, drain, ...) that the
-node gave before it began; by its end the node may already have given another one.
+The node exchanges messages and gives the trainer directives: train, pause, drain and so on. A
+training step takes time, as in a real worker, and obeys the newest directive at its beginning. When
+the step ends, there may already be another directive.
 """
 
 from __future__ import annotations

@@ -103,7 +103,7 @@ class WorldView(Protocol):
 
     @property
     def phase(self) -> Phase:
-        """The phase of the fit."""
+        """The fit's phase in the master's state, such as GATHERING or RUNNING."""
 
     @property
     def alive(self) -> list[SimProcess]:

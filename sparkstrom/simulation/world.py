@@ -384,7 +384,7 @@ class World:
 
     @property
     def phase(self) -> Phase:
-        """The phase of the fit."""
+        """The fit's phase in the master's state, such as GATHERING or RUNNING."""
         return self.master.phases.phase
 
     @property

@@ -1,6 +1,7 @@
-"""Access to a classic Spark application through the SparkContext in this process.
+"""Implement ``Application``, the interface to Spark that fits use, with a SparkContext.
 
-Unlike Spark Connect (``connect.application``), a SparkContext offers every feature of Spark.
+The SparkContext is in this process and offers every feature of Spark, whereas Spark Connect
+(``connect.application``) lacks some.
 """
 
 from __future__ import annotations

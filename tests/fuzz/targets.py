@@ -112,7 +112,7 @@ def run_frames(data: bytes) -> str:
         part, data = data[U16.size : U16.size + size], data[U16.size + size :]
         try:
             header, body = SEAL.open_untrusted(frame_of(part))
-            whole = joiner.take(header, body)
+            whole = joiner.add_piece(header, body)
         except WireError as error:
             refusals.append(error)
             continue

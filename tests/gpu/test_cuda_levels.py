@@ -144,7 +144,7 @@ def test_moving_by_levels(n: int, seed: int, tau: int, top: int, part: int) -> N
     hits, _ = reference.scan_local(local, theta, tau * Q, codes)
     levels = np.random.default_rng(seed).integers(0, top + 1, hits).astype(np.uint8)
     for other_step in ((step - tau) * Q, -tau * Q, 0.0):
-        same("move_levels", theta, local, codes[:hits], levels, step * Q, other_step, Q)
+        same("move_by_levels", theta, local, codes[:hits], levels, step * Q, other_step, Q)
 
 
 @given(n=st.integers(1, 40), seed=seeds)
@@ -154,9 +154,9 @@ def test_overflows_by_levels_are_counted_and_the_first_is_named(n: int, seed: in
     theta, indices = (edge * Q).astype(np.float32), random.permutation(n).astype(np.int32)
     codes = np.where(random.random(n) < 0.5, indices, ~indices)
     levels = random.integers(0, 4, n).astype(np.uint8)
-    (over, first), _ = same("move_levels", theta, theta, codes, levels, 2 * Q, 0.0, Q)
+    (over, first), _ = same("move_by_levels", theta, theta, codes, levels, 2 * Q, 0.0, Q)
     assert (over == 0) == (first == -1)
-    same("move_levels", theta, theta, codes[:0], levels[:0], 2 * Q, 0.0, Q)
+    same("move_by_levels", theta, theta, codes[:0], levels[:0], 2 * Q, 0.0, Q)
 
 
 @given(n=sizes, seed=seeds, start=st.integers(0, 2**31 - 1 - TILE - 70))
@@ -212,7 +212,7 @@ def publication(
     hits = getattr(kernels, f"choose_{name}")(*parts, tau, limit, 3, codes)
     taken, found = codes[:hits], levels[:hits]
     answers += [hits, getattr(kernels, f"find_levels_{name}")(*parts, taken, tau, 3, found)]
-    answers.append(kernels.move_levels(theta, parts[0], taken, found, tau, 0.0, Q))
+    answers.append(kernels.move_by_levels(theta, parts[0], taken, found, tau, 0.0, Q))
     answers.append(kernels.move(theta, parts[0], taken, tau, -tau, Q))
     answers.append(getattr(kernels, f"clip_{name}")(*parts, 2 * tau))
     left = (theta, parts[0], taken, found)

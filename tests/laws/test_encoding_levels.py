@@ -161,7 +161,7 @@ def test_the_fast_kernels_are_the_defined_ones(
             moved, other = theta.copy(), local.copy()
             for other_step in (0.0, -tau_here):
                 answer.append(
-                    kernels.move_levels(
+                    kernels.move_by_levels(
                         moved, other, codes[:hits], of, tau_here, other_step, 2.0**-20
                     )
                 )

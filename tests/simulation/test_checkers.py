@@ -107,7 +107,7 @@ def sees_orders_before_what_came_with_them(patch: pytest.MonkeyPatch) -> None:
 
 def keeps_what_was_used_on_its_list(patch: pytest.MonkeyPatch) -> None:
     """Do not mark used residual files as used."""
-    patch.setattr(ResidualCheckpoints, "mark_used", lambda self, node: None)
+    patch.setattr(ResidualCheckpoints, "mark_grants_used", lambda self, node: None)
 
 
 # -- I2: each update once, each minibatch once ---------------------------------------------------

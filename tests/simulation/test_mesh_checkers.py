@@ -94,13 +94,13 @@ def takes_no_notice_that_it_is_closed(patch: pytest.MonkeyPatch) -> None:
 
 def keeps_the_edge_to_its_former_parent(patch: pytest.MonkeyPatch) -> None:
     """Leave a parent without closing the edge to it."""
-    leave = ParentLink.leave
+    close_edge = ParentLink.close_edge
 
     def clinging(self: ParentLink) -> list[ev.Effect]:
-        leave(self)
+        close_edge(self)
         return []
 
-    patch.setattr(ParentLink, "leave", clinging)
+    patch.setattr(ParentLink, "close_edge", clinging)
 
 
 def stands_under_the_master(patch: pytest.MonkeyPatch) -> None:

@@ -65,10 +65,7 @@ def _bitmap_state(value: float, tau: float, half: float, toward: float) -> np.ui
 
 @helper
 def _may_overflow(theta: F32, start: np.uint64, size: int, step: float, q: float) -> bool:
-    """Return whether a step could take any of theta's ``size`` parameters from ``start`` on out.
-
-    That is, out of the range in which float32 sums are exact.
-    """
+    """Return whether adding +-``step`` could make one of theta[start : start + size] overflow."""
     bits, largest = theta.view(np.int32), np.int32(0)
     for i in range(size):
         largest = max(largest, np.int32(bits[start + U64(i)] & MAGNITUDE))

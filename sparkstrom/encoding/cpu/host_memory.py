@@ -51,7 +51,7 @@ def assign(target: NDArray[Any], source: NDArray[Any]) -> None:
 def subtract(
     target: NDArray[np.float32], one: NDArray[np.float32], other: NDArray[np.float32]
 ) -> None:
-    """Set ``target`` to one - other, all f32[n]; ``target`` may be one of the others."""
+    """Set ``target`` to one - other, all f32[n]; ``target`` may be either of the two."""
     np.subtract(one, other, out=target)
 
 

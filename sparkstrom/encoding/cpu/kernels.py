@@ -40,7 +40,7 @@ from sparkstrom.encoding.cpu.levels import (
     choose_replica,
     find_levels_local,
     find_levels_replica,
-    move_levels,
+    move_by_levels,
     sample,
     shift_codes,
 )
@@ -64,7 +64,7 @@ __all__ = [
     "find_levels_local",
     "find_levels_replica",
     "move",
-    "move_levels",
+    "move_by_levels",
     "residual_sums_local",
     "residual_sums_replica",
     "sample",

@@ -5,9 +5,9 @@ of level l reaches tau * 2^l, and its step (the change that is sent) is multipli
 some hits may be sent, all of at least 2 tau and random smaller ones are chosen. From a sample of
 residuals, callers estimate the tau that a given fraction of them reach. An overflow is a parameter
 that has left the range in which float32 sums are exact. Kernels named ``*_local`` compute the
-residual as local - theta; those named ``*_replica`` get it as an array. Loops over hits prefetch
-memory for later hits, because hits are far apart in memory. ``encoding.reference_kernels``
-documents the arguments.
+residual as a worker's own parameters (local) minus the shared ones (theta); those named
+``*_replica`` get it as an array. Loops over hits prefetch memory for later hits, because hits are
+far apart in memory. ``encoding.reference_kernels`` documents the arguments.
 """
 
 # Compiled code mixes NumPy's and Python's scalars, which Numba treats alike, unlike mypy.
@@ -158,13 +158,14 @@ def find_levels_replica(residual: F32, codes: I32, tau: float, top: int, levels:
 
 
 @kernel("UniTuple(i8, 2)(f4[::1], f4[::1], i4[::1], u1[::1], f4, f4, f8)")
-def move_levels(
+def move_by_levels(
     theta: F32, other: F32, codes: I32, levels: U8, step: float, other_step: float, q: float
 ) -> tuple[int, int]:
     """Add each hit's signed ``step`` * 2^level to theta, and ``other_step`` likewise to ``other``.
 
-    If ``other_step`` is 0, ``other`` is not used. ``q`` is the quantum, the unit of parameters.
-    Return (overflows of theta, index of the first one or -1).
+    ``codes`` i32[hits] has the indices and signs, ``levels`` u8[hits] the levels. ``other`` is
+    f32[n], like theta; it is not used if ``other_step`` is 0. ``q`` is the quantum, of which all
+    parameters are multiples. Return (overflows of theta, index of the first one or -1).
     """
     overflows, first, hits = 0, -1, codes.shape[0]
     limit, both = EXACT_QUANTA * q, other_step != 0

@@ -121,14 +121,14 @@ def _compile_when_called(signature: str, function: Callable[..., Any]) -> Any:
     dispatcher = njit(**UNWRAPPED)(function)
     find_template = dispatcher.get_call_template
 
-    def compile_first(*arguments: Any) -> Any:
-        """Compile the function if necessary; return Numba's template for calls of it."""
+    def find_compiled_template(*arguments: Any) -> Any:
+        """Compile the function if necessary; return the template by which Numba types its calls."""
         if not dispatcher.overloads:
             dispatcher.compile(signature)
             dispatcher.disable_compile()
         return find_template(*arguments)
 
-    dispatcher.get_call_template = compile_first
+    dispatcher.get_call_template = find_compiled_template
     return dispatcher
 
 

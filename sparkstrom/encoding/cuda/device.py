@@ -11,11 +11,11 @@ integer, or squares of float32 in float64), and selects a sign instead of multip
 and separate operations then give the same bits.
 
 Under Numba's simulator (``NUMBA_ENABLE_CUDASIM=1``) every CUDA thread is a Python thread, so blocks
-are small. During a call, the simulator replaces the global ``numba.cuda`` of the called function's
-module by an object of its own. It restores the global after the call, even if other threads still
-run functions of that module, so this is not thread-safe. Many threads call the functions of
-``device_functions``, so these use ``running`` (defined below), which the simulator never replaces:
-it is ``numba.cuda`` or, under the simulator, an object that forwards to the simulator's.
+are small. While the simulator runs a function, it replaces the global ``cuda`` of the function's
+module by an object of its own. This is not thread-safe: at the end it restores the global, even if
+other threads still run functions of that module. ``device_functions`` run in many threads, so they
+use ``running`` (defined below), which the simulator never replaces. ``running`` is ``numba.cuda``
+or, under the simulator, forwards to the simulator's object.
 """
 
 from __future__ import annotations

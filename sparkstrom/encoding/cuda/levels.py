@@ -5,7 +5,8 @@ of level l reaches tau * 2^l, and its step (the change that is sent) is multipli
 some hits may be sent, all of at least 2 tau and random smaller ones are chosen. From a sample of
 residuals, callers estimate the tau that a given fraction of them reach. An overflow is a parameter
 that has left the range in which float32 sums are exact. Kernels named ``*_local`` compute the
-residual as local - theta; those named ``*_replica`` get it as an array.
+residual as a worker's own parameters (local) minus the shared ones (theta); those named
+``*_replica`` get it as an array.
 ``encoding.reference_kernels`` documents the arguments.
 """
 
@@ -115,7 +116,7 @@ def _find_levels(
 
 
 @kernel("void(f4[::1], f4[::1], i4[::1], u1[::1], f4, f4, f8, i4[::1])")
-def _move_levels(
+def _move_by_levels(
     theta: Any,
     other: Any,
     codes: Any,
@@ -233,13 +234,14 @@ def _find_hit_levels(
     return answer
 
 
-def move_levels(
+def move_by_levels(
     theta: Any, other: Any, codes: Any, levels: Any, step: float, other_step: float, q: float
 ) -> tuple[int, int]:
     """Add each hit's signed ``step`` * 2^level to theta, and ``other_step`` likewise to ``other``.
 
-    If ``other_step`` is 0, ``other`` is not used. ``q`` is the quantum, the unit of parameters.
-    Return (overflows of theta, index of the first one or -1).
+    ``codes`` i32[hits] has the indices and signs, ``levels`` u8[hits] the levels. ``other`` is
+    f32[n], like theta; it is not used if ``other_step`` is 0. ``q`` is the quantum, of which all
+    parameters are multiples. Return (overflows of theta, index of the first one or -1).
     """
     to, also = checked_array(theta, F32, "theta"), checked_array(other, F32, "other")
     where, found, answer = (
@@ -248,7 +250,7 @@ def move_levels(
         overflow_counter(),
     )
     if where.size:
-        _move_levels[blocks_of(where.size), THREADS](
+        _move_by_levels[blocks_of(where.size), THREADS](
             to, also, where, found, F32(step), F32(other_step), EXACT_QUANTA * q, answer
         )
     return read_overflows(answer, where)

@@ -75,7 +75,7 @@ def _host_or_device_array(array: Any, name: str) -> Any:
 
 
 def subtract(target: Any, one: Any, other: Any) -> None:
-    """Set ``target`` to one - other, all f32[n]; ``target`` may be one of the others."""
+    """Set ``target`` to one - other, all f32[n]; ``target`` may be either of the two."""
     subtract_arrays(target, one, other)
 
 

@@ -3,8 +3,8 @@
 Versions write the type of a layer differently: 1.0.0-beta3 and later as
 ``{"@class": "org.deeplearning4j.nn.conf.layers.DenseLayer", ...}``, earlier ones as
 ``{"dense": {...}}``. Early versions wrote some options, such as activations and updaters, as plain
-words like ``"relu"``. Keys are converted to lower case, because Jackson wrote ``nIn`` in some
-versions and ``nin`` in others.
+words like ``"relu"``. Keys are converted to lower case, because some versions wrote ``nIn`` and
+others ``nin``.
 
 There is a spec for each layer, for each preprocessor before a layer, for each operation that a
 wrapper adds after a layer, and for each vertex of a ComputationGraph that joins or changes
@@ -318,7 +318,10 @@ class LayerSpec:
         return bool(self.fields.get(name, default))
 
     def get_pair(self, name: str, default: int, minimum: int = 1) -> tuple[int, int]:
-        """Return the option ``name`` as (height, width); both are ``default`` if it is missing."""
+        """Return the option ``name`` as (height, width); both are ``default`` if it is missing.
+
+        Raise NoDl4jNetwork unless both are integers of at least ``minimum``.
+        """
         value = self.fields.get(name)
         sizes = self.get_sizes(name, minimum) if value is not None else (default, default)
         if len(sizes) != 2:
@@ -326,7 +329,10 @@ class LayerSpec:
         return sizes[0], sizes[1]
 
     def get_sizes(self, name: str, minimum: int = 0) -> tuple[int, ...]:
-        """Return the option ``name`` as a tuple of sizes; a single number becomes one size."""
+        """Return the option ``name``, a number or a list of numbers, as a tuple of sizes.
+
+        Raise NoDl4jNetwork unless there is a size, and all are integers of at least ``minimum``.
+        """
         value = self.fields.get(name)
         listed = value if isinstance(value, list) else [value]
         if not (listed and all(type(v) is int and minimum <= v < JAVA_SIZE_MAX for v in listed)):

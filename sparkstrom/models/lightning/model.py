@@ -404,11 +404,11 @@ class LightningModel(FlatModule):
 
     Args:
         module: the LightningModule.
-        batch: function TorchBatch -> argument of the steps; by default (features, labels), one dict
-            of both if both are dicts, or only the features if there are no labels.
+        batch: converts a TorchBatch to the argument of the steps. None: the pair (features,
+            labels); if both are dicts, one dict; without labels, only the features.
         monitor: name of the value that validation_step logs as its loss: a mean over rows, of which
             lower values are better.
-        device: where workers train; see TorchModel.
+        device: where workers train; None: the GPU that Spark assigned to the task, else the CPU.
         clip_norm: upper bound of the gradient's norm, like Trainer's ``gradient_clip_val``.
         autocast: "bfloat16" corresponds to Trainer's ``precision="bf16-mixed"``.
         outputs: what predictions are, for metrics: logits, probabilities or values.
@@ -518,7 +518,7 @@ class LightningModel(FlatModule):
         return loss.detach()
 
     def _skip_batch(self) -> None:
-        """Count a minibatch whose rows all weigh 0; call only the hooks of an epoch."""
+        """Count a minibatch whose rows all weigh 0; call no hooks but those of the epoch."""
         with self._trainer.attached(self._module, TRAINING):
             self._begin_epoch()
             self._end_batch()

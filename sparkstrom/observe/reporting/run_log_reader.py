@@ -245,7 +245,7 @@ def _add_iteration(fit: FitHistory, event: dict[str, Any], seconds: float) -> No
 
 
 def _add_byte_kinds(fit: FitHistory, by_kind: dict[str, Any]) -> None:
-    """Append the bytes by kind of message of the latest iteration, for BYTE_KINDS_MAX kinds."""
+    """Append the latest iteration's bytes by kind of message, of at most BYTE_KINDS_MAX kinds."""
     before = len(fit.seconds) - 1
     for kind in by_kind:
         if len(fit.kinds) < BYTE_KINDS_MAX:

@@ -242,7 +242,7 @@ class Bar:
         return sum(value for _, value in self.parts)
 
     def part_seconds(self, name: str) -> float:
-        """Return the seconds of a part."""
+        """Return the seconds of the part ``name``, or 0 if the bar lacks it."""
         return sum(value for part, value in self.parts if part == name)
 
 

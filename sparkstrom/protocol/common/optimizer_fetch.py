@@ -30,7 +30,7 @@ class OptimizerFetch:
     retry_s: float = RETRY_FIRST_S  # doubles; at least twice the time that a chunk took
     whole: bytes | None = None  # the complete copy, whose hash is right
 
-    def take(self, chunk: OptimizerChunk, now_s: float) -> None:
+    def add_chunk(self, chunk: OptimizerChunk, now_s: float) -> None:
         """Store a chunk; if it belongs to another copy, discard the chunks of the old one.
 
         When all chunks have come, set ``whole``, or start again if the hash is wrong.

@@ -219,7 +219,7 @@ class ResidualCheckpoints:
         """
         if kept is not None:
             self.files.setdefault(executor, {})[kept.path] = kept.mass
-            self.mark_used(node)
+            self.mark_grants_used(node)
 
     def transfer_grant(self, former: NodeId, node: NodeId) -> None:
         """Transfer grants from a closed id to the new id of the same process."""
@@ -230,14 +230,14 @@ class ResidualCheckpoints:
         """Return the paths of the files granted to this node."""
         return tuple(self._granted.get(node, ()))
 
-    def mark_used(self, node: NodeId) -> None:
-        """Mark the residual files granted to this node as used, as its own state contains them."""
+    def mark_grants_used(self, node: NodeId) -> None:
+        """Mark the files granted to this node as used: the node has taken over their changes."""
         self._granted.pop(node, None)
 
     def count_used_and_lost(self, live: Iterable[NodeId]) -> None:
         """Count files granted to ``live`` nodes as used and all others as lost, as the fit ends."""
         for node in live:
-            self.mark_used(node)
+            self.mark_grants_used(node)
         self.count_lost()
 
     def count_lost(self) -> None:
@@ -395,7 +395,7 @@ class Members:
         if partition.owner == node:
             partition.owner, partition.unowned_s = None, now_s
         if released:
-            self.checkpoints.mark_used(node)
+            self.checkpoints.mark_grants_used(node)
         return partition
 
     def hosts(self) -> dict[int, str]:

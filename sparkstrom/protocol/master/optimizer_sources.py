@@ -140,7 +140,7 @@ class OptimizerCopies:
         if self.fetch is None or chunk.copy in self._numbers:
             self._ignored.count(chunk, IgnoreReason.LATE)
             return []
-        self.fetch.take(chunk, now_s)
+        self.fetch.add_chunk(chunk, now_s)
         return self.continue_fetch(now_s)
 
     def continue_fetch(self, now_s: float) -> list[Effect]:

@@ -57,7 +57,7 @@ class Joining:
 
     def on_streams_opened(self, opened: ev.StreamsOpened, now_s: float) -> list[Effect]:
         """Ask the master for an edge to the fresh streams on which the node now listens."""
-        effects = self._link.leave()
+        effects = self._link.close_edge()
         if opened.alone:
             effects += self._subtree.drop_all()
         self._membership.set_address(opened.address, alone=opened.alone)

@@ -278,10 +278,11 @@ __all__ = ["Identity", "Node", "NodeLimits"]
 class Node:
     """The protocol side of one worker: joins, fetches a replica, publishes, and relays commits.
 
-    ``step(event, now_s)`` returns the effects. The trainer reads ``directive`` at each batch
-    boundary and reports its work through events. The trainer owns the replica, which the effects
-    ``ApplyCommit`` and ``InstallSnapshot`` change in the order of the effects. Each part owns its
-    state and its deadlines; ``Node`` dispatches each event to the part that handles it.
+    ``step`` takes an event and returns effects, which the caller carries out in order. The trainer
+    reads ``directive``, which tells what it must do, before each minibatch, and reports its work
+    through events. The trainer owns the replica and changes it for effects such as ``ApplyCommit``
+    and ``InstallSnapshot``. Each part owns its state and its deadlines; ``Node`` dispatches each
+    event to the part that handles it.
     """
 
     def __init__(self, identity: Identity, limits: NodeLimits, now_s: float) -> None:

@@ -1,9 +1,9 @@
 """Copy optimizer state from another worker if this one joins late, and send others their copies.
 
 A worker joins late if others have begun to train. It waits for the state until a deadline and then
-trains with a fresh one. If its parent trains, the parent is the source; otherwise the request goes
-up the tree to the master, which chooses a source. A late worker that trains with a fresh state
-never becomes a source, because its state lacks history.
+trains with a fresh one. If its parent in the tree of workers trains, the parent is the source;
+otherwise the request goes up the tree to the master, which chooses a source. A late worker that
+trains with a fresh state never becomes a source, because its state lacks history.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ class OptimizerTransfers:
         """
         if chunk.asker == self._membership.node:
             if self.fetch is not None:
-                self.fetch.take(chunk, now_s)
+                self.fetch.add_chunk(chunk, now_s)
             else:
                 self._ignored.count(chunk, IgnoreReason.LATE)
             return self.continue_fetch(now_s)

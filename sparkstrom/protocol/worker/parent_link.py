@@ -211,8 +211,8 @@ class ParentLink:
         assert self.parent is not None, "there is no edge"
         return Send(self.parent, message)
 
-    def leave(self) -> list[Effect]:
-        """Close the current edge and return the effect; return no effect if there is no edge."""
+    def close_edge(self) -> list[Effect]:
+        """Forget the parent; return the effect that closes its edge, or [] if there is no edge."""
         parent, self.parent = self.parent, None
         return [ev.CloseEdge(parent)] if parent is not None else []
 
@@ -223,9 +223,12 @@ class ParentLink:
         self._heard_s = now_s
 
     def open_edge(self, welcome: Welcome, here: Address, now_s: float) -> list[Effect]:
-        """Open the edge to the parent that the welcome names; this node listens at ``here``."""
+        """Record the parent that ``welcome`` names; return the effects that open the edge to it.
+
+        An edge to another parent is closed. ``here`` is where this node listens to its parent.
+        """
         assert welcome.edge > self.edge, "a lower edge is an older one"
-        effects = self.leave() if self.parent != welcome.parent else []
+        effects = self.close_edge() if self.parent != welcome.parent else []
         self.stage = next_stage(self.stage, Trigger.WELCOMED)
         self.parent, self.edge = welcome.parent, welcome.edge
         self._opened_s = self._owed_s = self._heard_s = now_s
@@ -250,11 +253,11 @@ class ParentLink:
         self.starved_down += not silent
 
     def is_retry_due(self, now_s: float) -> bool:
-        """Return whether it is time to repeat the request to the master or to the parent."""
+        """Return whether it is time to repeat the join message or the attach message."""
         return now_s >= self._ask_s
 
     def schedule_retry(self, retry_s: float, now_s: float) -> None:
-        """Schedule the repetition of the request for ``retry_s`` seconds from now."""
+        """Schedule the next join or attach message for ``retry_s`` seconds from now."""
         self._ask_s = now_s + retry_s
 
     def note_sign_of_life(self, sender: NodeId, message: Message, now_s: float) -> None:

@@ -1,7 +1,8 @@
 """Follow the commits in order, fetch snapshots, and relay the messages of children.
 
-A commit is an update that the master has numbered. A replica is at a commit if it contains all
-commits up to that number.
+A commit is an update that the master has numbered. A replica is a node's copy of the parameters; it
+is at a commit if it contains all commits up to that number. A snapshot is a replica that a node
+fetches from its parent in chunks. Parent and children are a node's neighbours in the tree.
 """
 
 from __future__ import annotations
@@ -88,7 +89,7 @@ class SnapshotFetch:
             chunk.commit < log.head and not log.reaches(chunk.commit)
         )
 
-    def take(self, chunk: Chunk, now_s: float) -> bool:
+    def add_chunk(self, chunk: Chunk, now_s: float) -> bool:
         """Store a chunk; return False if it is not valid (see the class) or was stored before."""
         self._asked.discard(chunk.index)
         if chunk.index >= self._count or self._is_useless(chunk) or chunk.index in self._chunks:
@@ -349,7 +350,7 @@ class Replication:
             self._ignored.count(chunk, IgnoreReason.LATE)
             return []
         self.note_data(now_s)
-        if not self.fetch.take(chunk, now_s):
+        if not self.fetch.add_chunk(chunk, now_s):
             self._ignored.count(chunk, IgnoreReason.LATE)
         effects = self.continue_fetch(now_s)
         if chunk.commit > self.received and self._asked != self.received:

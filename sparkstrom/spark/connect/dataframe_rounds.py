@@ -265,8 +265,11 @@ class TemporaryViewParts:
             self._drop(name)
 
 
-def group_rows_for_views(parts: Iterator[bytes]) -> Iterator[list[tuple[int, bytes]]]:
-    """Yield lists of (number of the part, part), each list small enough for one temporary view."""
+def group_parts_for_views(parts: Iterator[bytes]) -> Iterator[list[tuple[int, bytes]]]:
+    """Number the parts and yield them in lists of at most VIEW_BYTES_MAX bytes, one for a view.
+
+    A list is longer only if it has a single part.
+    """
     rows: list[tuple[int, bytes]] = []
     size = 0
     for number, part in enumerate(parts):
@@ -472,7 +475,7 @@ class DataFrameRoundsBackend(SparkRoundsBackend):
         ):  # in case every worker has its own
             return InlineParts(b"".join(parts))
         names, count = [], 0
-        for rows in group_rows_for_views(parts):
+        for rows in group_parts_for_views(parts):
             name = next(self._names)
             self._sent.add(name)  # before the call: if interrupted, it may have made the view
             with self._translate_errors():

@@ -3,9 +3,9 @@
 The controller coordinates the workers of a fit; here it runs in a Spark task on an executor. The
 server listens on the address of Spark's driver, on a port of ``unicast_port`` or ``port_range`` if
 one of these options is set. A client must prove that it has the fit's key; other clients are
-disconnected. If too many clients have not yet proved this, some are disconnected, beginning with
-the oldest of the host that has the most. A task that lost its connection opens a new one, and the
-server repeats the requests that have no response yet.
+disconnected. The number of clients that have not proved it yet is limited. Beyond the limit, the
+server disconnects clients of the host that has the most, the oldest client first. A task that lost
+its connection opens a new one, and the server repeats the requests that have no response yet.
 """
 
 from __future__ import annotations
@@ -292,9 +292,8 @@ class ControlServer:
             return
         try:
             self._stream.send(pack_message(message))
-        except (
-            WireError
-        ) as error:  # the reading thread also notices it, and the next connection resends
+        except WireError as error:
+            # The reading thread notices it too; the request is sent again over the next connection.
             log.warning("the connection to the controller: %s", error)
 
 

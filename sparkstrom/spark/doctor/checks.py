@@ -120,7 +120,7 @@ PROCESSES_MAX = 6  # number of processes in the printed matrix; JSON contains al
 
 
 def format_report(report: Report) -> str:
-    """Return the report as text: findings, the UDP matrix and a verdict."""
+    """Return the report as text: findings, UDP between each two processes, and a verdict."""
     failures = sum(f.level is Level.FAILURE for f in report.findings)
     warnings = sum(f.level is Level.WARNING for f in report.findings)
     parts = [_format_table(report.findings)]

@@ -218,9 +218,8 @@ def examine(options: ExaminationOptions, notify: Callable[[str], None]) -> Repor
 
     ``notify`` shows the user what is being done. Raise UsageError for invalid options.
     """
-    resolve(
-        SharedTrainingMaster(), options.conf, os.environ
-    )  # check the options before anything is started
+    # Check the options before anything is started.
+    resolve(SharedTrainingMaster(), options.conf, os.environ)
     report = Report()
     finding = check_installation()
     if finding is not None:
@@ -258,7 +257,7 @@ class _Examination:
         report: Report,
         notify: Callable[[str], None],
     ) -> None:
-        """Prepare the checks, which will add their findings to ``report``."""
+        """Prepare the checks: they add findings to ``report``; ``notify`` shows what is done."""
         self._session, self._options, self._report, self._notify = session, options, report, notify
         self._master = resolve(SharedTrainingMaster(), session.conf, os.environ)
         self._slots = self._workers = 0  # task slots, and workers of a fit; set by _await_executors

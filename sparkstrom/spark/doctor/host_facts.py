@@ -1,8 +1,9 @@
 """Collect facts about the machine on which the driver program or a Python worker runs.
 
-``checks`` interprets the facts in the driver program. Executors are examined with jobs in Spark's
+The driver program interprets the facts with ``checks``. Executors are examined with jobs in Spark's
 barrier mode: these run as many tasks as there are slots, all at the same time, so that each
-executor has at least one. On each executor, the task with the lowest partition does the work.
+executor has at least one. On each executor, the task with the lowest partition number does the
+work.
 """
 
 from __future__ import annotations

@@ -93,7 +93,7 @@ def hash_by_value(value: Any) -> bytes:
     untyped: Any = cloudpickle
 
     class AddressFreePickler(untyped.Pickler):  # type: ignore[misc]
-        """Pickles the memory of a tensor as its bytes."""
+        """Pickles the bytes of a tensor's memory instead of its address."""
 
         def persistent_id(self, value: Any) -> Any:
             """Return what to pickle in place of ``value``; None means its usual pickle."""

@@ -237,7 +237,11 @@ class StoredRounds:
 
     @property
     def phases(self) -> range:
-        """Numbers of the phases: the rounds, and after an epoch's last round the held-out rows."""
+        """Numbers of the phases, in each of which every worker reads other minibatches.
+
+        Each round is a phase. If rows are held out, their evaluation is a phase after the epoch's
+        last round.
+        """
         holds_out = self.plan.held_out and self.rounds.stop == self.plan.rounds
         return range(self.rounds.start, self.rounds.stop + holds_out)
 

@@ -3,10 +3,11 @@
 A media driver is the Aeron process that sends and receives the datagrams of its clients. In this
 package, "driver" always means a media driver; Spark's driver is called the driver program.
 
-``ensure_driver`` takes the start lock of the driver's key, which identifies the executor and the
-job. It then joins the living driver or starts one, and from then on holds a shared lock on the
-driver. The driver exits when no process has held that shared lock for some seconds, or when the
-executor has exited.
+A key identifies the executor and the job. For each key there is a start lock, so that only one
+process at a time looks for the key's driver. ``ensure_driver`` takes this lock and joins the living
+driver or starts one. From then on it holds another lock, which all users of the driver share. The
+driver exits when no process has held the shared lock for some seconds, or when the executor has
+exited.
 """
 
 from __future__ import annotations

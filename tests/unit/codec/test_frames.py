@@ -123,7 +123,7 @@ def test_messages_come_out_whole_and_in_order(bodies: list[bytes], size: int) ->
     for body in bodies:
         for header, piece in pieces(body, size, counter):
             counter += 1
-            if (message := joiner.take(header, piece)) is not None:
+            if (message := joiner.add_piece(header, piece)) is not None:
                 whole.append(message)
     assert whole == bodies
 
@@ -141,7 +141,7 @@ def test_after_losses_only_whole_messages_come_out(
         if all(arrive):
             expected.append(body)
         for (header, piece), arrives in zip(cut, arrive, strict=True):
-            if arrives and (message := joiner.take(header, piece)) is not None:
+            if arrives and (message := joiner.add_piece(header, piece)) is not None:
                 came.append(message)
     assert came == expected
 
@@ -150,56 +150,56 @@ def test_pieces_out_of_order_never_make_a_message() -> None:
     """A late piece is refused as a repeated counter, and its message is lost."""
     joiner = Reassembler(100)
     first, second, third = pieces(b"abcdefghi", 3)
-    assert joiner.take(*first) is None
-    assert joiner.take(*third) is None
+    assert joiner.add_piece(*first) is None
+    assert joiner.add_piece(*third) is None
     with pytest.raises(WireError, match="counter 2 again, it was 3 already"):
-        joiner.take(*second)
-    assert joiner.take(*pieces(b"xyz", 3, 4)[0]) == b"xyz"
+        joiner.add_piece(*second)
+    assert joiner.add_piece(*pieces(b"xyz", 3, 4)[0]) == b"xyz"
 
 
 def test_interleaved_messages_never_mix() -> None:
     """Interleaved pieces of two messages are never joined; only the later message is complete."""
     joiner = Reassembler(100)
     ours, theirs = pieces(b"abcdef", 3), pieces(b"uvwxyz", 3, first=2)
-    assert joiner.take(*ours[0]) is None
-    assert joiner.take(*theirs[0]) is None
-    assert joiner.take(*theirs[1]) == b"uvwxyz"
+    assert joiner.add_piece(*ours[0]) is None
+    assert joiner.add_piece(*theirs[0]) is None
+    assert joiner.add_piece(*theirs[1]) == b"uvwxyz"
     with pytest.raises(WireError, match="again"):
-        joiner.take(*ours[1])
+        joiner.add_piece(*ours[1])
 
 
 def test_a_piece_of_another_kind_does_not_fit() -> None:
     """A piece whose header has another kind is not joined to the message."""
     joiner = Reassembler(100)
     (head, start), (tail, end) = pieces(b"abcdef", 3)
-    assert joiner.take(head, start) is None
-    assert joiner.take(replace(tail, kind=3), end) is None
+    assert joiner.add_piece(head, start) is None
+    assert joiner.add_piece(replace(tail, kind=3), end) is None
 
 
 def test_a_piece_of_a_longer_message_does_not_fit() -> None:
     """A piece whose header has another number of pieces is not joined to the message."""
     joiner = Reassembler(100)
     (head, start), (tail, end) = pieces(b"abcdef", 3)
-    assert joiner.take(head, start) is None
-    assert joiner.take(replace(tail, pieces=3), end) is None
+    assert joiner.add_piece(head, start) is None
+    assert joiner.add_piece(replace(tail, pieces=3), end) is None
 
 
 def test_a_repeated_frame_is_refused() -> None:
     joiner = Reassembler(100)
     ((header, body),) = pieces(b"abc", 3)
-    assert joiner.take(header, body) == b"abc"
+    assert joiner.add_piece(header, body) == b"abc"
     with pytest.raises(WireError, match="counter 1 again"):
-        joiner.take(header, body)
+        joiner.add_piece(header, body)
 
 
 def test_a_message_that_grows_too_long_is_dropped_at_once() -> None:
     """A message that exceeds the maximum length raises ``WireError``; the next one is accepted."""
     joiner = Reassembler(5)
     (head, start), (tail, end) = pieces(b"abcdef", 3)
-    assert joiner.take(head, start) is None
+    assert joiner.add_piece(head, start) is None
     with pytest.raises(WireError, match="more than 5 bytes"):
-        joiner.take(tail, end)
-    assert joiner.take(*pieces(b"abcde", 9, 3)[0]) == b"abcde"
+        joiner.add_piece(tail, end)
+    assert joiner.add_piece(*pieces(b"abcde", 9, 3)[0]) == b"abcde"
 
 
 def test_each_purpose_has_a_key_of_its_own() -> None:

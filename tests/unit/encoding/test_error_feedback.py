@@ -69,7 +69,7 @@ def test_levels_multiply_both(train_on: str) -> None:
     levels = np.empty(learner.hits, np.uint8)
     assert learner.residual.find_levels(learner.at, learner.found, 0.5, 3, levels) == 2
     assert levels.tolist() == [0, 1, 2]
-    learner.residual.move_levels(learner.at, learner.found, levels, HALF)
+    learner.residual.move_by_levels(learner.at, learner.found, levels, HALF)
     assert learner.moved() == [0.25, 0, -0.5, 0, 1, 0]
     assert learner.left() == [0, 0.375, -0.25, 0, 1, 0]
 

@@ -50,18 +50,18 @@ def test_it_is_whole_with_all_chunks_of_one_copy() -> None:
     fetch = OptimizerFetch(10.0, 10.0)
     assert fetch.next_requests(0.0) == [0]
     for index in (2, 0):
-        fetch.take(chunk(index, b"012"), 0.0)
+        fetch.add_chunk(chunk(index, b"012"), 0.0)
         assert fetch.whole is None
     assert fetch.next_requests(0.0) == [1]
-    fetch.take(chunk(1, b"012"), 0.0)
+    fetch.add_chunk(chunk(1, b"012"), 0.0)
     assert fetch.whole == b"012"
 
 
 def test_a_chunk_of_another_copy_begins_anew() -> None:
     """A chunk of another copy discards the chunks of the first copy."""
     fetch = OptimizerFetch(10.0, 10.0)
-    fetch.take(chunk(0, b"ab"), 0.0)
-    fetch.take(chunk(1, b"cd"), 0.0)
+    fetch.add_chunk(chunk(0, b"ab"), 0.0)
+    fetch.add_chunk(chunk(1, b"cd"), 0.0)
     assert fetch.whole is None
     assert fetch.next_requests(0.0) == [0]
 
@@ -69,19 +69,19 @@ def test_a_chunk_of_another_copy_begins_anew() -> None:
 def test_chunks_that_do_not_make_the_copy_that_they_name_begin_anew() -> None:
     """If the complete content does not match the copy's hash, all chunks are requested again."""
     fetch = OptimizerFetch(10.0, 10.0)
-    fetch.take(chunk(0, b"ab"), 0.0)
-    fetch.take(msgspec.structs.replace(chunk(1, b"ab"), payload=b"d"), 0.0)
+    fetch.add_chunk(chunk(0, b"ab"), 0.0)
+    fetch.add_chunk(msgspec.structs.replace(chunk(1, b"ab"), payload=b"d"), 0.0)
     assert fetch.whole is None
     assert (fetch.copy, fetch.next_requests(0.0)) == (None, [0])
     for index in (0, 1):
-        fetch.take(chunk(index, b"ab"), 0.0)
+        fetch.add_chunk(chunk(index, b"ab"), 0.0)
     assert fetch.whole == b"ab"
 
 
 def test_chunks_are_asked_for_a_few_at_a_time_and_again_each_time_later() -> None:
     """A few chunks are requested at once, and again at doubling intervals."""
     fetch = OptimizerFetch(10.0, 10.0)
-    fetch.take(chunk(0, b"012345678"), 0.0)
+    fetch.add_chunk(chunk(0, b"012345678"), 0.0)
     some = list(range(1, 1 + ASKED_AT_ONCE))
     asked = [now_s for now_s in range(40) if fetch.next_requests(float(now_s)) == some]
     assert asked == [0, 3, 8, 17, 34]  # just after 2, 4, 8 and 16 s
@@ -91,10 +91,10 @@ def test_chunks_are_asked_for_a_few_at_a_time_and_again_each_time_later() -> Non
 def test_chunks_are_not_asked_for_again_while_others_come() -> None:
     """Pending chunks are not requested again while others arrive over a slow link."""
     fetch = OptimizerFetch(60.0, 60.0)
-    fetch.take(chunk(0, b"01234"), 0.0)
+    fetch.add_chunk(chunk(0, b"01234"), 0.0)
     assert fetch.next_requests(0.0) == [1, 2, 3, 4]
     for index in (1, 2, 3):
-        fetch.take(chunk(index, b"01234"), 1.9 * index)
+        fetch.add_chunk(chunk(index, b"01234"), 1.9 * index)
         assert fetch.next_requests(1.9 * index + 1.8) == []
     assert fetch.next_requests(9.4) == []  # a chunk takes 1.9 s; the retry time is twice that
     assert fetch.next_requests(9.6) == [4]
@@ -104,7 +104,7 @@ def test_patience_with_a_chunk_follows_what_the_last_one_took() -> None:
     """The retry time is at least twice the last chunk's: a link further up may be slow."""
     fetch = OptimizerFetch(60.0, 60.0)
     assert fetch.next_requests(0.0) == [0]
-    fetch.take(chunk(0, b"01234"), 1.9)
+    fetch.add_chunk(chunk(0, b"01234"), 1.9)
     assert fetch.next_requests(1.9) == [1, 2, 3, 4]
     assert fetch.next_requests(5.6) == []
     assert fetch.next_requests(5.8) == [1, 2, 3, 4]
@@ -125,11 +125,11 @@ def test_chunks_are_not_asked_for_again_while_part_of_one_is_here(
 def test_each_chunk_that_comes_extends_the_deadline() -> None:
     """Each new chunk postpones the deadline, so a complete state may take long over a slow link."""
     fetch = OptimizerFetch(10.0, 10.0)
-    fetch.take(chunk(0, b"012345678"), 8.0)
+    fetch.add_chunk(chunk(0, b"012345678"), 8.0)
     assert fetch.until_s == 18.0
-    fetch.take(chunk(0, b"012345678"), 9.0)  # again: no progress
+    fetch.add_chunk(chunk(0, b"012345678"), 9.0)  # again: no progress
     assert fetch.until_s == 18.0
-    fetch.take(chunk(1, b"012345678"), 17.0)
+    fetch.add_chunk(chunk(1, b"012345678"), 17.0)
     assert fetch.until_s == 27.0
 
 

@@ -113,7 +113,7 @@ def test_what_nobody_used_is_lost_mass() -> None:
     checkpoints = ResidualCheckpoints({"e": {"f1": 1.0, "f2": 2.0}, "other": {"g": 4.0}})
     checkpoints.grant("e", 1)
     checkpoints.grant("e", 2)
-    checkpoints.mark_used(1)
+    checkpoints.mark_grants_used(1)
     checkpoints.count_lost()
     assert checkpoints.lost_mass == 2.0 + 4.0
     checkpoints.count_lost()
@@ -127,7 +127,7 @@ def test_a_grant_follows_its_process_to_another_id() -> None:
     checkpoints.transfer_grant(1, 5)
     checkpoints.transfer_grant(2, 5)
     assert (checkpoints.grants_of(1), checkpoints.grants_of(5)) == ((), ("f1",))
-    checkpoints.mark_used(5)
+    checkpoints.mark_grants_used(5)
     checkpoints.count_lost()
     assert checkpoints.lost_mass == 0.0
 

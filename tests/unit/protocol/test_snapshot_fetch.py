@@ -15,7 +15,7 @@ def test_chunks_are_asked_for_a_few_at_a_time_and_once(make: Any) -> None:
     catchup = SnapshotFetch(Log(PLENTY), 10, 0.0)
     assert catchup.next_requests() == list(range(ASKED_AT_ONCE))
     assert catchup.next_requests() == []
-    catchup.take(make.chunk(0, 1), 60.0)
+    catchup.add_chunk(make.chunk(0, 1), 60.0)
     assert catchup.next_requests() == [ASKED_AT_ONCE]
     assert catchup.next_requests() == []
 
@@ -23,9 +23,9 @@ def test_chunks_are_asked_for_a_few_at_a_time_and_once(make: Any) -> None:
 def test_it_is_ready_with_all_chunks_and_every_commit_inside_them(make: Any) -> None:
     held = Log(PLENTY, base=3)
     catchup = SnapshotFetch(held, 2, 0.0)
-    catchup.take(make.chunk(3, 0), 0.0)
+    catchup.add_chunk(make.chunk(3, 0), 0.0)
     assert not catchup.ready(0.0)
-    catchup.take(make.chunk(5, 1), 0.0)
+    catchup.add_chunk(make.chunk(5, 1), 0.0)
     held.append(make.committed(4))
     assert not catchup.ready(0.0)
     held.append(make.committed(5))
@@ -45,20 +45,20 @@ def test_a_chunk_that_is_older_than_what_is_held_is_worthless(make: Any) -> None
     """A chunk is requested again if the log no longer has all commits after it."""
     held = Log(ONE)
     catchup = SnapshotFetch(held, 2, 0.0)
-    catchup.take(make.chunk(0, 0), 0.0)
-    catchup.take(make.chunk(1, 1), 0.0)
+    catchup.add_chunk(make.chunk(0, 0), 0.0)
+    catchup.add_chunk(make.chunk(1, 1), 0.0)
     passes(catchup, held, make.committed(1), make.committed(2))
     assert not catchup.ready(0.0)
     assert catchup.next_requests() == [0]
-    catchup.take(make.chunk(0, 0), 0.0)
+    catchup.add_chunk(make.chunk(0, 0), 0.0)
     assert catchup.next_requests() == [0]
-    catchup.take(make.chunk(2, 0), 0.0)
+    catchup.add_chunk(make.chunk(2, 0), 0.0)
     assert catchup.ready(0.0)
 
 
 def test_a_chunk_beyond_the_last_is_ignored(make: Any) -> None:
     catchup = SnapshotFetch(Log(ONE), 1, 0.0)
-    catchup.take(make.chunk(0, 1), 0.0)
+    catchup.add_chunk(make.chunk(0, 1), 0.0)
     assert not catchup.ready(0.0)
 
 
@@ -66,22 +66,22 @@ def test_progress_is_to_hold_more_chunks_than_ever(make: Any) -> None:
     """Progress means to hold more chunks than ever before, also in a replaced fetch."""
     held = Log(ONE)
     catchup = SnapshotFetch(held, 3, 0.0)
-    catchup.take(make.chunk(0, 0), 1.0)
-    catchup.take(make.chunk(0, 1), 2.0)
+    catchup.add_chunk(make.chunk(0, 0), 1.0)
+    catchup.add_chunk(make.chunk(0, 1), 2.0)
     assert catchup.progress_s == 2.0
     passes(catchup, held, make.committed(1), make.committed(2))  # both chunks are too old now
-    catchup.take(make.chunk(2, 0), 3.0)
-    catchup.take(make.chunk(2, 1), 4.0)
+    catchup.add_chunk(make.chunk(2, 0), 3.0)
+    catchup.add_chunk(make.chunk(2, 1), 4.0)
     assert catchup.progress_s == 2.0
     again = SnapshotFetch(Log(ONE, base=9), 3, 5.0, catchup)
-    again.take(make.chunk(9, 0), 6.0)
+    again.add_chunk(make.chunk(9, 0), 6.0)
     assert again.progress_s == 2.0
 
 
 def test_waiting_for_the_trainer_is_another_wait(make: Any) -> None:
     """When the snapshot is complete and only the trainer is awaited, the deadline is restarted."""
     catchup = SnapshotFetch(Log(ONE), 1, 0.0)
-    catchup.take(make.chunk(0, 0), 1.0)
+    catchup.add_chunk(make.chunk(0, 0), 1.0)
     assert catchup.ready(50.0)
     assert catchup.progress_s == 50.0
 
@@ -90,7 +90,7 @@ def test_another_parent_is_asked_for_what_is_lacking_at_once(make: Any) -> None:
     """Chunks of the old parent are kept; only missing ones are requested from the new one."""
     catchup = SnapshotFetch(Log(PLENTY), 3, 0.0)
     catchup.next_requests()
-    catchup.take(make.chunk(0, 1), 0.1)
+    catchup.add_chunk(make.chunk(0, 1), 0.1)
     catchup.resume()
     assert catchup.next_requests() == [0, 2]
 
@@ -101,13 +101,13 @@ def test_a_chunk_with_half_a_sum_in_it_is_asked_for_again(make: Any) -> None:
     catchup = SnapshotFetch(held, 4, 0.0)
     catchup.next_requests()
     for index, commit in enumerate((3, 4, 5, 8)):
-        catchup.take(make.chunk(commit, index), 0.0)
+        catchup.add_chunk(make.chunk(commit, index), 0.0)
     passes(catchup, held, make.committed(4), make.merged(4, 8))
     assert catchup.next_requests() == [2]
-    catchup.take(make.chunk(6, 2), 0.0)  # the parent sent it before it sent the sum
+    catchup.add_chunk(make.chunk(6, 2), 0.0)  # the parent sent it before it sent the sum
     assert catchup.next_requests() == [2]
     assert not catchup.ready(0.0)
-    catchup.take(make.chunk(8, 2), 0.0)
+    catchup.add_chunk(make.chunk(8, 2), 0.0)
     assert catchup.ready(0.0)
     assert [chunk.commit for chunk in catchup.chunks] == [3, 4, 8, 8]
     assert [entry.commit for entry in catchup.held] == [4, 8]

@@ -29,7 +29,7 @@ from sparkstrom.spark.connect.dataframe_rounds import (
     DataFrameRoundsBackend,
     InlineParts,
     TemporaryViewParts,
-    group_rows_for_views,
+    group_parts_for_views,
     read_cached_blocks,
     read_records,
     read_shuffled_records,
@@ -158,7 +158,7 @@ def test_parameters_come_before_the_rows(monkeypatch: pytest.MonkeyPatch) -> Non
     views: list[list[tuple[int, bytes]]] = []
 
     def sent(nbytes: int, parts: Iterator[bytes]) -> TemporaryViewParts:
-        views.extend(group_rows_for_views(parts))
+        views.extend(group_parts_for_views(parts))
         return TemporaryViewParts(("v",), sum(map(len, views)), print)
 
     made = pickle.loads(pickle.dumps(send_payload(sent, ARRAYS, {}, 64)))

@@ -2,8 +2,9 @@
 
 ``Dl4jModule`` is the network. The layers defined here are those for sequences and images, whereas
 ``layers`` has dense, embedding, normalization and activation layers. Recurrent layers take
-sequences [rows, features, steps]. Masks are not supported. Most layers ignore the argument ``rows``
-of ``forward``; see ``Dl4jLayer``.
+sequences [rows, features, steps]. Masks are not supported. ``forward(x, rows)`` also gets the
+minibatch's number of rows, because x can have a row for each step of a sequence; most layers ignore
+it.
 """
 
 from __future__ import annotations
