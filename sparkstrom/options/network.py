@@ -400,6 +400,8 @@ def parse_controller(text: object) -> ControllerChoice:
     word = text.strip()
     if word in CONTROLLER_CHOICES:
         return ControllerChoice(word)
+    if word.lower() in CONTROLLER_CHOICES:
+        raise UsageError(f'controller={shown(text)}: {reason}; write "{word.lower()}"')
     host, port = word, ""
     if word.startswith("["):
         host, bracket, rest = word[1:].partition("]")

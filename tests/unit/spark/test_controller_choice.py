@@ -61,6 +61,13 @@ def test_what_it_may_not_say(text: Any) -> None:
         VoidConfiguration(controller=text)
 
 
+@pytest.mark.parametrize("text", ["Driver", "EXECUTOR", " Auto "])
+def test_a_word_in_capitals_is_no_host(text: str) -> None:
+    """A choice in capital letters is refused, and not taken as the name of a host."""
+    with pytest.raises(UsageError, match=f'write "{text.strip().lower()}"'):
+        VoidConfiguration(controller=text)
+
+
 def test_it_comes_from_sparks_configuration() -> None:
     """The option can be set in Spark's configuration."""
     conf = {"spark.sparkstrom.controller": "executor"}
