@@ -73,7 +73,7 @@ class DutyCycle:
         self._schedule(self._interval_s)
 
     def stop(self) -> None:
-        """Cancel the next duty cycle. ``on_event`` must not be called afterwards."""
+        """Run no more duty cycles. ``on_event`` must not be called afterwards: it would add one."""
         self._turn += 1
 
     def on_event(self, event: ev.Event, due_s: float) -> None:

@@ -375,7 +375,7 @@ class RoundsControl:
     def _counters_by_node(self, n_params: int) -> dict[int, WorkerCounters]:
         """Return the counters of the workers whose host is known, by node id.
 
-        ``n_params``: number of parameters that each round counts as having sent.
+        ``n_params``: number of parameters; each round counts as one update of all of them.
         """
         return {
             index + 1: tally.counters(self.partitions[index].position.epoch, n_params)

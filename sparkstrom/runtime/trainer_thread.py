@@ -1,11 +1,11 @@
 """Train one worker's model on the task's thread, evaluate it, and collect statistics.
 
-``TrainerChannel`` connects it to the thread of the worker's node, which exchanges messages with
-other nodes. The trainer posts events; the node's thread passes items, such as received updates, and
-the current directive, a command such as "train". A thread waits for the other only while the other
-changes the queue of items. ``training_loop`` decides what follows a batch boundary (the time
-between two steps) or a step. ``ResidualAge`` measures how long learned changes wait to be sent, and
-``GlobalStepEstimator`` estimates the whole fit's progress.
+``TrainerChannel`` connects the trainer to the thread of the worker's node, which exchanges messages
+with other nodes. The trainer posts events; the node's thread passes items, such as received
+updates, and the current directive, a command such as "train". A thread waits for the other only
+while the other changes the queue of items. ``training_loop`` decides what follows a batch boundary
+(the time between two steps) or a step. ``ResidualAge`` measures how long learned changes wait to be
+sent, and ``GlobalStepEstimator`` estimates the whole fit's progress.
 """
 
 from __future__ import annotations

@@ -619,11 +619,11 @@ class BandwidthNetwork(Network):
         self._slow_pollers: dict[SimProcess, float] = {}
 
     def check_running(self, world: WorldView) -> None:
-        """Check the traffic over links."""
+        """Check F2 to F4 (``TrafficChecker``): queues, dropped messages and the pace of commits."""
         self.traffic.check_running(world, self.links.hosts.values())
 
     def at_end(self) -> None:
-        """Check the traffic over links at the end of the run."""
+        """Check F1 (``TrafficChecker``): most bytes sent were useful."""
         self.traffic.at_end()
 
     def host_of(self, process: SimProcess | None) -> LinkHost:

@@ -87,9 +87,9 @@ class InvariantChecker:
             self.violations.append(text)
 
     def begin(self, size: RunSize, *, calm: bool) -> None:
-        """Record the minibatches that were trained before this fit.
+        """Prepare to check a run: record the minibatches that earlier fits trained.
 
-        ``calm``: whether the run has no faults.
+        ``size`` has these minibatches by partition; ``calm``: whether the run has no faults.
         """
         self._is_calm = calm
         for partition in range(size.nodes):

@@ -334,7 +334,7 @@ class CheckedStream:
 
     @property
     def ends(self) -> set[SimProcess | None]:
-        """The processes at both ends."""
+        """The processes at both ends; None is the master."""
         return {self.owner, self.target}
 
 
@@ -432,7 +432,7 @@ class TrafficChecker:
                 self._violation(f"F3: {full}; at most {limit:,.0f} may")
 
     def check_running(self, world: WorldView, hosts: Iterable[LinkHost]) -> None:
-        """Check F2 to F4: queues, and the pace of commits while all living workers train."""
+        """Check F3 and F4; while all living workers train, also F2, the pace of commits."""
         size, master, now_s = world.size, world.master, world.time.now_s
         self.check_queues(hosts)
         calm = (

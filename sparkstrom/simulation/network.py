@@ -2,9 +2,9 @@
 
 An edge connects a node with its parent in the tree, by a control and a data stream each way. Like
 Aeron's, a stream is ordered and reliable. It survives an outage shorter than its liveness timeout;
-a longer outage breaks the stream, and later messages are lost. Direct messages, and control
-messages that are repeated until they are answered, may also get lost, arrive twice or be overtaken
-one by one. Aeron's streams do not do this.
+a longer outage breaks the stream, and later messages are lost. The simulation is stricter than
+Aeron: any single direct message, or control message that is repeated until it is answered, may also
+get lost, arrive twice or be overtaken.
 """
 
 from __future__ import annotations

@@ -218,9 +218,11 @@ class RealLearner:
         self.granted += residual
 
     def is_mass_conserved(self) -> bool:
-        """Return whether all changes were sent or are in the residual (I1), also by the counters.
+        """Return whether all changes were sent or are in the residual (invariant I1).
 
-        The changes are those learned by steps, and residuals of earlier fits that were added.
+        The changes are those learned by steps, and residuals of earlier fits that were added. The
+        encoder's counters must also show that nothing was clipped or scaled away, and must count at
+        least what was sent.
         """
         counters = self._replica.encoder.counters
         came_in, left = self._model.learnt + self.granted, self.sent + self.residual
