@@ -52,7 +52,7 @@ CYCLE_S = 1e-4  # the shortest time between two duty cycles
 WAKE_S = 2e-4  # delay with which a waiting trainer's thread runs after it was notified
 
 
-class DutyCycle:
+class DutyCycleScheduler:
     """Schedules the duty cycles of the master or of a node in virtual time.
 
     In a duty cycle, the master or node handles a tick: it does what is due at that time.
@@ -152,7 +152,7 @@ class RehearsedWorker:
         self.host, self.edges = network.host(environment.host), dict[NodeId, Edge]()
         self.alive, self.batches = True, batches
         self._network, self._time, self._observer = network, time, observer
-        self._duty_cycle = DutyCycle(time, tick_s, self._run_duty_cycle)
+        self._duty_cycle = DutyCycleScheduler(time, tick_s, self._run_duty_cycle)
         self._times = conditions.times
         self._speed = conditions.speed(partition, job.spec.workers)
         self._rng = random.Random(f"steps of {self.name}, seed {conditions.seed}")
@@ -293,7 +293,7 @@ class RehearsedWorker:
             case LoopAction.STEP:
                 self._begin_step(command, waiting)
             case LoopAction.WAIT:
-                self.trainer.report_while_waiting()
+                self.trainer.evaluate_and_report()
                 if self._turn == turn:
                     self._schedule_boundary(WAIT_POLL_S)
             case LoopAction.END:

@@ -402,12 +402,12 @@ class Trainer:
 
     def _wait(self, directive: Directive) -> None:
         """Evaluate and report if due; then wait briefly for items or another directive."""
-        self.report_while_waiting()
+        self.evaluate_and_report()
         began_s = self._clock.monotonic_s()
         self._channel.wait(WAIT_POLL_S, directive)
         self._add_seconds("waiting", self._clock.monotonic_s() - began_s)
 
-    def report_while_waiting(self) -> None:
+    def evaluate_and_report(self) -> None:
         """Evaluate if other workers have finished an epoch, and report counters that are due."""
         self._evaluate_with_others()
         self._report_counters(now=False)
@@ -443,9 +443,9 @@ class Trainer:
                 return steps
         return most
 
-    def report_buffers(self) -> bytes:
+    def publish_buffers(self) -> bytes:
         """Return the model's encoded buffers, to publish; empty if it has none."""
-        return self._replica.report_buffers()
+        return self._replica.publish_buffers()
 
     def load_optimizer_state(self, payload: bytes | None) -> None:
         """Continue with another worker's optimizer state; None keeps this worker's initial one."""

@@ -333,7 +333,7 @@ class InvariantChecker:
         """Return all attempts at a process's partition."""
         return self._trained_partitions[process.identity.partition].processes
 
-    def at_end(self, master: Master, replica: Any, processes: list[SimProcess]) -> None:
+    def check_at_end(self, master: Master, replica: Any, processes: list[SimProcess]) -> None:
         """Check I1 to I5 at the end of the fit."""
         for process in processes:
             self.check_received_optimizer(process)

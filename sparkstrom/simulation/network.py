@@ -146,10 +146,10 @@ class Network:
         """Break both streams of an edge from ``sender``."""
         self._broken |= {(edge, sender, False), (edge, sender, True)}
 
-    def check_running(self, world: WorldView) -> None:
+    def check_during_run(self, world: WorldView) -> None:
         """Check invariants of the network during the run; this network has none."""
 
-    def at_end(self) -> None:
+    def check_at_end(self) -> None:
         """Check invariants of the network after the fit; this network has none."""
 
     def send(self, owner: SimProcess | None, to: NodeId, message: Message) -> None:

@@ -274,7 +274,7 @@ class RealProcess(SimProcess):
         )
         return payload
 
-    def report_buffers(self) -> bytes:
+    def publish_buffers(self) -> bytes:
         """Return no buffers, because these models have none."""
         return b""
 

@@ -373,8 +373,8 @@ class World:
         self.time.at(self.size.check_interval_s, self._check_invariants)
         if not self.time.run(self.size.end_s):
             self.checks.report_violation(self._describe_hang())
-        self.checks.at_end(self.master, self.replica, self.processes)
-        self.network.at_end()
+        self.checks.check_at_end(self.master, self.replica, self.processes)
+        self.network.check_at_end()
         return self.checks.violations
 
     def _describe_hang(self) -> str:
@@ -398,7 +398,7 @@ class World:
         return self._master_awake_s == math.inf
 
     @property
-    def is_steady(self) -> bool:
+    def is_membership_unchanged(self) -> bool:
         """Whether no worker has joined or left since training began."""
         members = self.master.members
         nobody_came = len(members.live) == len(self.processes) == self._initial_workers
@@ -436,9 +436,9 @@ class World:
             self.shape.record_places(self.master, self.time.now_s)
             self.shape.check_progress(self.processes, head, self.time.now_s)
             self.shape.check_closed_ids(self.processes, self.master, self.time.now_s)
-        if self.is_steady and self.size.max_lead is not None:
+        if self.is_membership_unchanged and self.size.max_lead is not None:
             self.checks.check_lead(self.processes, self.size.max_lead)
-        self.network.check_running(self)
+        self.network.check_during_run(self)
         if self.is_master_lost and not self.alive:
             self.time.over = True
         self.time.after(self.size.check_interval_s, self._check_invariants)
