@@ -111,7 +111,7 @@ class Observer(Protocol):
     """Interface of the object that a worker calls after each step and at its end."""
 
     def on_step(self, weight: float, loss: float) -> None:
-        """Record that a minibatch was trained, with its mean loss and the weight of that."""
+        """Record the mean loss of a trained minibatch, and its weight in means of losses."""
 
     def on_end(self, worker: RehearsedWorker) -> None:
         """Record that a worker's task has ended."""

@@ -367,7 +367,7 @@ class RoundsControl:
         ]
 
     def _move_to_next_epoch(self) -> None:
-        """Advance the partitions that ended the newest epoch to the start of the next one."""
+        """Move each partition that has ended the newest epoch to the start of the next epoch."""
         for index, position in self._epoch_ends.items():
             self.partitions[index].advance(position)
         self._epoch_ends.clear()

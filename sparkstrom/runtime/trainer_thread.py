@@ -553,7 +553,7 @@ class Trainer:
         return held
 
     def _count(self, rows: int, loss: float, weight: float) -> None:
-        """Count one step on ``rows`` rows, with its mean loss and the weight of that."""
+        """Count one step: its number of rows, and its mean loss, which has a weight in averages."""
         self.counts.steps += 1
         self.counts.examples += rows
         self.counts.loss_sum += weight * loss

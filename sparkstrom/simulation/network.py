@@ -59,7 +59,8 @@ class Network:
         to_master: called with sender and message when one arrives at the master.
         encodes_messages: encode and decode all messages; a failure to decode ends the run.
         counts_traffic: count messages and their bytes per pair of processes.
-        poll_s: interval at which each process polls its streams, at times of its own; 0: always.
+        poll_s: interval at which each process polls its streams, not all at the same times; 0:
+            messages are handled when they arrive.
         liveness_s: outages longer than this break the streams concerned.
     """
 

@@ -339,9 +339,9 @@ class World:
         self.time = VirtualClock(seed)
         self.scratch: dict[str, IntTheta] = {}  # residual files, by path
         self.parts = parts or ComponentFactory(size)
-        self.replica = self.parts.replica()
-        self.master = self.parts.master(self.time, self.scratch)
-        self.checks = self.parts.checks(
+        self.replica = self.parts.create_replica()
+        self.master = self.parts.create_master(self.time, self.scratch)
+        self.checks = self.parts.create_checker(
             {p: residual_mass(theta) for p, theta in self.scratch.items()}
         )
         self.checks.begin(size, calm=faults == NO_FAULTS)
@@ -477,7 +477,7 @@ class World:
         if self.phase is Phase.DONE or self.master.aborted:
             return None
         attempt = next(attempts)
-        process = self.parts.process(
+        process = self.parts.create_process(
             f"p{partition}/{attempt}",
             self.identity(partition, attempt),
             self.size.worker_limits(),
@@ -643,7 +643,7 @@ class World:
                 process.lender.add_request(to, ask)
                 process.send_optimizer_chunks()
             case ev.SendMerged(to=to):
-                self.network.send(process, to, self.parts.merged(effect))
+                self.network.send(process, to, self.parts.merge_commits(effect))
             case _:
                 raise AssertionError(f"a node has no effect {effect}")
 
@@ -690,7 +690,7 @@ class World:
             case ev.SendChunk(to=to, index=index):
                 self.network.send(None, to, self.replica.chunk(index))
             case ev.SendMerged(to=to):
-                self.network.send(None, to, self.parts.merged(effect))
+                self.network.send(None, to, self.parts.merge_commits(effect))
             case ev.HashReplica(commit=commit):
                 hashed = ev.ReplicaHashed(commit, self.replica.digest(), None)
                 self.time.after(0.0, self.step_master, hashed)
