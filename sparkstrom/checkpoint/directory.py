@@ -104,7 +104,7 @@ class CheckpointDirectory:
     def remove_old(self) -> None:
         """Remove all intact files except the newest ``keep_last``.
 
-        Damaged files, and those of ``protect_existing``, are kept.
+        Damaged files, and files that existed at a call of ``protect_existing``, are kept as well.
         """
         kept = self._damaged | self._protected
         names = [name for name in self._list_names() if name not in kept]

@@ -55,7 +55,7 @@ def open_folder(url: str | os.PathLike[str]) -> Folder:
     address = os.fspath(url)
     if not address:
         raise UsageError("a checkpoint directory is a path or a URL, and '' is neither")
-    return _make_folder(*_find_filesystem(address, "checkpoint directory"))
+    return _get_folder(*_find_filesystem(address, "checkpoint directory"))
 
 
 def open_parent(url: str) -> tuple[Folder, str]:
@@ -65,10 +65,10 @@ def open_parent(url: str) -> tuple[Folder, str]:
     """
     filesystem, path = _find_filesystem(url, "path")
     folder, _, name = path.rpartition("/")
-    return _make_folder(filesystem, folder), name
+    return _get_folder(filesystem, folder), name
 
 
-def _make_folder(filesystem: Any, path: str) -> Folder:
+def _get_folder(filesystem: Any, path: str) -> Folder:
     """Return the folder at ``path`` of a file system from fsspec; make S3 retry less often."""
     protocols = (
         {filesystem.protocol} if isinstance(filesystem.protocol, str) else set(filesystem.protocol)

@@ -177,7 +177,7 @@ def format_from_batch(batch: Batch) -> RowFormat:
 
 
 def flatten_batch(batch: Batch) -> list[NDArray[Any]]:
-    """Return a batch's arrays in the order of records: features, labels, weights unless None."""
+    """Return a batch's arrays as a list: features, labels, and weights if there are any."""
     weights = [] if batch.weights is None else [batch.weights]
     return [*arrays_of(batch.features), *arrays_of(batch.labels), *weights]
 

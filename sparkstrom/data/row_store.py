@@ -541,9 +541,9 @@ class Batches:
         return self._arrays
 
     def _rng(self, purpose: int) -> np.random.Generator:
-        """Return this epoch's random generator.
+        """Return a new random generator for one purpose in the current epoch.
 
-        ``purpose``: 0 shuffles the pages, 1 + i shuffles the rows of window i.
+        ``purpose``: 0 to shuffle the pages, 1 + i to shuffle the rows of window i (see the class).
         """
         epoch = self._first_epoch + self._epoch
         return np.random.default_rng((self._seed, self._partition, epoch, purpose))

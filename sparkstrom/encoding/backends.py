@@ -131,8 +131,8 @@ class Kernels(Protocol):
         """Write local - theta to ``out`` as a bitmap, and apply the bitmap to theta and local.
 
         For each parameter, a bitmap has +step (residual >= tau), -step (residual <= -tau), half a
-        step of the sign ``side`` (residual >= tau / 2 with that sign), or nothing. This is added to
-        theta; in local, ``step - tau`` replaces ``step``, so that the residual loses tau (or half).
+        step of the sign ``side`` (residual >= tau / 2 with that sign), or nothing. Theta gains this
+        step, and local gains +-(step - tau), or half of it: the residual shrinks by tau, or half.
         Returns (hits, half steps, overflows, index of the first overflow or -1).
         """
 
@@ -150,7 +150,7 @@ class Kernels(Protocol):
     ) -> tuple[int, int, int, int]:
         """Write the residual as a bitmap, and apply it to theta and the residual.
 
-        See ``bitmap_local``, except that the residual itself loses tau (or half).
+        Like ``bitmap_local``, but ``residual`` is an array, from which tau, or half, is subtracted.
         """
 
     def bitmap_count(self, packed: U8, n: int, /) -> int:
@@ -169,9 +169,9 @@ class Kernels(Protocol):
     def bitmap_add_both(
         self, theta: F32, local: F32, packed: U8, side: int, step: float, q: float, scratch: U8, /
     ) -> tuple[int, int]:
-        """Add a bitmap to theta as ``bitmap_add`` does, and to local, to keep local - theta.
+        """Add a bitmap's steps to theta and to local, so that local - theta stays the same.
 
-        Returns the result of ``bitmap_add``; overflows of local are not counted.
+        Returns the result of ``bitmap_add`` for theta; overflows of local are not counted.
         """
 
     def apply_hits(self, theta: F32, indices: I32, quanta: I32, q: float, /) -> tuple[int, int]:
@@ -180,9 +180,9 @@ class Kernels(Protocol):
     def apply_hits_both(
         self, theta: F32, local: F32, indices: I32, quanta: I32, q: float, /
     ) -> tuple[int, int]:
-        """Add to theta as ``apply_hits`` does, and to local, to keep local - theta.
+        """Add quanta * q to theta and to local at ``indices``: local - theta stays the same.
 
-        Returns the result of ``apply_hits``; overflows of local are not counted.
+        Returns the result of ``apply_hits`` for theta; overflows of local are not counted.
         """
 
     def sum_hits(self, total: I32, indices: I32, quanta: I32, /) -> tuple[int, int]:
@@ -195,9 +195,9 @@ class Kernels(Protocol):
         """Add ``total`` * q, a sum of updates, to theta; return (overflows, first or -1)."""
 
     def add_quanta_both(self, theta: F32, local: F32, total: I32, q: float, /) -> tuple[int, int]:
-        """Add to theta as ``add_quanta`` does, and to local, to keep local - theta.
+        """Add ``total`` * q to theta and to local, so that local - theta stays the same.
 
-        Returns the result of ``add_quanta``; overflows of local are not counted.
+        Returns the result of ``add_quanta`` for theta; overflows of local are not counted.
         """
 
     def clip_local(self, local: F32, theta: F32, limit: float, /) -> float:

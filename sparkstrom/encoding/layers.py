@@ -9,8 +9,8 @@ the quantum, the power of two of which all parameters are multiples (``encoding.
 
 With multipliers, messages contain the gaps between the indices of their entries, and are never
 bitmaps. A bitmap takes two bits per parameter, and pays off only because it can also contain half
-steps (tau / 2 instead of tau). With multipliers there are no half steps; without these, gaps take
-at most one byte more than a bitmap, and mostly much less.
+steps (tau / 2 instead of tau), which do not exist with multipliers. For the same entries without
+half steps, gaps take at most one byte more than a bitmap, and mostly much less.
 """
 
 from __future__ import annotations

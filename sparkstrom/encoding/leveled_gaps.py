@@ -1,8 +1,9 @@
 """Encode sparse updates whose entries have different magnitudes, in nearly as few bits as possible.
 
-A hit is an entry of the update; it adds tau * 2^level. Few hits have a level above 0. The message
-lists which hits have level 1 or more, then which of these have level 2 or more, and so on up to
-``top``, the highest level of a hit. The hits themselves follow, in the format of module ``gaps``.
+A hit is an entry of the update; it adds +-tau * 2^level to a parameter, where tau is the threshold
+for sending. Few hits have a level above 0. The message lists which hits have level 1 or more, then
+which of these have level 2 or more, and so on up to ``top``, the highest level of a hit. The hits
+themselves follow, in the format of module ``gaps``.
 Layout:
 
     u8 top | per level from 1 to top: u8 rice, gaps, 0s up to a whole byte | the hits

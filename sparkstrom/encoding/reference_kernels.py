@@ -261,7 +261,7 @@ def bitmap_add(
 def bitmap_add_both(
     theta: F32, local: F32, packed: U8, side: int, step: float, q: float, scratch: U8
 ) -> tuple[int, int]:
-    """Add a bitmap to theta, and (rounded once) to local, to keep the residual local - theta.
+    """Add a bitmap to theta and local; local - theta stays the same, up to rounding of local.
 
     Return the overflows of theta; those of local are not counted. The other arguments are those of
     ``bitmap_add``.
@@ -316,7 +316,7 @@ def add_quanta(theta: F32, total: I32, q: float) -> tuple[int, int]:
 
 
 def add_quanta_both(theta: F32, local: F32, total: I32, q: float) -> tuple[int, int]:
-    """Add total * q to theta, and (rounded once) to local, to keep the residual local - theta."""
+    """Add total * q to theta and local; local - theta stays the same, up to rounding of local."""
     local[:] = local + total.astype(np.float64) * q
     return add_quanta(theta, total, q)
 

@@ -147,7 +147,7 @@ def create_residual(
 
 
 class LocalResidual:
-    """The residual ``local - theta``, which needs no array of its own."""
+    """The residual ``local - theta``, without an array of its own; the model trains on local."""
 
     def __init__(self, n_params: int, backend: Backend, layers: Layers | None = None) -> None:
         """Select the kernels of ``backend``; with ``layers``, use one threshold per layer."""
@@ -228,7 +228,7 @@ class LocalResidual:
 
 
 class ReplicaResidual:
-    """A residual in a separate array, for a model that trains on the replica."""
+    """A residual in an array of its own; the model trains on theta, the shared parameters."""
 
     def __init__(self, n_params: int, backend: Backend, layers: Layers | None = None) -> None:
         """Allocate a residual of zeros; with ``layers``, use a threshold per layer."""

@@ -630,10 +630,10 @@ class FitCheckpoints:
             self._restored, self._are_assigned = None, False
 
     def mark_failed(self) -> None:
-        """Record that a fit failed, so the next fit has its number and resumes from its checkpoint.
+        """Record that a fit failed, so that the next fit gets its number and continues it.
 
-        If ``restore`` has read a checkpoint and the fit wrote none, the next fit resumes from the
-        restored one, even if the directory has a newer one.
+        The next fit resumes from the newest checkpoint. But if the failed fit resumed from one that
+        ``restore`` had read, and wrote none itself, the next fit resumes from the same one again.
         """
         self._pending, self._reads_newest = self._restored, self._restored is None
         self._has_failed = True

@@ -76,7 +76,7 @@ class EarlyStoppingListener(FitListener):
         are not in the checkpoint: none of these epochs can be delivered as the best one.
         """
         for epoch in history:
-            self._judge.observe(epoch.epoch, epoch.validation)
+            self._judge.record_score(epoch.epoch, epoch.validation)
         if self._rule is None:
             return True
         if best is not None and (best[1] is not None or not self._rule.keep_best):
@@ -104,7 +104,7 @@ class EarlyStoppingListener(FitListener):
                 "selects none, or only rows of weight 0; give a larger fraction, or a column that "
                 "is true for some rows"
             )
-        self._is_copy_due |= self._judge.observe(epoch.epoch, epoch.validation)
+        self._is_copy_due |= self._judge.record_score(epoch.epoch, epoch.validation)
         self._stop(self._judge.reason_to_stop(epoch.epoch))
 
     def _stop(self, reason: str | None) -> None:

@@ -1,9 +1,9 @@
 """Dispatch the events of a fit to its internal listeners, such as progress display and checkpoints.
 
-The program's main thread polls the controller (the process that numbers updates, or a thread that
-trains rounds) ten times a second and passes changes on as events.
-Listeners run in that thread and never in the controller's, so they may be slow or request a copy of
-the parameters. An exception in a listener ends the fit.
+The controller is the process or thread that coordinates the workers. The program's main thread
+polls it ten times a second and passes changes on as events. Listeners run in the main thread and
+never in the controller's, so they may be slow or request a copy of the parameters. An exception in
+a listener ends the fit.
 
 Users' listeners (``observe.listener_events.TrainingListener``) run in another thread. One of the
 internal listeners, ``fit.listeners.ListenerThread``, passes events on to them.

@@ -85,7 +85,7 @@ class FitFacts:
 
     @property
     def rows_trained(self) -> int:
-        """Number of rows that were trained in each epoch."""
+        """Number of rows to train on, in all partitions; each epoch trains all of them."""
         return sum(max(0, rows) for rows in self.outcome.rows)
 
     @property

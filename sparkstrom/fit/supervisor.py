@@ -1,9 +1,9 @@
 """Supervise a fit: run its controller and its tasks until either finishes or fails.
 
-The controller is the process or thread that numbers updates or trains rounds; the workers run in
-the tasks. ``FitSupervisor`` starts both, dispatches events to listeners, and cancels one if the
-other fails. ``FitJob`` is the interface of the tasks. ``find_cause`` extracts the cause
-from Spark's long error texts.
+The controller is the process or thread that coordinates the workers: it gives their updates
+numbers, or trains in rounds. The workers run in the tasks. ``FitSupervisor`` starts controller and
+tasks, dispatches events to listeners, and cancels one if the other fails. ``FitJob`` is the
+interface of the tasks. ``find_cause`` extracts the cause from Spark's long error texts.
 """
 
 from __future__ import annotations

@@ -231,9 +231,9 @@ class Measured(Protocol):
 
 @runtime_checkable
 class ClassCounter(Protocol):
-    """A model that finds out in a step how many classes its labels may have.
+    """A model that learns from its first step how many classes there are, and then checks labels.
 
-    ``check`` refuses other labels as long as the number is known.
+    While ``known_classes`` is not None, ``check`` refuses labels that are not one of the classes.
     """
 
     # (dimensions of labels, number of classes); None: unknown

@@ -268,7 +268,7 @@ class EarlyStopper:
         self._first: int | None = None
         self._values: list[float] = []
 
-    def observe(self, epoch: int, value: float) -> bool:
+    def record_score(self, epoch: int, value: float) -> bool:
         """Record an epoch's score; return whether it is finite and the best so far."""
         self._first = epoch if self._first is None else self._first
         self._values.append(value)

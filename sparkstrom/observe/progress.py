@@ -266,7 +266,7 @@ class PlainTextDisplay(ProgressDisplay):
         self._stream: TextIO | None = stream or sys.stderr  # None: the program has none
 
     def _interval_s(self, seconds: float) -> float:
-        """Return a twentieth of the elapsed time, within bounds."""
+        """Return the seconds until the next line: a twentieth of ``seconds``, within bounds."""
         return min(LOG_EVERY_S_MAX, max(LOG_EVERY_S, seconds / LOG_INTERVAL_DIVISOR))
 
     def _draw(self, figures: DisplayedFigures, seconds: float, *, last: bool) -> None:

@@ -6,7 +6,7 @@ whether ParallelWrapper has the option. Constructors, checks, ``spark.sparkstrom
 environment, ParallelWrapper, help() and the documentation site all use this declaration.
 
 A value given to the constructor takes precedence over ``spark.sparkstrom.*`` and the environment,
-even if it equals the default. Therefore ``given`` records the names that were passed, and
+even if it equals the default. Therefore the attribute ``given`` has the names that were passed, and
 ``resolution.resolve`` fills in only the others. An unknown name, or a DL4J name that has no meaning
 here, raises UsageError with an explanation instead of Python's TypeError.
 """

@@ -185,8 +185,9 @@ def needs_repartitioning(repartition: str, rdd: Any, workers: int) -> bool:
 
     Args:
         repartition: The value of the option of this name.
-        rdd: The RDD that the fit reads. ``DataFrame.rdd`` would have all columns: Spark might
-            execute the whole query to create it, and give it a different number of partitions.
+        rdd: The RDD that the fit reads. Its partitions are counted. For a DataFrame, do not pass
+            ``DataFrame.rdd``: it has all columns, so Spark might run the whole query to create it,
+            and its number of partitions might differ.
         workers: Number of workers.
     """
     if repartition != IF_COUNT_DIFFERS:

@@ -34,7 +34,7 @@ from sparkstrom.protocol.common.fit_spec import FitSpec
 from sparkstrom.protocol.master.master import Master
 from sparkstrom.rehearsal.conditions import Conditions
 from sparkstrom.rehearsal.links import Edge, VirtualNetwork
-from sparkstrom.rehearsal.worker import MASTER_ADDRESS, DutyCycle, RehearsedWorker
+from sparkstrom.rehearsal.worker import MASTER_ADDRESS, DutyCycleScheduler, RehearsedWorker
 from sparkstrom.rounds.averaging import AveragingOptions
 from sparkstrom.runtime.master_control import error_from_abort
 from sparkstrom.runtime.message_endpoint import MergeCache
@@ -379,7 +379,7 @@ class SimulatedMaster:
         job, theta = simulator.job, simulator.theta
         self.host, self.edges = network.host(DRIVER_HOST), dict[NodeId, Edge]()
         self._simulator, self._network, self._time = simulator, network, time
-        self._duty_cycle = DutyCycle(time, tick_s, self._run_duty_cycle)
+        self._duty_cycle = DutyCycleScheduler(time, tick_s, self._run_duty_cycle)
         self._theta, self._sums = theta, MergeCache(theta.merge)
         plan = make_master_plan(job.spec, theta, job.model, job.master, {})
         self.machine = Master(

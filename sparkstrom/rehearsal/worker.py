@@ -52,7 +52,7 @@ CYCLE_S = 1e-4  # the shortest time between two duty cycles
 WAKE_S = 2e-4  # delay with which a waiting trainer's thread runs after it was notified
 
 
-class DutyCycle:
+class DutyCycleScheduler:
     """Schedules the duty cycles of the master or of a node in virtual time.
 
     In a duty cycle, the master or node handles a tick: it does what is due at that time.
@@ -73,7 +73,7 @@ class DutyCycle:
         self._schedule(self._interval_s)
 
     def stop(self) -> None:
-        """Cancel the next duty cycle. ``on_event`` must not be called afterwards."""
+        """Run no more duty cycles. ``on_event`` must not be called afterwards: it would add one."""
         self._turn += 1
 
     def on_event(self, event: ev.Event, due_s: float) -> None:
@@ -111,7 +111,7 @@ class Observer(Protocol):
     """Interface of the object that a worker calls after each step and at its end."""
 
     def on_step(self, weight: float, loss: float) -> None:
-        """Record that a minibatch was trained, with its mean loss and the weight of that."""
+        """Record the mean loss of a trained minibatch, and its weight in means of losses."""
 
     def on_end(self, worker: RehearsedWorker) -> None:
         """Record that a worker's task has ended."""
@@ -152,7 +152,7 @@ class RehearsedWorker:
         self.host, self.edges = network.host(environment.host), dict[NodeId, Edge]()
         self.alive, self.batches = True, batches
         self._network, self._time, self._observer = network, time, observer
-        self._duty_cycle = DutyCycle(time, tick_s, self._run_duty_cycle)
+        self._duty_cycle = DutyCycleScheduler(time, tick_s, self._run_duty_cycle)
         self._times = conditions.times
         self._speed = conditions.speed(partition, job.spec.workers)
         self._rng = random.Random(f"steps of {self.name}, seed {conditions.seed}")
@@ -293,7 +293,7 @@ class RehearsedWorker:
             case LoopAction.STEP:
                 self._begin_step(command, waiting)
             case LoopAction.WAIT:
-                self.trainer.report_while_waiting()
+                self.trainer.evaluate_and_report()
                 if self._turn == turn:
                     self._schedule_boundary(WAIT_POLL_S)
             case LoopAction.END:

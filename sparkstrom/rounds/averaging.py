@@ -343,10 +343,10 @@ def merge_scalars(
 ) -> State:
     """Merge the learning rates, counts and flags of the workers' optimizer states into one state.
 
-    Numbers come from the workers that took the most steps in the round (``steps``), because many
-    torch schedules derive a rate from the previous one, so that averaging rates of different
-    positions would cause a lasting error. If these numbers differ, ``_merge_numbers`` merges them.
-    Arrays are merged by their elementwise maximum.
+    Numbers are taken only from the workers that took the most steps in the round (``steps``). Many
+    torch schedules compute a rate from the previous one, so a mean of rates after different numbers
+    of steps would make all later rates wrong. If the numbers taken differ, ``_merge_numbers``
+    merges them. Arrays, which have no floats, are merged by their elementwise maximum.
     """
     merged: State = {}
     for name in _all_names(scalars):

@@ -193,7 +193,7 @@ class RoundsControl:
         assert isinstance(progress, RoundsProgress), "``progress`` came from this object"
         with self._lock:
             if progress.epochs == self._epochs:
-                self._complete_epoch()
+                self._move_to_next_epoch()
         self._barrier.acknowledge(progress.epochs)
 
     def start(self) -> None:
@@ -348,7 +348,7 @@ class RoundsControl:
         """
         with self._lock:
             self._hashes.update(hashes)
-            self._complete_epoch()
+            self._move_to_next_epoch()
         self.enter_phase(Phase.DONE)
         self.finished.set()
         return [
@@ -366,8 +366,8 @@ class RoundsControl:
             if tally.facts.rows or tally.facts.held_out
         ]
 
-    def _complete_epoch(self) -> None:
-        """Advance the partitions that ended the newest epoch to the start of the next one."""
+    def _move_to_next_epoch(self) -> None:
+        """Move each partition that has ended the newest epoch to the start of the next epoch."""
         for index, position in self._epoch_ends.items():
             self.partitions[index].advance(position)
         self._epoch_ends.clear()
@@ -375,7 +375,7 @@ class RoundsControl:
     def _counters_by_node(self, n_params: int) -> dict[int, WorkerCounters]:
         """Return the counters of the workers whose host is known, by node id.
 
-        ``n_params``: number of parameters that each round counts as having sent.
+        ``n_params``: number of parameters; each round counts as one update of all of them.
         """
         return {
             index + 1: tally.counters(self.partitions[index].position.epoch, n_params)

@@ -439,9 +439,10 @@ class MessageEndpoint:
         self._disconnect(node)
 
     def _make_incoming(self, node: NodeId | None, edge: EdgeNo, *, data: bool) -> IncomingEdge:
-        """Return an incoming edge that rejects frames which this edge has received earlier.
+        """Return the receiving end of an edge, which rejects frames that have arrived on it before.
 
-        Without ``node`` it has no neighbour yet. ``data``: it receives data, not control messages.
+        ``node`` is the neighbour; None: it is not known yet. ``data``: whether data messages are
+        received, not control messages.
         """
         after = -1 if node is None else self._last_counters.get((node, edge, data), -1)
         return IncomingEdge(node, edge, data, Reassembler(self._message_bytes_max, after))

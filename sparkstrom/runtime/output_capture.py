@@ -30,7 +30,8 @@ PARTIAL_CHARS_MAX = 4 * LINE_CHARS_MAX  # kept of an incomplete line
 class WorkerOutput:
     """Collects lines that user code printed in a worker, until they are sent. Thread-safe.
 
-    The attribute ``phase`` is a function that returns what the worker is doing, for each line.
+    The attribute ``phase`` is a function that returns what the worker is doing; ``add`` calls it
+    and stores the result with the line.
     """
 
     def __init__(self, clock: Clock) -> None:

@@ -438,7 +438,7 @@ class Replica:
         with self._lock:
             self.theta.buffers, self.theta.commit = buffers, commit
 
-    def report_buffers(self) -> bytes:
+    def publish_buffers(self) -> bytes:
         """Return the model's buffers, which count as an uncommitted update; b"" if it has none."""
         buffers = get_buffers(self.model)
         if buffers:

@@ -1,11 +1,11 @@
 """Train one worker's model on the task's thread, evaluate it, and collect statistics.
 
-``TrainerChannel`` connects it to the thread of the worker's node, which exchanges messages with
-other nodes. The trainer posts events; the node's thread passes items, such as received updates, and
-the current directive, a command such as "train". A thread waits for the other only while the other
-changes the queue of items. ``training_loop`` decides what follows a batch boundary (the time
-between two steps) or a step. ``ResidualAge`` measures how long learned changes wait to be sent, and
-``GlobalStepEstimator`` estimates the whole fit's progress.
+``TrainerChannel`` connects the trainer to the thread of the worker's node, which exchanges messages
+with other nodes. The trainer posts events; the node's thread passes items, such as received
+updates, and the current directive, a command such as "train". A thread waits for the other only
+while the other changes the queue of items. ``training_loop`` decides what follows a batch boundary
+(the time between two steps) or a step. ``ResidualAge`` measures how long learned changes wait to be
+sent, and ``GlobalStepEstimator`` estimates the whole fit's progress.
 """
 
 from __future__ import annotations
@@ -402,12 +402,12 @@ class Trainer:
 
     def _wait(self, directive: Directive) -> None:
         """Evaluate and report if due; then wait briefly for items or another directive."""
-        self.report_while_waiting()
+        self.evaluate_and_report()
         began_s = self._clock.monotonic_s()
         self._channel.wait(WAIT_POLL_S, directive)
         self._add_seconds("waiting", self._clock.monotonic_s() - began_s)
 
-    def report_while_waiting(self) -> None:
+    def evaluate_and_report(self) -> None:
         """Evaluate if other workers have finished an epoch, and report counters that are due."""
         self._evaluate_with_others()
         self._report_counters(now=False)
@@ -443,9 +443,9 @@ class Trainer:
                 return steps
         return most
 
-    def report_buffers(self) -> bytes:
+    def publish_buffers(self) -> bytes:
         """Return the model's encoded buffers, to publish; empty if it has none."""
-        return self._replica.report_buffers()
+        return self._replica.publish_buffers()
 
     def load_optimizer_state(self, payload: bytes | None) -> None:
         """Continue with another worker's optimizer state; None keeps this worker's initial one."""
@@ -553,7 +553,7 @@ class Trainer:
         return held
 
     def _count(self, rows: int, loss: float, weight: float) -> None:
-        """Count one step on ``rows`` rows, with its mean loss and the weight of that."""
+        """Count one step: its number of rows, and its mean loss, which has a weight in averages."""
         self.counts.steps += 1
         self.counts.examples += rows
         self.counts.loss_sum += weight * loss

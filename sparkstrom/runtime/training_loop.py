@@ -178,7 +178,7 @@ class LoopDriver(Protocol):
         ``workers``: number of workers that train. Not called if ``publish_every`` is a number.
         """
 
-    def report_buffers(self) -> bytes:
+    def publish_buffers(self) -> bytes:
         """Return the model's buffers at an epoch's end; empty if it has none."""
 
     def load_optimizer_state(self, payload: bytes | None) -> None:
@@ -399,7 +399,7 @@ class TrainingLoop:
 
     def _publish_buffers(self) -> None:
         """Publish the model's buffers at an epoch's end, before the update that completes it."""
-        buffers = self._driver.report_buffers()
+        buffers = self._driver.publish_buffers()
         if buffers:
             position = (*self.sent, self.steps - 1)
             seen = self._replica.commit

@@ -98,25 +98,25 @@ class ComponentFactory:
     def __init__(self, size: RunSize) -> None:
         self.size = size
 
-    def replica(self) -> MasterReplica:
+    def create_replica(self) -> MasterReplica:
         """Return the controller's replica."""
         return SimReplica(self.size.message_sizes.chunk_bytes)
 
-    def master(self, time: VirtualClock, scratch: dict[str, IntTheta]) -> Master:
+    def create_master(self, time: VirtualClock, scratch: dict[str, IntTheta]) -> Master:
         """Return the protocol's master; write residual files of an earlier fit to ``scratch``."""
         chunks = max(CHUNKS, self.size.message_sizes.chunks)
         return make_master(self.size, time, scratch, chunks=chunks)
 
-    def checks(self, kept: dict[str, float]) -> InvariantChecker:
+    def create_checker(self, kept: dict[str, float]) -> InvariantChecker:
         """Return the invariant checker; ``kept``: residual file -> sum of absolute values in it."""
         return InvariantChecker(kept)
 
-    def process(
+    def create_process(
         self, name: str, identity: Identity, limits: NodeLimits, **given: Any
     ) -> SimProcess:
         """Return a new worker process; ``given`` has the other arguments of SimProcess."""
         return SimProcess(name, identity, limits, **given)
 
-    def merged(self, effect: SendMerged) -> MergedRange:
+    def merge_commits(self, effect: SendMerged) -> MergedRange:
         """Return the message that answers ``effect``: the sum of a range of commits."""
         return make_merged_range(effect, self.size.message_sizes.sum_bytes(effect.count))

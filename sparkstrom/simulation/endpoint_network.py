@@ -565,13 +565,15 @@ class EndpointNetwork(Network):
         slot = None if sender is None else self._slots_of(owner).get(sender)
         self._delivery.check_received(owner, sender, slot, message)
 
-    def check_running(self, world: WorldView) -> None:
+    def check_during_run(self, world: WorldView) -> None:
         """Check that no endpoint has too many waiting frames."""
         self._delivery.check_bounds(world, self._endpoints)
 
-    def at_end(self) -> None:
+    def check_at_end(self) -> None:
         """Check that endpoints rejected only replayed, repeated or late frames."""
-        self._delivery.at_end(self._endpoints, recordings=bool(self._time.faults["recordings"]))
+        self._delivery.check_at_end(
+            self._endpoints, recordings=bool(self._time.faults["recordings"])
+        )
 
 
 def _readdress_frame(frame: bytes, other: bytes) -> bytes:
@@ -618,13 +620,13 @@ class BandwidthNetwork(Network):
         self._scheduled_polls: set[SimProcess | None] = set()  # processes with a scheduled poll
         self._slow_pollers: dict[SimProcess, float] = {}
 
-    def check_running(self, world: WorldView) -> None:
-        """Check the traffic over links."""
-        self.traffic.check_running(world, self.links.hosts.values())
+    def check_during_run(self, world: WorldView) -> None:
+        """Check F2 to F4 (``TrafficChecker``): queues, dropped messages and the pace of commits."""
+        self.traffic.check_during_run(world, self.links.hosts.values())
 
-    def at_end(self) -> None:
-        """Check the traffic over links at the end of the run."""
-        self.traffic.at_end()
+    def check_at_end(self) -> None:
+        """Check F1 (``TrafficChecker``): most bytes sent were useful."""
+        self.traffic.check_at_end()
 
     def host_of(self, process: SimProcess | None) -> LinkHost:
         """Return the host of a process; each executor has its own."""

@@ -87,9 +87,9 @@ class InvariantChecker:
             self.violations.append(text)
 
     def begin(self, size: RunSize, *, calm: bool) -> None:
-        """Record the minibatches that were trained before this fit.
+        """Prepare to check a run: record the minibatches that earlier fits trained.
 
-        ``calm``: whether the run has no faults.
+        ``size`` has these minibatches by partition; ``calm``: whether the run has no faults.
         """
         self._is_calm = calm
         for partition in range(size.nodes):
@@ -333,7 +333,7 @@ class InvariantChecker:
         """Return all attempts at a process's partition."""
         return self._trained_partitions[process.identity.partition].processes
 
-    def at_end(self, master: Master, replica: Any, processes: list[SimProcess]) -> None:
+    def check_at_end(self, master: Master, replica: Any, processes: list[SimProcess]) -> None:
         """Check I1 to I5 at the end of the fit."""
         for process in processes:
             self.check_received_optimizer(process)

@@ -324,17 +324,17 @@ class CheckedStream:
     @property
     def is_alive(self) -> bool:
         """Whether the stream is intact and both ends are alive."""
-        return not self.is_broken() and all(end is None or end.alive for end in self.ends)
+        return not self.is_broken() and all(end is None or end.alive for end in self.processes)
 
     @property
     def has_failed_end(self) -> bool:
         """Whether an end crashed or failed; such a stream's bytes are not counted."""
-        gone = [end for end in self.ends if end is not None and not end.alive]
+        gone = [end for end in self.processes if end is not None and not end.alive]
         return any(end.node.directive.order is not Command.END for end in gone)
 
     @property
-    def ends(self) -> set[SimProcess | None]:
-        """The processes at both ends."""
+    def processes(self) -> set[SimProcess | None]:
+        """The processes at both ends; None is the master."""
         return {self.owner, self.target}
 
 
@@ -431,8 +431,8 @@ class TrafficChecker:
                 full = f"{waiting[host]:,} bytes wait on {host.name}, at {host.rate:,.0f} a second"
                 self._violation(f"F3: {full}; at most {limit:,.0f} may")
 
-    def check_running(self, world: WorldView, hosts: Iterable[LinkHost]) -> None:
-        """Check F2 to F4: queues, and the pace of commits while all living workers train."""
+    def check_during_run(self, world: WorldView, hosts: Iterable[LinkHost]) -> None:
+        """Check F3 and F4; while all living workers train, also F2, the pace of commits."""
         size, master, now_s = world.size, world.master, world.time.now_s
         self.check_queues(hosts)
         calm = (
@@ -480,7 +480,7 @@ class TrafficChecker:
             self._commit = head, now_s
             self._violation(f"F2: no commit after {head} for {pace_s:.1f} s")
 
-    def at_end(self) -> None:
+    def check_at_end(self) -> None:
         """Check F1: enough of the bytes sent on intact streams were useful."""
         living = [
             checked.stream
@@ -576,7 +576,7 @@ class DeliveryChecker:
             if end.waiting > most:
                 self.violation(f"I4: {end.waiting} frames wait at {_owner_name(owner)}: {most} may")
 
-    def at_end(
+    def check_at_end(
         self, ends: Mapping[SimProcess | None, MessageEndpoint], *, recordings: bool
     ) -> None:
         """Check I7: all rejections of frames have expected reasons.

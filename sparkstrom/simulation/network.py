@@ -2,9 +2,9 @@
 
 An edge connects a node with its parent in the tree, by a control and a data stream each way. Like
 Aeron's, a stream is ordered and reliable. It survives an outage shorter than its liveness timeout;
-a longer outage breaks the stream, and later messages are lost. Direct messages, and control
-messages that are repeated until they are answered, may also get lost, arrive twice or be overtaken
-one by one. Aeron's streams do not do this.
+a longer outage breaks the stream, and later messages are lost. The simulation is stricter than
+Aeron: any single direct message, or control message that is repeated until it is answered, may also
+get lost, arrive twice or be overtaken.
 """
 
 from __future__ import annotations
@@ -59,7 +59,8 @@ class Network:
         to_master: called with sender and message when one arrives at the master.
         encodes_messages: encode and decode all messages; a failure to decode ends the run.
         counts_traffic: count messages and their bytes per pair of processes.
-        poll_s: interval at which each process polls its streams, at times of its own; 0: always.
+        poll_s: interval at which each process polls its streams, not all at the same times; 0:
+            messages are handled when they arrive.
         liveness_s: outages longer than this break the streams concerned.
     """
 
@@ -146,10 +147,10 @@ class Network:
         """Break both streams of an edge from ``sender``."""
         self._broken |= {(edge, sender, False), (edge, sender, True)}
 
-    def check_running(self, world: WorldView) -> None:
+    def check_during_run(self, world: WorldView) -> None:
         """Check invariants of the network during the run; this network has none."""
 
-    def at_end(self) -> None:
+    def check_at_end(self) -> None:
         """Check invariants of the network after the fit; this network has none."""
 
     def send(self, owner: SimProcess | None, to: NodeId, message: Message) -> None:

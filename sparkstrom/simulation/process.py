@@ -299,7 +299,7 @@ class SimProcess:
         """Return 1 or 2 by partition, so that a fit contains workers with each number."""
         return 1 + self.identity.partition % 2
 
-    def report_buffers(self) -> bytes:
+    def publish_buffers(self) -> bytes:
         """Return buffers that identify partition, attempt and epoch; empty if there are none."""
         if not self._buffered:
             return b""

@@ -117,11 +117,11 @@ class RealComponentFactory(ComponentFactory):
         )
         self._sum_theta = self.job.create_theta(whole=False)
 
-    def replica(self) -> MasterReplica:
+    def create_replica(self) -> MasterReplica:
         """Return the controller's replica."""
         return ControllerReplica(self.job.create_theta(whole=True))
 
-    def master(self, time: VirtualClock, scratch: dict[str, Any]) -> Master:
+    def create_master(self, time: VirtualClock, scratch: dict[str, Any]) -> Master:
         """Return the protocol's master; write residual files of an earlier fit to ``scratch``."""
         n_params = self.job.n_params
         chunks = snapshot_chunk_count(n_params)
@@ -129,17 +129,17 @@ class RealComponentFactory(ComponentFactory):
             self.size, time, scratch, chunks=chunks, n_params=n_params, unit=KEPT_UNIT
         )
 
-    def checks(self, kept: dict[str, float]) -> InvariantChecker:
+    def create_checker(self, kept: dict[str, float]) -> InvariantChecker:
         """Return the invariant checker; ``kept``: residual file -> sum of absolute values in it."""
         return RealInvariantChecker(kept, self.job)
 
-    def process(
+    def create_process(
         self, name: str, identity: Identity, limits: NodeLimits, **given: Any
     ) -> SimProcess:
         """Return a new worker process; ``given`` has the other arguments of SimProcess."""
         return RealProcess(name, identity, limits, job=self.job, **given)
 
-    def merged(self, effect: SendMerged) -> MergedRange:
+    def merge_commits(self, effect: SendMerged) -> MergedRange:
         """Return the message that answers ``effect``: the sum of a range of commits."""
         return self._sum_theta.merge(effect)
 
@@ -218,9 +218,11 @@ class RealLearner:
         self.granted += residual
 
     def is_mass_conserved(self) -> bool:
-        """Return whether all changes were sent or are in the residual (I1), also by the counters.
+        """Return whether all changes were sent or are in the residual (invariant I1).
 
-        The changes are those learned by steps, and residuals of earlier fits that were added.
+        The changes are those learned by steps, and residuals of earlier fits that were added. The
+        encoder's counters must also show that nothing was clipped or scaled away, and must count at
+        least what was sent.
         """
         counters = self._replica.encoder.counters
         came_in, left = self._model.learnt + self.granted, self.sent + self.residual
@@ -272,7 +274,7 @@ class RealProcess(SimProcess):
         )
         return payload
 
-    def report_buffers(self) -> bytes:
+    def publish_buffers(self) -> bytes:
         """Return no buffers, because these models have none."""
         return b""
 

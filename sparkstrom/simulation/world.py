@@ -339,9 +339,9 @@ class World:
         self.time = VirtualClock(seed)
         self.scratch: dict[str, IntTheta] = {}  # residual files, by path
         self.parts = parts or ComponentFactory(size)
-        self.replica = self.parts.replica()
-        self.master = self.parts.master(self.time, self.scratch)
-        self.checks = self.parts.checks(
+        self.replica = self.parts.create_replica()
+        self.master = self.parts.create_master(self.time, self.scratch)
+        self.checks = self.parts.create_checker(
             {p: residual_mass(theta) for p, theta in self.scratch.items()}
         )
         self.checks.begin(size, calm=faults == NO_FAULTS)
@@ -373,8 +373,8 @@ class World:
         self.time.at(self.size.check_interval_s, self._check_invariants)
         if not self.time.run(self.size.end_s):
             self.checks.report_violation(self._describe_hang())
-        self.checks.at_end(self.master, self.replica, self.processes)
-        self.network.at_end()
+        self.checks.check_at_end(self.master, self.replica, self.processes)
+        self.network.check_at_end()
         return self.checks.violations
 
     def _describe_hang(self) -> str:
@@ -398,7 +398,7 @@ class World:
         return self._master_awake_s == math.inf
 
     @property
-    def is_steady(self) -> bool:
+    def is_membership_unchanged(self) -> bool:
         """Whether no worker has joined or left since training began."""
         members = self.master.members
         nobody_came = len(members.live) == len(self.processes) == self._initial_workers
@@ -436,9 +436,9 @@ class World:
             self.shape.record_places(self.master, self.time.now_s)
             self.shape.check_progress(self.processes, head, self.time.now_s)
             self.shape.check_closed_ids(self.processes, self.master, self.time.now_s)
-        if self.is_steady and self.size.max_lead is not None:
+        if self.is_membership_unchanged and self.size.max_lead is not None:
             self.checks.check_lead(self.processes, self.size.max_lead)
-        self.network.check_running(self)
+        self.network.check_during_run(self)
         if self.is_master_lost and not self.alive:
             self.time.over = True
         self.time.after(self.size.check_interval_s, self._check_invariants)
@@ -477,7 +477,7 @@ class World:
         if self.phase is Phase.DONE or self.master.aborted:
             return None
         attempt = next(attempts)
-        process = self.parts.process(
+        process = self.parts.create_process(
             f"p{partition}/{attempt}",
             self.identity(partition, attempt),
             self.size.worker_limits(),
@@ -643,7 +643,7 @@ class World:
                 process.lender.add_request(to, ask)
                 process.send_optimizer_chunks()
             case ev.SendMerged(to=to):
-                self.network.send(process, to, self.parts.merged(effect))
+                self.network.send(process, to, self.parts.merge_commits(effect))
             case _:
                 raise AssertionError(f"a node has no effect {effect}")
 
@@ -690,7 +690,7 @@ class World:
             case ev.SendChunk(to=to, index=index):
                 self.network.send(None, to, self.replica.chunk(index))
             case ev.SendMerged(to=to):
-                self.network.send(None, to, self.parts.merged(effect))
+                self.network.send(None, to, self.parts.merge_commits(effect))
             case ev.HashReplica(commit=commit):
                 hashed = ev.ReplicaHashed(commit, self.replica.digest(), None)
                 self.time.after(0.0, self.step_master, hashed)

@@ -32,7 +32,7 @@ def lowest_bit(typing: Any, word: Any) -> Any:
     from numba import types
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        """Generate the LLVM code for one call."""
+        """Add the LLVM code of one call to ``builder``; return the call's LLVM value."""
         return builder.cttz(arguments[0], ir.Constant(_BIT, 0))
 
     return types.uint64(types.uint64), generate
@@ -47,7 +47,7 @@ def prefetch(typing: Any, array: Any, index: Any) -> Any:
     from numba import types
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        """Generate the LLVM code for one call."""
+        """Add the LLVM code of one call to ``builder``; return the call's LLVM value."""
         where = _address(context, builder, signature.args[0], *arguments)
         shape = ir.FunctionType(ir.VoidType(), [_BYTES, _I32, _I32, _I32])
         function = builder.module.declare_intrinsic("llvm.prefetch", [_BYTES], shape)
@@ -64,7 +64,7 @@ def load_word(typing: Any, array: Any, at: Any) -> Any:
     from numba import types
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        """Generate the LLVM code for one call."""
+        """Add the LLVM code of one call to ``builder``; return the call's LLVM value."""
         where = _address(context, builder, signature.args[0], *arguments)
         word = builder.load(builder.bitcast(where, _I64.as_pointer()))
         word.align = 1
@@ -79,7 +79,7 @@ def store_word(typing: Any, array: Any, at: Any, word: Any) -> Any:
     from numba import types
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        """Generate the LLVM code for one call."""
+        """Add the LLVM code of one call to ``builder``; return the call's LLVM value."""
         array_type, where = signature.args[0], arguments[:2]
         target = _address(context, builder, array_type, *where)
         builder.store(arguments[2], builder.bitcast(target, _I64.as_pointer()), align=1)

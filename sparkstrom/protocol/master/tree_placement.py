@@ -5,8 +5,9 @@ connection to that parent. ``Placement.tree`` is the intended tree and changes a
 move to their new parents afterwards. The master tells a node its place, in a message called an
 order, only once the place of the node's parent is confirmed, so that no cycle can form. The order
 is repeated until the parent confirms the edge. A lease is the time for which a node counts as alive
-after its last message; its parent keeps it. If a parent reports silence, the master suspects the
-child and all nodes below it: it takes over their leases and probes them.
+after its last message; a parent watches the leases of its children. If a parent reports that a
+child is silent, the master suspects this child and all nodes below it: it sends them probes, and
+watches their leases itself.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Copy optimizer state from another worker if this one joins late, and send others their copies.
+"""Fetch a copy of another worker's optimizer state if this one joins late; send copies to others.
 
 A worker joins late if others have begun to train. It waits for the state until a deadline and then
 trains with a fresh one. If its parent in the tree of workers trains, the parent is the source;

@@ -130,7 +130,7 @@ class ControlRequest:
 
 @dataclass(frozen=True, slots=True)
 class ControlResponse:
-    """The response to a ControlRequest."""
+    """What the controller's task returns for the ControlRequest with the same number."""
 
     number: int  # the request's number
     value: Any = field(repr=False)  # the result, or an exception to be raised at the requester

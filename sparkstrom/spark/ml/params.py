@@ -86,12 +86,12 @@ class GridValue(Transformer, MLWritable, MLReadable["GridValue"]):
         raise UsageError(f"{self!r} is a value of a grid: it transforms no DataFrame")
 
     def write(self) -> GridValueWriter:
-        """Return a writer of Spark ML's files."""
+        """Return the writer with which Spark ML saves this value."""
         return GridValueWriter(self)
 
     @classmethod
     def read(cls) -> GridValueReader:
-        """Return a reader for the files that the writer creates."""
+        """Return the reader with which Spark ML loads a saved value."""
         return GridValueReader()
 
 

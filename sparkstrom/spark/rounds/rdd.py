@@ -121,13 +121,13 @@ class RddMinibatches:
 
 
 class RddRecords:
-    """The records of an RDD.
+    """A round's records in an RDD, on whose partitions task functions run as Spark jobs.
 
     Args:
         rdd: An RDD with one record per element.
         check_aborted: Raises an error if the fit was aborted.
-        shuffles: The shuffles on which the RDD depends. ``results`` deletes their files
-            when its block ends.
+        shuffles: The shuffles on which the RDD depends. Their files are deleted at the end of a
+            ``with`` block of ``results``.
     """
 
     def __init__(
@@ -149,7 +149,7 @@ class RddRecords:
     def results(self, task: CollectedTask) -> Iterator[Fetch]:
         """Yield a function that fetches the results of ``task`` for some partitions.
 
-        The files of the shuffles are deleted when the block ends.
+        The files of the shuffles are deleted when the ``with`` block ends.
         """
         rdd = self._rdd.mapPartitionsWithIndex(task)
 

@@ -328,9 +328,11 @@ def resolve_home(key: str, shared_memory: Path, scratch: Path) -> DriverHome:
 
 
 def _choose_home(name: str, roots: tuple[Path, ...]) -> DriverHome:
-    """Return the first of the names ``name``, ``name~1``, ... that no other user has taken.
+    """Return the home with the first of the names ``name``, ``name~1``, ... that is not taken.
 
-    All workers choose the same home: one that exists and belongs to this user stays the choice.
+    A name is taken if another user has it under one of ``roots`` and this user has it under none.
+    Once a home exists, all workers of this user thus choose it. It has only the roots under which
+    no other user has its name.
     """
     for number in range(HOME_NAMES_MAX):
         home = DriverHome(f"{name}~{number}" if number else name, roots)

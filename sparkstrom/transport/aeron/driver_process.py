@@ -361,13 +361,13 @@ def run_until_unneeded(
             seen_s = time.monotonic()
         else:
             unlock(clients)
-            if time.monotonic() - seen_s > linger_s and withdraw_if_unused(home, clients):
+            if time.monotonic() - seen_s > linger_s and hide_if_unused(home, clients):
                 return
         stop.wait(CLIENT_POLL_S)
-    withdraw_driver(home, directory)
+    hide_driver(home, directory)
 
 
-def withdraw_if_unused(home: DriverHome, clients: int) -> bool:
+def hide_if_unused(home: DriverHome, clients: int) -> bool:
     """Hide the driver from new clients if no client has locked the open file ``clients``.
 
     Return whether the driver is hidden; False also if another process holds the start lock.
@@ -379,7 +379,7 @@ def withdraw_if_unused(home: DriverHome, clients: int) -> bool:
         return True
 
 
-def withdraw_driver(home: DriverHome, directory: Path) -> None:
+def hide_driver(home: DriverHome, directory: Path) -> None:
     """Hide the driver in ``directory`` from new clients, which then wait for its exit.
 
     Do nothing if the start lock stays held, because a client is joining and will see the exit.

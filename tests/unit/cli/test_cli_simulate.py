@@ -141,7 +141,7 @@ def test_what_messages_go_through_is_chosen_and_repeated(
     assert simulate([*given, "--repeat", "0.5"]) == 0
     assert json.loads(capsys.readouterr().out)["faults"].keys() >= {"repeated", "recordings"}
     monkeypatch.setattr(
-        DeliveryChecker, "at_end", lambda self, ends, recordings: self.violation("I7: x")
+        DeliveryChecker, "check_at_end", lambda self, ends, recordings: self.violation("I7: x")
     )
     assert simulate(given) == 1
     assert " --through endpoint --replicas real" in capsys.readouterr().err

@@ -15,7 +15,7 @@ def judged(rule: EarlyStopping, *values: float) -> tuple[list[int], int | None]:
     """Return the epochs that were the best so far, and the epoch that ended the fit or None."""
     judge, best = EarlyStopper(rule), []
     for epoch, value in enumerate(values, 1):
-        if judge.observe(epoch, value):
+        if judge.record_score(epoch, value):
             best.append(epoch)
         if judge.reason_to_stop(epoch):
             return best, epoch
@@ -43,13 +43,13 @@ def test_what_is_no_number_is_no_improvement() -> None:
     """NaN and infinity are not improvements."""
     assert judged(EarlyStopping(patience=2), math.nan, math.inf) == ([], 2)
     judge = EarlyStopper(EarlyStopping(patience=1))
-    judge.observe(1, math.nan)
+    judge.record_score(1, math.nan)
     assert judge.reason_to_stop(1) == "early stopping: no finite loss in 1 epochs"
 
 
 def test_the_reason_names_the_best_epoch() -> None:
     judge = EarlyStopper(EarlyStopping(patience=2))
-    judge.observe(3, 0.25)
+    judge.record_score(3, 0.25)
     assert judge.reason_to_stop(4) is None
     assert judge.reason_to_stop(5) == (
         "early stopping: loss of the held-out rows was best in epoch 3 (0.25), 2 epochs ago"

@@ -29,7 +29,7 @@ def ends(condition: TerminationCondition, *values: float, metric: str = "loss") 
     """Return the epoch, from 1, at which the condition ends a fit with these scores, or None."""
     judge = EarlyStopper(EarlyStopping(patience=None, conditions=[condition], metric=metric))
     for epoch, value in enumerate(values, 1):
-        judge.observe(epoch, value)
+        judge.record_score(epoch, value)
         if reason := judge.reason_to_stop(epoch):
             assert type(condition).__name__ in reason
             return epoch
@@ -122,8 +122,8 @@ def test_conditions_do_not_count_epochs_that_cannot_be_the_best() -> None:
     condition = ScoreImprovementEpochTerminationCondition(2)
     judge = EarlyStopper(EarlyStopping(patience=3, conditions=[condition]))
     for epoch, score in enumerate([0.5, 0.3, 0.6], 1):
-        judge.observe(epoch, score)
+        judge.record_score(epoch, score)
     judge.forget_best()
-    assert judge.observe(4, 0.55)
+    assert judge.record_score(4, 0.55)
     assert judge.reason_to_stop(4) is None
     assert judge.epoch == 4

@@ -328,7 +328,7 @@ def buffered(make: Callable[..., Replica]) -> Replica:
 
 def test_reported_buffers_are_an_own_update_that_adds_nothing(buffered: Replica) -> None:
     """Reported buffers are an own update without parameters; the average replaces theta's only."""
-    assert buffered.report_buffers() == b"mine"
+    assert buffered.publish_buffers() == b"mine"
     encoded = published(buffered)
     buffered.take_buffers(b"average", 1)
     buffered.mark_committed(1)
@@ -344,7 +344,7 @@ def test_reported_buffers_are_an_own_update_that_adds_nothing(buffered: Replica)
 def test_a_model_without_buffers_reports_none(make: Callable[..., Replica]) -> None:
     """A model without buffers reports none, and no own update is recorded for them."""
     replica = make("local", push=TAU)
-    assert replica.report_buffers() == b""
+    assert replica.publish_buffers() == b""
     published(replica)
     replica.mark_committed(1)
     np.testing.assert_array_equal(copied(replica)[1].to_host(), all_at(TAU))
