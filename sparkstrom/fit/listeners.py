@@ -52,6 +52,7 @@ from sparkstrom.observe.standard_listeners import WorkerChangeReporter
 from sparkstrom.observe.telemetry import FitTotals, WorkerCounters, sum_link_bytes
 from sparkstrom.options.common import CommonOptions
 from sparkstrom.protocol.common.fit_spec import FitSpec
+from sparkstrom.protocol.master.members import Partitions
 from sparkstrom.runtime.master_control import Progress, Snapshot, WorkerLogLine
 
 log = logging.getLogger(__name__)
@@ -382,7 +383,7 @@ class ListenerThread(FitListener):
         self._began_s = time.monotonic()
         self._training: frozenset[int] = frozenset()
         self._departures = 0  # number of departures that were queued
-        self._minibatches = -1
+        self._minibatches = 0  # committed at the last iteration that was queued, or at the start
         self._thread = threading.Thread(target=self._run, name="sparkstrom-listeners", daemon=True)
 
     # Called in the program's main thread.
@@ -395,6 +396,7 @@ class ListenerThread(FitListener):
             self._put(self._begin)
             return
         left, self._training, self._departures = self._training, frozenset(), 0
+        self._minibatches = Partitions.from_spec(spec, 0.0).minibatches
         if left:
             self._put(
                 WorkerChange(
