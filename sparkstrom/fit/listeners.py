@@ -20,7 +20,7 @@ import time
 import traceback
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -50,7 +50,7 @@ from sparkstrom.observe.listener_events import (
 from sparkstrom.observe.progress import ProgressDisplay, ProgressFigures
 from sparkstrom.observe.standard_listeners import WorkerChangeReporter
 from sparkstrom.observe.telemetry import FitTotals, WorkerCounters, sum_link_bytes
-from sparkstrom.options.common import CommonOptions
+from sparkstrom.options.common import CommonOptions, options_in
 from sparkstrom.protocol.common.fit_spec import FitSpec
 from sparkstrom.protocol.master.members import Partitions
 from sparkstrom.runtime.master_control import Progress, Snapshot, WorkerLogLine
@@ -592,7 +592,7 @@ def make_listener_thread(
             epochs=spec.epochs,
             first_epoch=spec.first_epoch,
             options={
-                each.name: format_option(getattr(master, each.name)) for each in fields(master)
+                each.name: format_option(getattr(master, each.name)) for each in options_in(master)
             },
             resumed_from=request.resume_from.path if request.resume_from else None,
         ),
