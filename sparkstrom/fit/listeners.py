@@ -238,7 +238,12 @@ def check_run_log(run_log: object) -> None:
             f' {RUN_LOG_DIRECTORY}, or "" for none'
         )
     if isinstance(run_log, str | os.PathLike):
-        JsonLines(run_log)  # refuses URLs
+        path = JsonLines(run_log).path  # refuses URLs
+        if named and os.path.isdir(path):
+            raise UsageError(
+                f"run_log={shown(run_log)}: is a directory; name a file in it, or set"
+                f" {RUNS_VARIABLE} to the directory, in which each fit then writes a new file"
+            )
     elif (directory := find_run_log_directory()) and find_local_path(directory) is None:
         raise UsageError(
             f"{RUNS_VARIABLE}={shown(directory)}: run logs are written to a local disk; name a"
@@ -391,12 +396,12 @@ class ListenerThread(FitListener):
     def on_fit_begin(self, spec: FitSpec) -> None:
         """Queue the first event; after the loss of a controller, queue that all workers left."""
         self._spec = spec
+        self._minibatches = Partitions.from_spec(spec, 0.0).minibatches
         if self._thread.ident is None:
             self._thread.start()
             self._put(self._begin)
             return
         left, self._training, self._departures = self._training, frozenset(), 0
-        self._minibatches = Partitions.from_spec(spec, 0.0).minibatches
         if left:
             self._put(
                 WorkerChange(
