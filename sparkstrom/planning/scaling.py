@@ -574,8 +574,13 @@ def measure_script(path: Path, density: float) -> StepMeasurement:
     """
     if not path.is_file():
         raise UsageError(f"--measure {path}: there is no such file; name {SCRIPT_REQUIREMENTS}")
-    with _script_import_path(path):
-        variables = runpy.run_path(str(path))
+    with _script_environment(path):
+        try:
+            variables = runpy.run_path(str(path))
+        except SystemExit as end:
+            raise UsageError(
+                f"--measure {path}: it ended with exit code {end.code}; name {SCRIPT_REQUIREMENTS}"
+            ) from None
     lacking = [name for name in ("model", "batch") if name not in variables]
     if lacking:
         raise UsageError(
@@ -600,14 +605,16 @@ def measure_script(path: Path, density: float) -> StepMeasurement:
 
 
 @contextmanager
-def _script_import_path(path: Path) -> Iterator[None]:
-    """Let the script import modules from its directory, as ``python script.py`` does."""
-    folder = str(path.resolve().parent)
+def _script_environment(path: Path) -> Iterator[None]:
+    """Set ``sys.argv`` and ``sys.path`` as ``python script.py`` does, without arguments."""
+    folder, before = str(path.resolve().parent), sys.argv
     sys.path.insert(0, folder)
     try:
+    sys.argv = [str(path)]
         yield
     finally:
         if folder in sys.path:  # the script may have changed it; what it added stays for its model
+        sys.argv = before
             sys.path.remove(folder)
 
 

@@ -99,6 +99,7 @@ def test_a_script_is_measured(capsys: pytest.CaptureFixture[str], tmp_path: Path
         (SCRIPT + "batch = batch[0][:0], batch[1][:0]", "`batch` has no rows"),
         (SCRIPT + "batch = 'rows', batch[1]", "the features of `batch` are not rows"),
         (SCRIPT + "batch = batch[0], 3", "the labels of `batch` are not rows"),
+        (SCRIPT + "raise SystemExit(3)", "it ended with exit code 3; name a script that leaves"),
     ],
 )
 def test_a_script_that_does_not_do(
@@ -228,6 +229,20 @@ def test_a_file_that_is_no_rehearsal_is_refused(
 def test_a_script_may_take_its_directory_from_the_import_path(tmp_path: Path) -> None:
     """Before, the measurement was lost if a script removed its directory from ``sys.path``."""
     before = sys.path[:]
-    with scaling._script_import_path(tmp_path / "mine.py"):
+    with scaling._script_environment(tmp_path / "mine.py"):
         sys.path.remove(str(tmp_path))
     assert sys.path == before
+
+
+def test_a_script_gets_no_arguments_of_the_command(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before, a script with argparse refused ``scaling --measure``, as its own arguments."""
+    script = tmp_path / "mine.py"
+    parse = "import argparse\nargparse.ArgumentParser().parse_args()\n"
+    script.write_text(parse + SCRIPT)
+    given = ["sparkstrom", "scaling", "--measure", str(script), "--workers", "2", "--json"]
+    monkeypatch.setattr(sys, "argv", given)
+    assert main() == 0
+    assert json.loads(capsys.readouterr().out)["params"] > 0
+    assert sys.argv == given
