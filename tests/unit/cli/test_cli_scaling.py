@@ -172,6 +172,23 @@ def test_what_cannot_be_is_refused(
 
 @pytest.mark.parametrize("flag", ["--params", "--step"])
 def test_the_work_has_to_be_given(capsys: pytest.CaptureFixture[str], flag: str) -> None:
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (("--step", "20min"), "1,200 s a step"),
+        (("--step", "999.7ms"), "1 s a step"),
+        (("--link", "999.9mbit"), "links of 1 Gbit/s"),
+        (("--link", "2tbit"), "links of 2 Tbit/s"),
+    ],
+)
+def test_large_values_have_no_exponents(
+    capsys: pytest.CaptureFixture[str], flags: tuple[str, str], words: str
+) -> None:
+    """Before, the text had 1.2e+03 s and 1e+03 Mbit/s."""
+    assert main([*ASKED, *flags]) == 0
+    assert words in capsys.readouterr().out
+
+
     """Without parameters or step time, the command exits with code 2."""
     at = ASKED.index(flag)
     assert main(ASKED[:at] + ASKED[at + 2 :]) == 2
