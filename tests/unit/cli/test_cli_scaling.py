@@ -151,6 +151,8 @@ def test_flags_are_looked_at_before_a_script_runs(
         (("--density", "2"), "--density '2': must be a number above 0 and at most 1"),
         (("--params", "inf"), "--params 'inf': number 'inf': write a whole number"),
         (("--link", "wide"), "--link 'wide': rate 'wide': write it as tc does"),
+        (("--link", "9" * 400 + "gbit"), "write it as tc does"),
+        (("--link", "0.4bit"), "write it as tc does"),
         (("--latency", "-1ms"), "--latency"),
         (("--workers", "4..2"), "write 2..64 or 2,4,8"),
         (("--workers", "0"), "write 2..64 or 2,4,8"),
@@ -170,8 +172,6 @@ def test_what_cannot_be_is_refused(
     assert words in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("flag", ["--params", "--step"])
-def test_the_work_has_to_be_given(capsys: pytest.CaptureFixture[str], flag: str) -> None:
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
@@ -189,6 +189,8 @@ def test_large_values_have_no_exponents(
     assert words in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("flag", ["--params", "--step"])
+def test_the_work_has_to_be_given(capsys: pytest.CaptureFixture[str], flag: str) -> None:
     """Without parameters or step time, the command exits with code 2."""
     at = ASKED.index(flag)
     assert main(ASKED[:at] + ASKED[at + 2 :]) == 2
