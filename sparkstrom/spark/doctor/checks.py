@@ -213,8 +213,11 @@ def _format_cell(link: UdpLink | None) -> str:
         return f"{'':>{CELL_WIDTH}}"
     if not link.heard:
         return f"{'NOTHING':>{CELL_WIDTH}}"
-    rate = "-" if link.bytes_s is None else f"{link.bytes_s / 1e6:.3g}"
-    trip = "-" if link.round_trip_ms is None else f"{link.round_trip_ms:.2g}"
+    values = (None if link.bytes_s is None else link.bytes_s / 1e6, 3), (link.round_trip_ms, 2)
+    rate, trip = (
+        "-" if value is None else f"{value:.0f}" if value >= 99.5 else f"{value:.{digits}g}"
+        for value, digits in values
+    )
     return f"{f'{rate}  {trip}':>{CELL_WIDTH}}"
 
 

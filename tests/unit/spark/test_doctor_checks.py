@@ -329,6 +329,13 @@ def test_ways_have_a_direction() -> None:
     ("told", "level", "words"),
     [
         (PeerResult(), FAILURE, "host1: receives nothing at port 2 from driver"),
+def test_fast_and_long_links_have_no_exponents() -> None:
+    """Before, the matrix had 1.23e+03 MB/s and 1.2e+02 ms."""
+    matrix = build_matrix(NAMES, heard(_0_1=replace(GOOD, bytes_s=1.234e9, round_trip_s=0.1234)))
+    text = format_report(Report([], matrix))
+    assert {"1234", "123"} <= set(text.split())
+
+
         (
             replace(GOOD, receives_unfragmented=False, receives_fragmentable=False),
             FAILURE,
