@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
 from typing import Any
@@ -20,19 +21,19 @@ def parse_rate(text: str) -> int:
     """Parse a rate in tc's notation (100mbit, 1.5gbit, 12mbps); return bits per second.
 
     "bit" means bits and "bps" bytes per second. Raises ValueError for anything else and for a rate
-    below 1 bit per second.
+    below 1 bit per second, or of so many digits that it counts as infinite.
     """
     match = RATE.fullmatch(text.strip())
-    bits = 0
+    bits = 0.0
     if match is not None:
         number, prefix, binary, unit = match.groups()
         factor = (1024 if binary else 1000) ** PREFIXES[prefix.lower()]
-        bits = round(float(number) * factor * (8 if unit.lower() == "bps" else 1))
-    if bits < 1:
+        bits = float(number) * factor * (8 if unit.lower() == "bps" else 1)
+    if not 0.5 < bits < math.inf:  # rounded to 1 at least
         raise ValueError(
             f"rate {text!r}: write it as tc does, such as 100mbit, 1gbit, 1.5mbit or 500kbit"
         )
-    return bits
+    return round(bits)
 
 
 def parse_duration(text: str) -> float:
@@ -67,12 +68,13 @@ def parse_bytes(text: str, unit: int = 1) -> int:
     A number without a prefix is multiplied by ``unit`` bytes. Raises ValueError for anything
     else.
     """
-    match = SIZE.fullmatch(text)
-    if match is None:
+    match, size = SIZE.fullmatch(text), math.inf
+    if match is not None:
+        number, prefix = match.groups()
+        size = float(number) * (1024 ** PREFIXES[prefix.lower()] if prefix else unit)
+    if size == math.inf:  # also for too many digits
         raise ValueError(f"size {text!r}: write 512m, 2g or 65536")
-    number, prefix = match.groups()
-    factor = 1024 ** PREFIXES[prefix.lower()] if prefix else unit
-    return int(float(number) * factor)
+    return int(size)
 
 
 def parse_option(name: str, text: str | None, parse: Callable[[str], Any]) -> Any:

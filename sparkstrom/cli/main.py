@@ -22,6 +22,7 @@ from sparkstrom.base.version import __version__
 
 EXIT_USAGE_ERROR = 2  # also argparse's exit code for wrong arguments
 STDOUT_DESCRIPTOR = 1
+EXIT_INTERRUPTED = 130  # what shells report for a program that was killed by Ctrl-C
 EXIT_BROKEN_PIPE = 141  # what shells report for a program that was killed by SIGPIPE
 
 
@@ -29,13 +30,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one sub-command and return its exit code.
 
     ``argv`` contains the arguments; None means ``sys.argv[1:]``. After a SparkstromError, its
-    message is printed and the exit code is 2.
+    message is printed and the exit code is 2; after Ctrl-C, it is 130.
     """
     commands = _load_commands()
     args = _build_parser(commands).parse_args(argv)
     try:
         code = int(commands[args.command].run(args))
-        sys.stdout.flush()
+        if sys.stdout is not None:  # it is None if the program was started without one
+            sys.stdout.flush()
     except BrokenPipeError:
         if not _is_stdout_closed():
             raise
@@ -45,6 +47,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except SparkstromError as error:
         print(f"sparkstrom {args.command}: {error}", file=sys.stderr)
         return EXIT_USAGE_ERROR
+    except KeyboardInterrupt:
+        print(f"sparkstrom {args.command}: interrupted", file=sys.stderr)
+        return EXIT_INTERRUPTED
     return code
 
 

@@ -59,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
 
 def newest_log(directory: Path) -> Path:
     """Return the most recently modified run log in a directory. Raise UsageError if it has none."""
-    logs = list(directory.glob("*.jsonl"))
+    logs = [log for log in directory.glob("*.jsonl") if log.is_file()]  # no broken links
     if not logs:
         raise UsageError(
             f"{directory} holds no run log (*.jsonl); name a file, or another directory"

@@ -50,6 +50,8 @@ class EarlyStoppingListener(FitListener):
         master: The fit's controller, which numbers updates, stops the fit and makes snapshots.
         rule: The rule; None: never stop.
         clock: Returns the time in seconds.
+        began_s: When the fit began, by this clock; None: now. A fit that has lost its controller
+            began with the first one.
     """
 
     def __init__(
@@ -57,9 +59,10 @@ class EarlyStoppingListener(FitListener):
         master: MasterControl,
         rule: EarlyStopping | None,
         clock: Callable[[], float] = time.monotonic,
+        began_s: float | None = None,
     ) -> None:
         self._master, self._rule = master, rule
-        self._clock, self._began = clock, clock()
+        self._clock, self._began_s = clock, clock() if began_s is None else began_s
         self._minibatches = MinibatchLosses()
         self.live_option = "early_stopping" if rule is not None else ""
         self._judge = EarlyStopper(rule or EarlyStopping())
@@ -129,7 +132,7 @@ class EarlyStoppingListener(FitListener):
     ) -> None:
         """Stop the fit if the elapsed time or a loss since the last poll meets a condition."""
         losses = self._minibatches.collect_new_losses(progress)
-        seconds = self._clock() - self._began
+        seconds = self._clock() - self._began_s
         for condition in conditions:
             if condition.after_seconds(seconds):
                 self._stop(f"early stopping: {condition} is met after {seconds:.0f} s")

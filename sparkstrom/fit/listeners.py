@@ -20,7 +20,7 @@ import time
 import traceback
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -50,8 +50,9 @@ from sparkstrom.observe.listener_events import (
 from sparkstrom.observe.progress import ProgressDisplay, ProgressFigures
 from sparkstrom.observe.standard_listeners import WorkerChangeReporter
 from sparkstrom.observe.telemetry import FitTotals, WorkerCounters, sum_link_bytes
-from sparkstrom.options.common import CommonOptions
+from sparkstrom.options.common import CommonOptions, options_in
 from sparkstrom.protocol.common.fit_spec import FitSpec
+from sparkstrom.protocol.master.members import Partitions
 from sparkstrom.runtime.master_control import Progress, Snapshot, WorkerLogLine
 
 log = logging.getLogger(__name__)
@@ -237,7 +238,12 @@ def check_run_log(run_log: object) -> None:
             f' {RUN_LOG_DIRECTORY}, or "" for none'
         )
     if isinstance(run_log, str | os.PathLike):
-        JsonLines(run_log)  # refuses URLs
+        path = JsonLines(run_log).path  # refuses URLs
+        if named and os.path.isdir(path):
+            raise UsageError(
+                f"run_log={shown(run_log)}: is a directory; name a file in it, or set"
+                f" {RUNS_VARIABLE} to the directory, in which each fit then writes a new file"
+            )
     elif (directory := find_run_log_directory()) and find_local_path(directory) is None:
         raise UsageError(
             f"{RUNS_VARIABLE}={shown(directory)}: run logs are written to a local disk; name a"
@@ -383,7 +389,7 @@ class ListenerThread(FitListener):
         self._training: frozenset[int] = frozenset()
         self._started: frozenset[int] = frozenset()  # partitions that have joined
         self._departures = 0  # number of departures that were queued
-        self._minibatches = -1
+        self._minibatches = 0  # committed at the last iteration that was queued, or at the start
         self._thread = threading.Thread(target=self._run, name="sparkstrom-listeners", daemon=True)
 
     # Called in the program's main thread.
@@ -391,6 +397,7 @@ class ListenerThread(FitListener):
     def on_fit_begin(self, spec: FitSpec) -> None:
         """Queue the first event; after the loss of a controller, queue that all workers left."""
         self._spec = spec
+        self._minibatches = Partitions.from_spec(spec, 0.0).minibatches
         if self._thread.ident is None:
             self._thread.start()
             self._put(self._begin)
@@ -607,7 +614,7 @@ def make_listener_thread(
             epochs=spec.epochs,
             first_epoch=spec.first_epoch,
             options={
-                each.name: format_option(getattr(master, each.name)) for each in fields(master)
+                each.name: format_option(getattr(master, each.name)) for each in options_in(master)
             },
             resumed_from=request.resume_from.path if request.resume_from else None,
         ),

@@ -220,10 +220,11 @@ class FitSession:
             stack.callback(self._end)
             if warning := self.state.shared_buffers_warning():
                 self._reporting.warn(warning)
+            rule, began_s = self.request.early_stopping, time.monotonic()
             while True:
                 runner = self._runner
                 self.state.forget_resume_state()  # the runner has it
-                stopping = EarlyStoppingListener(runner.master, self.request.early_stopping)
+                stopping = EarlyStoppingListener(runner.master, rule, began_s=began_s)
                 self._resume(runner, stopping)
                 saving = self._checkpoint_listener(runner, stopping, thread, recovery)
                 try:

@@ -138,8 +138,8 @@ class TrainingSummary:
     spilled_bytes: int = figure(lambda fit: fit.total.training.spilled_bytes)
     # Committed updates.
     updates: int = figure(lambda fit: fit.outcome.commits)
-    # Mean over the examples of each worker's last epoch; if none was trained after a resume, that
-    # of the checkpoint's last epoch.
+    # Mean over the examples of each partition's last epoch; if none was trained after a resume,
+    # that of the checkpoint's last epoch.
     loss: float = figure(lambda fit: final_loss(fit))
     # Entries sent / (publications x n_params).
     sent_fraction: float = figure(lambda fit: mean_sent_fraction(fit.total, fit.n_params))
@@ -495,7 +495,7 @@ def final_loss(fit: FitFacts) -> float:
 
 
 def mean_loss(total: FitTotals) -> float:
-    """Return the mean loss over each worker's last complete epoch; NaN if none is complete."""
+    """Return the mean loss over each partition's last complete epoch; NaN if none is complete."""
     weight = total.training.last_loss_weight
     return total.training.last_loss_sum / weight if weight else float("nan")
 

@@ -143,7 +143,7 @@ class LocalFitRunner(FitRunner):
             return GradientSharingTask(job, environment, self._rows.files[partition])
 
         self._supervise(
-            ProcessJob(self._context.pool, make_task),
+            ProcessJob(self._context.pool, make_task, reporting.warn),
             stopping,
             ProgressListener(reporting.progress),
             ResidualLogListener(),
@@ -222,11 +222,12 @@ class ProcessJob(ThreadedJob):
     """Runs the tasks of one fit in worker processes.
 
     A thread sends the tasks, collects reports and replaces processes that die, until it has a
-    report for each partition.
+    report for each partition. ``warn`` shows the user why a process was replaced.
     """
 
-    def __init__(self, pool: WorkerPool, make_task: MakeTask) -> None:
+    def __init__(self, pool: WorkerPool, make_task: MakeTask, warn: Callable[[str], None]) -> None:
         super().__init__("sparkstrom-processes")
+        self._warn = warn
         self._workers, self._make_task = ActiveWorkers(pool), make_task
         self._missing = set[int]()  # partitions without a report
         self._reports: dict[int, str] = {}
@@ -276,7 +277,8 @@ class ProcessJob(ThreadedJob):
             self._missing.remove(partition)
             return
         if answer is None:
-            self._workers.replace(partition)
+            how = self._workers.replace(partition)
+            self._warn(f"the process of partition {partition} {how}: another one has replaced it")
         elif self._workers.count_failure(partition) or not answer.is_superseded:
             raise answer.as_error(partition)
         else:

@@ -46,7 +46,7 @@ class Iteration:
     minibatches: int  # committed in this fit
     minibatches_expected: int  # number in the whole fit
     epoch: float  # position in this fit in epochs, averaged over partitions
-    loss: float | None  # mean over each worker's last epoch; None: no step yet
+    loss: float | None  # mean over each partition's last epoch; None: no step yet
     examples: int  # rows trained so far
     seconds: float  # since the fit began
     updates: int  # updates committed so far

@@ -159,6 +159,9 @@ class ProgressRate:
         if figures.is_starting:
             return
         samples = self._samples
+        if samples and figures.examples < samples[-1][1]:  # a controller was lost
+            samples.clear()
+            self.examples_per_s = self.remaining_s = None
         samples.append((now_s, figures.examples, figures.fraction_done))
         while now_s - samples[0][0] > RATE_WINDOW_S and len(samples) > 2:
             samples.popleft()

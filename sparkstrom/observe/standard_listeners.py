@@ -92,7 +92,7 @@ class ScoreIterationListener(PeriodicListener):
 class PerformanceListener(PeriodicListener):
     """Logs the throughput every ``frequency`` minibatches. DL4J: ``PerformanceListener``."""
 
-    _last: Iteration | None = None  # the event of the last line
+    _last: Iteration | None = None  # the event of the last line; at first, the first event
 
     def on_fit_begin(self, event: FitBegin) -> None:
         """Forget the throughput of an earlier fit."""
@@ -100,15 +100,22 @@ class PerformanceListener(PeriodicListener):
         self._last = None
 
     def on_iteration(self, event: Iteration) -> None:
-        """Log the throughput since the last line, if it is due."""
-        if not self._is_due(event.minibatches):
+        """Log the throughput since the last line, if it is due.
+
+        The first event only starts the measurement: the time before it includes the start of the
+        workers, and its minibatches those before a resume. So does the first one after the loss of
+        a controller, when workers count their rows from 0 again.
+        """
+        is_due, last = self._is_due(event.minibatches), self._last
+        if last is None or event.examples < last.examples:
+            self._last = event
             return
-        last, self._last = self._last, event
-        since_s = event.seconds - (last.seconds if last else 0.0)
-        if since_s <= 0:
+        since_s = event.seconds - last.seconds
+        if not is_due or since_s <= 0:
             return
-        examples = event.examples - (last.examples if last else 0)
-        minibatches = event.minibatches - (last.minibatches if last else 0)
+        self._last = event
+        examples = event.examples - last.examples
+        minibatches = event.minibatches - last.minibatches
         self._say(
             f"minibatch {event.minibatches:,}: {examples / since_s:,.0f} examples/s,"
             f" {minibatches / since_s:,.1f} minibatches/s, {event.bytes_sent / 1e6:.2f} MB sent,"
@@ -133,10 +140,10 @@ class TimeIterationListener(PeriodicListener):
         """Log the remaining time, if it is due."""
         self._first = first = self._first or event  # excludes the time to start workers
         done = event.minibatches - first.minibatches
-        if not done or not self._is_due(event.minibatches):
+        if done <= 0 or not self._is_due(event.minibatches):
             return
-        left_s = estimate_remaining_s(first, event)
-        self._say(f"remaining: {left_s / 60:.0f} min {left_s % 60:.0f} s")
+        minutes, seconds = divmod(round(estimate_remaining_s(first, event)), 60)
+        self._say(f"remaining: {minutes:,} min {seconds} s")
 
 
 def estimate_remaining_s(first: Iteration, now: Iteration) -> float:
@@ -277,9 +284,10 @@ def iteration_scalars(event: Iteration, last: Iteration | None) -> Iterator[tupl
     for name in names:
         if (value := getattr(event, name)) is not None:
             yield name, float(value)
-    if last is not None and event.seconds > last.seconds:
-        pace = (event.examples - last.examples) / (event.seconds - last.seconds)
-        yield "examples_per_second", pace
+    if last is None or event.seconds <= last.seconds or event.examples < last.examples:
+        return  # there are fewer after the loss of a controller: workers count from 0 again
+    pace = (event.examples - last.examples) / (event.seconds - last.seconds)
+    yield "examples_per_second", pace
 
 
 class TensorBoardListener(ScalarListener):

@@ -24,7 +24,8 @@ Record = TypeVar("Record")
 
 WIRE_NAME = "told"  # metadata key: name on the wire; for a dict or record, a prefix of names
 MERGE = "merge"  # metadata key: function that combines the values of all workers
-ONCE_PER_PARTITION = "once_per_partition"  # metadata key: use only each partition's last worker
+# Metadata key: use only each partition's last worker, or the last with a value in the named field.
+ONCE_PER_PARTITION = "once_per_partition"
 DECIMAL_KEY = re.compile("0|[1-9][0-9]{0,8}")  # a key of a dict with integer keys
 SLOW_LINK_PREFIX = "narrow_"  # prefix of the fields of ``SlowLink`` on the wire
 
@@ -53,7 +54,7 @@ def counter(
     *,
     default: Any = 0,
     merge: Callable[[Any], Any] = sum,
-    once_per_partition: bool = False,
+    once_per_partition: bool | str = False,
 ) -> Any:
     """Declare a field whose values are combined over all workers; see ``merge_records``.
 
@@ -61,7 +62,8 @@ def counter(
         wire_name: name on the wire; None: the field's name.
         default: value before the first report.
         merge: combines the values of all workers.
-        once_per_partition: whether to combine only the last worker of each partition.
+        once_per_partition: whether to combine only the last worker of each partition; the name of
+            a field: the last one in which that field is not 0.
     """
     metadata: dict[str, Any] = {MERGE: merge, ONCE_PER_PARTITION: once_per_partition}
     if wire_name is not None:
@@ -115,8 +117,11 @@ class TrainingCounters:
     examples: int = counter()  # rows trained
     loss_sum: float = counter(default=0.0)  # weighted sum of the rows' losses
     loss_weight: float = counter(default=0.0)  # sum of these weights
-    last_loss_sum: float = counter(default=0.0)  # loss_sum of the latest finished epoch alone
-    last_loss_weight: float = counter(default=0.0)  # loss_weight of that epoch
+
+    # loss_sum and loss_weight of the latest finished epoch alone. Once a worker that replaces
+    # another one has finished an epoch, only its values count.
+    last_loss_sum: float = counter(default=0.0, once_per_partition="last_loss_weight")
+    last_loss_weight: float = counter(default=0.0, once_per_partition="last_loss_weight")
 
     # A worker that replaces another one reads the same rows.
     rows_held_out: int = counter(once_per_partition=True)
@@ -132,7 +137,8 @@ class TrainingCounters:
 
     # Squared Euclidean norm of the residual; None until training ends.
     residual_square: float | None = counter(default=None, merge=sum_known)
-    tau: float | None = counter(default=None, merge=mean_known)  # None: nothing published yet
+    # None: nothing published yet.
+    tau: float | None = counter(default=None, merge=mean_known, once_per_partition="publications")
 
     # Activity, such as "stepping" or "waiting" -> seconds.
     seconds: dict[str, float] = field(metadata={WIRE_NAME: "s_"}, default_factory=dict)
@@ -211,18 +217,25 @@ def from_wire(encoded: Mapping[str, float]) -> WorkerCounters:
 def merge_records(kind: type[Record], records: Sequence[Record]) -> Record:
     """Combine the records of several workers into one, each field as declared by ``counter``.
 
-    For fields with ``once_per_partition``, only the last record of each partition counts; records
+    For fields with ``once_per_partition``, only one record of each partition counts; records
     without a partition do not count. Fields without a merge function keep their defaults. ``kind``
     is the records' class.
     """
-    by_partition = {getattr(record, "partition", -1): record for record in records}
-    last = [record for partition, record in by_partition.items() if partition >= 0]
     merged = {}
     for each in fields(cast(Any, kind)):
         if (merge := each.metadata.get(MERGE)) is not None:
-            chosen = last if each.metadata.get(ONCE_PER_PARTITION) else records
+            chosen = _choose_records(records, each.metadata.get(ONCE_PER_PARTITION, False))
             merged[each.name] = merge([getattr(record, each.name) for record in chosen])
     return kind(**merged)
+
+
+def _choose_records(records: Sequence[Record], rule: bool | str) -> Sequence[Record]:
+    """Return the records that count for a field with this value of ``once_per_partition``."""
+    if rule is False:
+        return records
+    counted = [one for one in records if rule is True or getattr(one, rule)]
+    last = {getattr(one, "partition", -1): one for one in counted}
+    return [one for partition, one in last.items() if partition >= 0]
 
 
 def sum_link_bytes(node_links: Iterable[LinkBytes]) -> int:

@@ -9,7 +9,12 @@ from sparkstrom.base.errors import UsageError
 from sparkstrom.base.units import mib
 from sparkstrom.options.common import require_one_of, require_whole
 from sparkstrom.options.gradient_sharing import SharedTrainingMaster
-from sparkstrom.options.network import PORTS_PER_HOST, VoidConfiguration, parse_controller
+from sparkstrom.options.network import (
+    PORT_MAX,
+    PORTS_PER_HOST,
+    VoidConfiguration,
+    parse_controller,
+)
 from sparkstrom.options.parameter_averaging import ParameterAveragingTrainingMaster
 from sparkstrom.planning.memory import (
     BROADCAST_BYTES_PER_PARAM,
@@ -219,15 +224,16 @@ def _plan_ports(placement: WorkerCounts, master: SharedTrainingMaster) -> tuple[
     """Return the first and last UDP port that a host needs.
 
     Each executor needs one port, and the previous fit may still be using as many. The driver needs
-    another port. Raise UsageError if the last port would be above 65535.
+    another port. A range that would end above 65535 ends there. Raise UsageError if it then has too
+    few ports.
     """
     needed = FITS_PER_PORT * placement.executors_per_host + 1
     first = master.void.unicast_port or UNICAST_PORT
-    last = first + max(needed, PORTS_PER_HOST) - 1
-    if last > 65_535:
+    last = min(first + max(needed, PORTS_PER_HOST) - 1, PORT_MAX)
+    if first + needed - 1 > last:
         raise UsageError(
             f"unicast_port={first}: a host needs {needed} ports from there on, but the last port "
-            "is 65535; choose a lower one"
+            f"is {PORT_MAX}; choose a lower one"
         )
     return first, last
 

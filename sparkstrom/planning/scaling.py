@@ -35,6 +35,7 @@ from sparkstrom.encoding.gaps import rice_guess
 from sparkstrom.encoding.grid import first_exponent, round_to_grid
 from sparkstrom.encoding.thresholds import AutoThreshold
 from sparkstrom.models.base import Batch, FlatModel, arrays_of, explain_invalid_model, map_columns
+from sparkstrom.observe.reporting.summary_rendering import ROUNDED_UP
 from sparkstrom.options.common import require, require_seconds, require_whole
 from sparkstrom.options.gradient_sharing import STALENESS_TARGET
 from sparkstrom.protocol.common.flow_control import HEADER_BYTES, WINDOW_FIRST, entries_in_sum
@@ -524,23 +525,23 @@ def _format_bytes_per_step(pace: ThroughputPrediction) -> str:
 
 def _format_time(seconds: float) -> str:
     """Format a time in s or ms."""
-    if seconds >= 1:
-        return f"{seconds:.3g} s"
+    if seconds >= ROUNDED_UP:
+        return f"{seconds:.3g} s" if seconds < 999.5 else f"{seconds:,.0f} s"
     return f"{1e3 * seconds:.3g} ms"
 
 
 def _format_bytes(count: float) -> str:
     """Format a number of bytes with a decimal unit."""
-    for unit, factor in (("GB", 1e9), ("MB", 1e6), ("KB", 1e3)):
-        if count >= factor:
+    for unit, factor in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("KB", 1e3)):
+        if count >= ROUNDED_UP * factor:
             return f"{count / factor:.3g} {unit}"
     return f"{count:.0f} B"
 
 
 def _format_rate(bits: float) -> str:
     """Format a number of bits per second with a decimal unit."""
-    for unit, factor in (("Gbit/s", 1e9), ("Mbit/s", 1e6)):
-        if bits >= factor:
+    for unit, factor in (("Tbit/s", 1e12), ("Gbit/s", 1e9), ("Mbit/s", 1e6)):
+        if bits >= ROUNDED_UP * factor:
             return f"{bits / factor:.3g} {unit}"
     return f"{bits / 1e3:.3g} kbit/s"
 
@@ -574,8 +575,13 @@ def measure_script(path: Path, density: float) -> StepMeasurement:
     """
     if not path.is_file():
         raise UsageError(f"--measure {path}: there is no such file; name {SCRIPT_REQUIREMENTS}")
-    with _script_import_path(path):
-        variables = runpy.run_path(str(path))
+    with _script_environment(path):
+        try:
+            variables = runpy.run_path(str(path))
+        except SystemExit as end:
+            raise UsageError(
+                f"--measure {path}: it ended with exit code {end.code}; name {SCRIPT_REQUIREMENTS}"
+            ) from None
     lacking = [name for name in ("model", "batch") if name not in variables]
     if lacking:
         raise UsageError(
@@ -600,13 +606,15 @@ def measure_script(path: Path, density: float) -> StepMeasurement:
 
 
 @contextmanager
-def _script_import_path(path: Path) -> Iterator[None]:
-    """Let the script import modules from its directory, as ``python script.py`` does."""
-    folder = str(path.resolve().parent)
+def _script_environment(path: Path) -> Iterator[None]:
+    """Set ``sys.argv`` and ``sys.path`` as ``python script.py`` does, without arguments."""
+    folder, before = str(path.resolve().parent), sys.argv
     sys.path.insert(0, folder)
+    sys.argv = [str(path)]
     try:
         yield
     finally:
+        sys.argv = before
         if folder in sys.path:  # the script may have changed it; what it added stays for its model
             sys.path.remove(folder)
 

@@ -11,6 +11,7 @@ from sparkstrom.options.common import require, require_seconds, require_whole
 RESTART_S = 5.0  # until Spark has restarted a lost task and its process has imported modules
 STEP_SHARE_MIN = 0.1  # a step takes at least this share of its mean time
 WORKERS_MAX = 4096  # more do not fit into one process
+KILLS_MAX = 100_000  # more would kill a worker in each of its minibatches
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +63,8 @@ class Conditions:
         speed, reason = self.straggler_speed, "must be above 0 and at most 1, such as 0.5"
         require(0 < speed <= 1, "straggler", speed, reason)
         require_whole("kill", self.kills, 0)
+        reason = f"must be at most {KILLS_MAX:,} deaths of workers"
+        require(self.kills <= KILLS_MAX, "kill", self.kills, reason)
         require_seconds("restart", self.restart_s)
         require_whole("seed", self.seed, 0)
 

@@ -21,6 +21,7 @@ from typing import Any
 from sparkstrom.codec.messages import Payload
 from sparkstrom.data.row_store import Batches
 from sparkstrom.models.base import FlatModel
+from sparkstrom.observe.reporting.summary_rendering import format_number
 from sparkstrom.planning.scaling import ADD_ENTRY_S, ENCODE_ENTRY_S, SAMPLE_S, SCAN_S
 from sparkstrom.rehearsal.conditions import StepTimes
 from sparkstrom.rehearsal.fit import FitRecipe
@@ -145,13 +146,15 @@ def summarize_workers(measurements: Sequence[WorkerMeasurement]) -> ClusterMeasu
     hosts = sorted({each.host for each in measurements})
     text = (
         f"measured by {len(times)} workers on {len(hosts)} host{'s' if len(hosts) > 1 else ''}: a"
-        f" step takes {found.step_s * 1e3:.3g} ms ({steps[0] * 1e3:.3g} to {steps[-1] * 1e3:.3g})"
+        f" step takes {format_number(found.step_s * 1e3)} ms ({format_number(steps[0] * 1e3)} to"
+        f" {format_number(steps[-1] * 1e3)})"
     )
     problems = sorted({each.problem for each in measurements if each.problem})
     if len(hosts) < 2:
         text += "; there is no link between hosts to measure"
     elif bits_s is not None and latency_s is not None:
-        text += f", links {bits_s / 1e6:,.3g} Mbit/s, latency {latency_s * 1e3:.2g} ms"
+        rate, latency = format_number(bits_s / 1e6), format_number(latency_s * 1e3)
+        text += f", links {rate} Mbit/s, latency {latency} ms"
         if problems:
             text += f"; some hosts were not measured: {problems[0]}"
     elif problems:

@@ -20,6 +20,7 @@ from sparkstrom.base.errors import UsageError
 from sparkstrom.base.version import __version__
 from sparkstrom.observe.reporting.report_page import render_document
 from sparkstrom.observe.reporting.summary_rendering import (
+    ROUNDED_UP,
     Table,
     bullet_list,
     format_duration,
@@ -379,9 +380,11 @@ def _format_ratio(value: float) -> str:
 
 def _format_seconds(value: float) -> str:
     """Format a short time in s, ms or us."""
-    if value >= 1:
-        return f"{value:.3g} s"
-    return f"{1e3 * value:.3g} ms" if value >= 1e-3 else f"{1e6 * value:.3g} us"
+    if value >= ROUNDED_UP:
+        return f"{value:.3g} s" if value < 999.5 else f"{value:,.0f} s"
+    if value >= ROUNDED_UP * 1e-3:
+        return f"{1e3 * value:.3g} ms"
+    return f"{1e6 * value:.3g} us"
 
 
 def _replace_nonfinite(value: Any) -> Any:

@@ -2,8 +2,9 @@
 
 ``SparkJob`` runs a job in a thread and reports on its tasks. ``translate_job_errors`` shortens the
 errors of jobs, and ``cancel_jobs_on_interrupt`` replaces Spark's handler for Ctrl-C.
-``OutOfMemoryMonitor`` warns about containers that were killed because they used too much memory:
-Spark replaces them, so users would only see a lost worker. ``DecommissionMonitor`` moves workers
+``OutOfMemoryMonitor`` warns about containers that were killed because they used too much memory,
+and about Python processes that died: Spark replaces them, so users would only see a lost worker.
+``DecommissionMonitor`` moves workers
 off executors that are about to be removed. ``StartMonitor`` shows what a fit is waiting for at its
 start, and ends a fit that cannot start.
 """
@@ -92,6 +93,11 @@ def _is_spark_handler(handler: Any) -> bool:
 TASK_RUNNING, TASK_FAILED = "RUNNING", "FAILED"  # a task's status in Spark's status store
 TASKS_MAX = 2**31 - 1  # all tasks of a stage
 FAILED_TASKS_MAX = 1000  # newest ones per stage; to read more would slow down each poll
+PYTHON_WORKER_EXITED = "Python worker exited unexpectedly"  # in the error of Spark's task
+PYTHON_WORKER_DIED = (
+    "the Python process of partition {} on {} died in attempt {} of its task, which Spark repeats: "
+    "the executor's stderr has the reason, or the host's dmesg if its memory ran out"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,14 +222,27 @@ class SparkJob:
         """
         if self.explain_kill is None:
             return []
-        remedies: dict[str, None] = {}
+        remedies = dict.fromkeys(self.explain_kill(text) for _, text in self._failed_tasks())
+        return [text for text in remedies if text]
+
+    def dead_python_workers(self) -> list[str]:
+        """Return a message for each task whose Python process died, for whatever reason.
+
+        Without it, the only message would be that another attempt has taken the partition over.
+        """
+        return [
+            PYTHON_WORKER_DIED.format(task.partitionId(), task.host(), task.attempt())
+            for task, text in self._failed_tasks()
+            if PYTHON_WORKER_EXITED in text
+        ]
+
+    def _failed_tasks(self) -> Iterator[tuple[Any, str]]:
+        """Yield (task, error) of the failed tasks in all attempts of all stages."""
         for stage, attempts, _ in self.stage_attempts():
             for attempt in range(attempts + 1):
                 for task in self._attempt_tasks(stage, attempt, TASK_FAILED, FAILED_TASKS_MAX):
                     error = task.errorMessage()
-                    text = error.get() if error.isDefined() else ""
-                    remedies[self.explain_kill(text)] = None
-        return [text for text in remedies if text]
+                    yield task, error.get() if error.isDefined() else ""
 
     def _stages(self, *, only_last: bool = False) -> list[Any]:
         """Return the status of all stages of the job, except those that Spark has forgotten.
@@ -242,7 +261,7 @@ MEMORY_POLL_S = 2.0  # a poll is several calls into the JVM
 
 
 class OutOfMemoryMonitor(FitListener):
-    """A listener that warns, once per cause, if a container was killed for using too much memory.
+    """A listener that warns, once, if a container was killed for its memory or a process died.
 
     Args:
         job: The fit's job.
@@ -274,8 +293,8 @@ class OutOfMemoryMonitor(FitListener):
             self._report_killed()
 
     def _report_killed(self) -> None:
-        """Show warnings about killed containers that were not shown before."""
-        for text in self._job.killed_for_memory():
+        """Show warnings about containers and processes that were not shown before."""
+        for text in self._job.killed_for_memory() + self._job.dead_python_workers():
             if text not in self._reported:
                 self._reported.add(text)
                 self._warn(text)

@@ -46,7 +46,7 @@ MEASURED_BYTES_MIN, MEASURED_S_MIN = 128 << 10, 0.05
 TRAIN_START_TIMEOUT_S = 0.6  # wait for a train's first datagram
 TRAIN_GAP_TIMEOUT_S = 0.15  # wait for the next one
 BURST_DATAGRAMS = 32  # datagrams to send before reading again
-READS_MAX = 512
+READS_MAX = 512  # datagrams to read before sending again
 BIND_TIMEOUT_S = 5.0  # a media driver that exits can hold the port this long
 RECEIVE_BUFFER_BYTES = 4 << 20
 
@@ -291,9 +291,9 @@ class UdpProbe:
     def _discard_queued(self) -> None:
         """Discard datagrams from before the start: late replies would distort round-trip times."""
         assert self._socket is not None
-        for _ in range(READS_MAX):
+        for _ in range(RECEIVE_BUFFER_BYTES // HEADER.size):  # more do not fit into the buffer
             try:
-                self._socket.recv(0)
+                self._socket.recv(1)  # recv(0) would leave the datagram in the buffer
             except BlockingIOError:
                 return
 

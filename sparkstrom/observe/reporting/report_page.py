@@ -145,7 +145,7 @@ def _plot_start_s(fit: FitHistory) -> float:
 
 def explain_missing_plots(fit: FitHistory) -> list[str]:
     """Return one sentence for each reason why plots are missing."""
-    missing = [] if fit.seconds else [NO_STEPS_TEXT]
+    missing = [] if fit.training_iterations[0] else [NO_STEPS_TEXT]
     return missing if as_list(fit.summary.get("per_worker")) else [*missing, NO_SUMMARY_TEXT]
 
 
@@ -280,8 +280,8 @@ def _phase_bars(fit: FitHistory) -> BarPlot:
     """Return a bar plot of the seconds per phase, from the summary or estimated from the log."""
     phase_seconds = as_dict(fit.summary.get("phase_seconds")).items()
     phases = [(as_text(name), as_number(value) or 0.0) for name, value in phase_seconds]
-    if not phases and fit.seconds:
-        phases = [("start", fit.seconds[0]), ("train", fit.last_s - fit.seconds[0])]
+    if not phases and (trained := fit.training_iterations[0]):
+        phases = [("start", trained[0]), ("train", fit.last_s - trained[0])]
     elif not phases and fit.last_s:
         phases = [("start", fit.last_s)]
     bars = [Bar(name, [("seconds", max(0.0, value))]) for name, value in phases[:BARS_MAX]]

@@ -19,6 +19,7 @@ from xml.etree.ElementTree import Element
 from sparkstrom.observe.reporting.run_log_reader import as_dict, as_list, as_number, as_text
 
 UNKNOWN = "not known"
+ROUNDED_UP = 0.9995  # this share of a unit is 1 of it in three digits, and not 1e+03 of the next
 UNKNOWN_SUMMARY = "This fit was skipped, and its figures are not known"
 
 
@@ -28,10 +29,12 @@ def format_count(value: float | None) -> str:
 
 
 def format_number(value: float | None) -> str:
-    """Format a number with up to four significant digits."""
+    """Format a number with up to four significant digits, or as a whole number from 10,000 on."""
     if value is None:
         return UNKNOWN
-    if value and not 1e-3 <= abs(value) < 1e5:
+    if 9999.5 <= abs(value) < 1e6:
+        return f"{value:,.0f}"
+    if value and not 1e-3 <= abs(value) < 9999.5:
         return f"{value:.3g}"
     return f"{value:.4g}"
 
@@ -41,7 +44,7 @@ def format_bytes(value: float | None) -> str:
     if value is None:
         return UNKNOWN
     for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if abs(value) >= size:
+        if abs(value) >= ROUNDED_UP * size:
             return f"{value / size:.3g} {unit}"
     return f"{value:.0f} bytes"
 

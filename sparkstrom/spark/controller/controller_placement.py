@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import time
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
@@ -37,7 +38,7 @@ from sparkstrom.worker.training_job import TrainingJob
 
 PLACEMENT_TRIES = 20  # other tasks of the application may take the proposed slot
 PLACING_POLL_S = 0.02
-HOSTS_TRIED_MAX = 64  # number of executors to try when looking for the host that the user named
+EXECUTORS_ASKED_MAX = 64  # executors to ask whether they are on the host that the user named
 WAITING_NOTICE = (
     "sparkstrom waits: the controller needs a task slot of its own (controller={!r}), and none is "
     "free yet"
@@ -197,15 +198,17 @@ class ClassicControllerPlacer(ControllerPlacer):
             assert isinstance(place, ControllerPlace), "every host suits"
             return place
         names = self._list_executors()
-        for name, host in names[:HOSTS_TRIED_MAX]:
+        asked = names[:EXECUTORS_ASKED_MAX]
+        for name, host in asked:
             (place,) = self._propose_on(create_row_at(self.context, f"executor_{host}_{name}"))
             if isinstance(place, ControllerPlace):
                 return place
         hosts = sorted({host for _, host in names})
+        rest = f" (of {len(names)}, {len(asked)} were asked)" if len(names) > len(asked) else ""
         raise SetupError(
             f"controller={self.training.master.void.controller!r}: no executor of this application "
-            f"is on that machine; they are on {', '.join(hosts) or 'none'}. Name one of these, or "
-            "write controller='executor'"
+            f"is on that machine{rest}; they are on {', '.join(hosts) or 'none'}. Name one of "
+            "these, or write controller='executor'"
         )
 
     def _propose_on(self, rows: Any) -> list[ControllerPlace | PlacementMismatch]:
@@ -219,13 +222,27 @@ class ClassicControllerPlacer(ControllerPlacer):
         )
 
     def _list_executors(self) -> Sequence[tuple[str, str]]:
-        """Return (id, host) of each executor, those on the host that the user named first."""
+        """Return (id, host) of each executor, in the order in which to ask them."""
         stored = self.context._jsc.sc().statusStore().executorList(True)
         listed = [stored.apply(i) for i in range(stored.size())]
         names = [(str(each.id()), str(each.hostPort()).rpartition(":")[0]) for each in listed]
         local = [name for name in names if name[0] == "driver"]
         others = [name for name in names if name[0] != "driver"]
-        return sorted(others or local, key=lambda name: name[1] != self._choice.host)
+        return order_executors(others or local, self._choice.host)
+
+
+def order_executors(names: Sequence[tuple[str, str]], wanted: str) -> list[tuple[str, str]]:
+    """Order executors, (id, host), by how likely they are on the host that the user named.
+
+    Those whose host has this name come first; then one of each host, because Spark may call the
+    host by another name; then the others.
+    """
+    seen = Counter[str]()
+    ranks = {}
+    for name, host in names:
+        ranks[name] = (host != wanted, seen[host])
+        seen[host] += 1
+    return sorted(names, key=lambda each: ranks[each[0]])
 
 
 def raise_job_error(job: SparkJob) -> None:

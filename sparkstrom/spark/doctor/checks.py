@@ -19,6 +19,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from sparkstrom.base.errors import UsageError
+from sparkstrom.options.network import AUTO, parse_controller
 from sparkstrom.spark.doctor.host_facts import HostFacts, WorkerVersions
 from sparkstrom.spark.executor_slots import (
     KEY_UNENCRYPTED_WARNING,
@@ -35,6 +36,8 @@ from sparkstrom.transport.aeron.channel_settings import (
     required_log_bytes,
 )
 from sparkstrom.transport.udp_probe import PeerResult
+
+DRIVER = "driver"  # name of the driver program among the processes
 
 
 class Level(enum.StrEnum):
@@ -213,8 +216,11 @@ def _format_cell(link: UdpLink | None) -> str:
         return f"{'':>{CELL_WIDTH}}"
     if not link.heard:
         return f"{'NOTHING':>{CELL_WIDTH}}"
-    rate = "-" if link.bytes_s is None else f"{link.bytes_s / 1e6:.3g}"
-    trip = "-" if link.round_trip_ms is None else f"{link.round_trip_ms:.2g}"
+    values = (None if link.bytes_s is None else link.bytes_s / 1e6, 3), (link.round_trip_ms, 2)
+    rate, trip = (
+        "-" if value is None else f"{value:.0f}" if value >= 99.5 else f"{value:.{digits}g}"
+        for value, digits in values
+    )
     return f"{f'{rate}  {trip}':>{CELL_WIDTH}}"
 
 
@@ -565,32 +571,84 @@ def build_matrix(names: Sequence[str], heard: Mapping[int, Mapping[int, PeerResu
     return matrix
 
 
-def check_udp(matrix: UdpMatrix, ports: Mapping[str, int]) -> list[Finding]:
-    """Return findings about the UDP links. ``ports`` maps a process's name to its UDP port."""
+@dataclass(frozen=True, slots=True)
+class UdpNeeds:
+    """Between which processes a fit sends datagrams."""
+
+    driver: bool = True  # between the driver program, which has the controller, and executors
+    executors: bool = True  # between all executors
+
+    def includes(self, sender: str, receiver: str) -> bool:
+        """Return whether a fit sends datagrams between these two processes."""
+        return self.driver if DRIVER in (sender, receiver) else self.executors
+
+
+def find_udp_needs(matrix: UdpMatrix, controller: str, *, is_mesh: bool) -> UdpNeeds:
+    """Return between which processes a fit would send datagrams.
+
+    All workers exchange messages with the controller. With ``controller="auto"``, it runs on an
+    executor if no executor gets an answer from the driver program. Executors send datagrams to each
+    other if it does, and in a mesh.
+    """
+    is_in_task = parse_controller(controller).is_in_task
+    if controller == AUTO:
+        answers = [
+            link.heard and matrix[name][DRIVER].heard
+            for name, link in matrix.get(DRIVER, {}).items()
+            if DRIVER in matrix[name]
+        ]
+        is_in_task = not any(answers)
+    return UdpNeeds(driver=not is_in_task, executors=is_in_task or is_mesh)
+
+
+NEEDLESS = {  # remedies for links that a fit does not use, by whether the driver is at an end
+    True: "none is needed: the controller runs on an executor, where it takes a task slot",
+    False: "none is needed, except for a controller on an executor, or mesh_build_mode='mesh'",
+}
+
+
+def check_udp(
+    matrix: UdpMatrix, ports: Mapping[str, int], needs: UdpNeeds | None = None
+) -> list[Finding]:
+    """Return findings about the UDP links.
+
+    Args:
+        matrix: The links.
+        ports: Each process's UDP port, by its name.
+        needs: Between which processes a fit sends datagrams; None: between all. Other links cause
+            warnings, not failures.
+    """
+    needs = needs or UdpNeeds()
     links = {(a, b): link for a, row in matrix.items() for b, link in row.items()}
     silent = [ends for ends, link in links.items() if not link.heard]
     findings = []
     for receiver in sorted({b for _, b in silent}):
         senders = [a for a, b in silent if b == receiver]
-        findings.append(
-            create_failure(
-                UDP_CHECK,
-                receiver,
-                f"receives nothing at port {ports[receiver]} from {_list_names(senders)}",
+        needed = [sender for sender in senders if needs.includes(sender, receiver)]
+        if needed:
+            found = f"receives nothing at port {ports[receiver]} from {_list_names(needed)}"
+            remedy = (
                 f"open UDP to port {ports[receiver]} of {receiver}, and between all hosts in both "
                 "directions; fix the ports with unicast_port and port_range, the network with "
-                "network_mask; if only the driver is unreachable, use controller='executor'",
+                "network_mask; if only the driver is unreachable, use controller='executor'"
             )
-        )
-    findings += _check_path_mtu(links)
+            findings.append(create_failure(UDP_CHECK, receiver, found, remedy))
+        if others := [sender for sender in senders if sender not in needed]:
+            found = f"receives nothing at port {ports[receiver]} from {_list_names(others)}"
+            remedy = NEEDLESS[DRIVER in (receiver, *others)]
+            findings.append(create_warning(UDP_CHECK, receiver, found, remedy))
+    findings += _check_path_mtu(links, needs)
     findings += _check_speed(links)
     if not silent and links:
         findings.append(create_ok(UDP_CHECK, "all", f"all {len(links)} links carry datagrams"))
     return findings
 
 
-def _check_path_mtu(links: Mapping[tuple[str, str], UdpLink]) -> list[Finding]:
-    """Return a failure for links that lose long datagrams, a warning for those that fragment."""
+def _check_path_mtu(links: Mapping[tuple[str, str], UdpLink], needs: UdpNeeds) -> list[Finding]:
+    """Return findings about links that lose or fragment long datagrams.
+
+    A lost datagram is a failure if a fit sends such datagrams there.
+    """
     working = {way: found for way, found in links.items() if found.heard}
     lost = [way for way, found in working.items() if not found.pieces]
     cut = [way for way, found in working.items() if found.pieces and not found.whole]
@@ -598,9 +656,11 @@ def _check_path_mtu(links: Mapping[tuple[str, str], UdpLink]) -> list[Finding]:
     remedy = (
         f"raise the path's MTU to 1500, or at least {MTU_NETWORK + 28} (VPNs and overlays fragment)"
     )
-    if lost:
-        found = f"short datagrams arrive, those of {MTU_NETWORK} bytes do not: {_list_links(lost)}"
-        findings.append(create_failure("path mtu", lost[0][1], found, remedy))
+    for is_needed, create_finding in ((True, create_failure), (False, create_warning)):
+        if ways := [way for way in lost if needs.includes(*way) is is_needed]:
+            listed = _list_links(ways)
+            found = f"short datagrams arrive, those of {MTU_NETWORK} bytes do not: {listed}"
+            findings.append(create_finding("path mtu", ways[0][1], found, remedy))
     if cut:
         found = f"datagrams of {MTU_NETWORK} bytes are fragmented on their way: {_list_links(cut)}"
         findings.append(create_warning("path mtu", cut[0][1], found, remedy))

@@ -27,13 +27,17 @@ from sparkstrom.fit.fit_context import TaskSlots
 from sparkstrom.fit.strategy import GradientSharing
 from sparkstrom.fit.supervisor import find_cause
 from sparkstrom.options.gradient_sharing import SharedTrainingMaster
+from sparkstrom.options.network import AUTO, EXECUTOR, parse_controller
 from sparkstrom.options.resolution import resolve
 from sparkstrom.planning.memory import count_driver_edges, count_executor_edges
 from sparkstrom.spark.doctor import host_facts
 from sparkstrom.spark.doctor.checks import (
+    DRIVER,
     Finding,
     HostExpectations,
+    Level,
     Report,
+    UdpNeeds,
     build_matrix,
     check_configuration,
     check_executors,
@@ -44,6 +48,7 @@ from sparkstrom.spark.doctor.checks import (
     check_versions,
     create_failure,
     explain_job_failure,
+    find_udp_needs,
 )
 from sparkstrom.spark.doctor.host_facts import (
     HostFacts,
@@ -199,7 +204,7 @@ def run_in_background(work: Callable[[], Result]) -> tuple[threading.Thread, lis
     return thread, results
 
 
-DRIVER = "driver"
+CONTROLLER_CHECKS = ("aeron library", "media driver", "shared memory")  # what a controller needs
 JOB_TIMEOUT_S = 120.0  # limit of a small job; Python workers must start, and may compile kernels
 PROBE_S, PROBE_PER_PEER_S = 10.0, 1.0  # limit of the UDP probe: fixed part, and part per process
 
@@ -260,7 +265,7 @@ class _Examination:
         """Prepare the checks: they add findings to ``report``; ``notify`` shows what is done."""
         self._session, self._options, self._report, self._notify = session, options, report, notify
         self._master = resolve(SharedTrainingMaster(), session.conf, os.environ)
-        self._slots = self._workers = 0  # task slots, and workers of a fit; set by _await_executors
+        self._slots, self._workers = TaskSlots(0, 0), 0  # of a fit; set by _await_executors
 
     def run(self) -> None:
         """Run the checks in order; stop if a failure makes later checks impossible."""
@@ -284,7 +289,7 @@ class _Examination:
             return False
         try:
             strategy = GradientSharing(self._master)
-            self._slots, self._workers = slots.total, count_workers(slots, strategy)
+            self._slots, self._workers = slots, count_workers(slots, strategy)
             self._master.void.topology(self._workers)
         except UsageError as error:
             problem, _, remedy = str(error).rpartition(": ")
@@ -298,7 +303,7 @@ class _Examination:
     ) -> list[Any] | None:
         """Run a barrier job and return its results; if it fails, add a finding and return None."""
         try:
-            return self._session.run_barrier_job(self._slots, task, seconds)
+            return self._session.run_barrier_job(self._slots.total, task, seconds)
         except SetupError as error:
             driver_facts = WorkerVersions(*next(host_facts.collect_versions()))
             self._report.add([explain_job_failure(str(error), driver_facts.python)])
@@ -353,31 +358,55 @@ class _Examination:
         for name, facts_of_process in zip(name_processes(all_facts), all_facts, strict=True):
             if facts_of_process.java and name != DRIVER:
                 self._report.add([check_java(name, facts_of_process.java)])
-            self._report.add(
-                check_host(
-                    name,
-                    facts_of_process,
-                    HostExpectations(edges, drivers_by_host[facts_of_process.host]),
-                )
-            )
+            expected = HostExpectations(edges, drivers_by_host[facts_of_process.host])
+            findings = check_host(name, facts_of_process, expected)
+            if name == DRIVER and self._may_controller_leave:
+                findings = [excuse_driver(finding) for finding in findings]
+            self._report.add(findings)
+
+    @property
+    def _controller(self) -> str:
+        """Where a fit's controller runs; "auto" is decided by UDP, and never so in local mode."""
+        controller = self._master.void.controller
+        is_local = str(self._session.context.master).startswith("local")
+        return DRIVER if controller == AUTO and is_local else controller
+
+    @property
+    def _may_controller_leave(self) -> bool:
+        """Whether the controller may run on an executor, so that the driver needs no UDP."""
+        if self._controller != AUTO:
+            return parse_controller(self._controller).is_in_task
+        void = replace(self._master.void, controller=EXECUTOR, controller_address=None)
+        try:
+            count_workers(self._slots, GradientSharing(replace(self._master, void=void)))
+        except UsageError:  # no task slot is left for it
+            return False
+        return True
+
+    def _find_udp_needs(self) -> UdpNeeds:
+        """Return between which processes a fit sends datagrams, according to the matrix."""
+        is_mesh = self._master.void.topology(self._workers).depth_max > 1
+        needs = find_udp_needs(self._report.matrix, self._controller, is_mesh=is_mesh)
+        return needs if needs.driver or self._may_controller_leave else UdpNeeds()
 
     def _probe_udp(self, facts: Sequence[HostFacts]) -> None:
         """Probe UDP between all processes whose media driver started; report the findings.
 
-        Do nothing if the driver program's media driver did not start, or no executor's did.
+        Do nothing if fewer than two did, or if the driver program's did not and has to.
         """
         names = name_processes(facts)
         reachable = [n for n, each in enumerate(facts) if each.media_driver.endpoint is not None]
         endpoints = assign_distinct_ports(
             [e for n in reachable if (e := facts[n].media_driver.endpoint) is not None]
         )
-        if len(reachable) < 2 or reachable[0] != 0:
+        has_driver = 0 in reachable
+        if len(reachable) < 2 or not (has_driver or self._may_controller_leave):
             return
         seconds = PROBE_S + PROBE_PER_PEER_S * len(reachable)
         self._notify(f"probing UDP between {len(reachable)} processes, {seconds:.0f} s at most")
         group = ProbeGroup(endpoints, secrets.token_bytes(TOKEN_BYTES), seconds)
         places = {identify_process(facts[n]): place for place, n in enumerate(reachable) if n > 0}
-        results = self._run_probes(ProbeTask(group, places))
+        results = self._run_probes(ProbeTask(group, places), has_driver=has_driver)
         if results is None:
             return
         place_names = [names[n] for n in reachable]
@@ -388,14 +417,16 @@ class _Examination:
                 problem, _, remedy = error.partition("; ")
                 self._report.add([create_failure("udp", place_names[place], problem, remedy)])
         ports = {name: e.port for name, e in zip(place_names, endpoints, strict=True)}
-        self._report.add(check_udp(self._report.matrix, ports))
+        self._report.add(check_udp(self._report.matrix, ports, self._find_udp_needs()))
 
-    def _run_probes(self, task: ProbeTask) -> list[ProbeResult] | None:
+    def _run_probes(self, task: ProbeTask, *, has_driver: bool) -> list[ProbeResult] | None:
         """Probe UDP from the executors and, at the same time, from the driver; return all results.
 
-        Return None if the executors' job fails. If the driver program can bind no port, return
-        only a result with this error.
+        Without ``has_driver``, the driver program does not take part. Return None if the executors'
+        job fails. If the driver program can bind no port, return only a result with this error.
         """
+        if not has_driver:
+            return self._run_barrier_job(partial(probe_from_executor, task), JOB_TIMEOUT_S)
         is_over = False
         try:
             with UdpProbe(
@@ -410,6 +441,14 @@ class _Examination:
         except SetupError as error:
             return [(0, {}, str(error))]
         return None if results is None else [(0, heard[0], ""), *results]
+
+
+def excuse_driver(finding: Finding) -> Finding:
+    """Return a finding about the driver program; what only a controller needs is a warning."""
+    if finding.level is not Level.FAILURE or finding.check not in CONTROLLER_CHECKS:
+        return finding
+    found = f"{finding.found} (not needed: the controller runs on an executor, in a task slot)"
+    return replace(finding, level=Level.WARNING, found=found)
 
 
 def name_processes(facts: Sequence[HostFacts]) -> list[str]:

@@ -65,6 +65,9 @@ def test_a_worker_dies_another_stands_still_and_each_row_counts_once(
     assert not set(killer.killed) & set(made.worker_pids())
     assert "is replaced, its process was killed by SIGKILL" in caplog.text
     assert "is replaced, its process gave no sign of life for 4 s" in caplog.text
+    warned = " ".join(summary.warnings)
+    assert "the process of partition 2 was killed by SIGKILL: another one has replaced it" in warned
+    assert "the process of partition 2 gave no sign of life for 4 s: another one" in warned
 
 
 def failing(tally: Any, how: str) -> Any:

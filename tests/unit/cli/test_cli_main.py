@@ -26,11 +26,12 @@ def run(args: argparse.Namespace) -> int:
 
 
 @pytest.fixture
-def kite(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make ``fly-kite`` the only subcommand."""
+def kite(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """Make ``fly-kite`` the only subcommand; return its module."""
     module = ModuleType("fly_kite")
     module.add_parser, module.run = add_parser, run
     monkeypatch.setattr(command, "_load_commands", lambda: {"fly-kite": module})
+    return module
 
 
 @pytest.mark.usefixtures("kite")
@@ -92,3 +93,25 @@ def test_a_pipe_that_breaks_elsewhere_is_told(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(command, "_load_commands", lambda: {"fly-kite": module})
     with pytest.raises(BrokenPipeError, match="elsewhere"):
         command.main(["fly-kite"])
+
+
+def test_ctrl_c_ends_a_command_without_a_traceback(
+    kite: ModuleType, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The exit code of an interrupted command is 130."""
+
+    def interrupt(args: argparse.Namespace) -> int:
+        raise KeyboardInterrupt
+
+    kite.run = interrupt  # type: ignore[attr-defined]
+    assert command.main(["fly-kite"]) == 130
+    assert capsys.readouterr().err == "sparkstrom fly-kite: interrupted\n"
+
+
+def test_a_command_may_have_no_standard_output(
+    kite: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before, a command that was started with ``>&-`` ended with an AttributeError."""
+    kite.run = lambda args: 0  # type: ignore[attr-defined]
+    monkeypatch.setattr(sys, "stdout", None)
+    assert command.main(["fly-kite"]) == 0

@@ -107,6 +107,7 @@ def test_for_people(capsys: pytest.CaptureFixture[str]) -> None:
         (("--workers", "0"), "workers=0"),
         (("--optimizer", "adamant"), "optimizer='adamant': must be one of"),
         (("--log", "lots"), "--log 'lots': write a size such as 512m"),
+        (("--log", "9" * 400), "write a size such as 512m"),
         (("--log", "1m"), "log_bytes"),
         (("--batch-memory", "1"), "batch_memory_bytes=1"),
         (("--mesh", "star"), "mesh_build_mode='star'"),

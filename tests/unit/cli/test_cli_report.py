@@ -35,6 +35,8 @@ def test_of_a_directory_the_newest_log_is_taken(
     """From a directory, given or in SPARKSTROM_RUNS, the newest log is taken."""
     older = written(tmp_path / "older.jsonl", real()[:5])
     os.utime(older, (1, 1))
+    (tmp_path / "removed.jsonl").symlink_to(tmp_path / "elsewhere.jsonl")
+    (tmp_path / "directory.jsonl").mkdir()
     assert main(["report", str(tmp_path)]) == 0
     assert log.with_suffix(".html").exists()
     log.with_suffix(".html").unlink()

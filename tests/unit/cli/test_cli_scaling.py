@@ -99,6 +99,7 @@ def test_a_script_is_measured(capsys: pytest.CaptureFixture[str], tmp_path: Path
         (SCRIPT + "batch = batch[0][:0], batch[1][:0]", "`batch` has no rows"),
         (SCRIPT + "batch = 'rows', batch[1]", "the features of `batch` are not rows"),
         (SCRIPT + "batch = batch[0], 3", "the labels of `batch` are not rows"),
+        (SCRIPT + "raise SystemExit(3)", "it ended with exit code 3; name a script that leaves"),
     ],
 )
 def test_a_script_that_does_not_do(
@@ -150,6 +151,8 @@ def test_flags_are_looked_at_before_a_script_runs(
         (("--density", "2"), "--density '2': must be a number above 0 and at most 1"),
         (("--params", "inf"), "--params 'inf': number 'inf': write a whole number"),
         (("--link", "wide"), "--link 'wide': rate 'wide': write it as tc does"),
+        (("--link", "9" * 400 + "gbit"), "write it as tc does"),
+        (("--link", "0.4bit"), "write it as tc does"),
         (("--latency", "-1ms"), "--latency"),
         (("--workers", "4..2"), "write 2..64 or 2,4,8"),
         (("--workers", "0"), "write 2..64 or 2,4,8"),
@@ -167,6 +170,23 @@ def test_what_cannot_be_is_refused(
     flag, value = flags
     assert main([*ASKED, f"{flag}={value}"]) == 2
     assert words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (("--step", "20min"), "1,200 s a step"),
+        (("--step", "999.7ms"), "1 s a step"),
+        (("--link", "999.9mbit"), "links of 1 Gbit/s"),
+        (("--link", "2tbit"), "links of 2 Tbit/s"),
+    ],
+)
+def test_large_values_have_no_exponents(
+    capsys: pytest.CaptureFixture[str], flags: tuple[str, str], words: str
+) -> None:
+    """Before, the text had 1.2e+03 s and 1e+03 Mbit/s."""
+    assert main([*ASKED, *flags]) == 0
+    assert words in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("flag", ["--params", "--step"])
@@ -228,6 +248,20 @@ def test_a_file_that_is_no_rehearsal_is_refused(
 def test_a_script_may_take_its_directory_from_the_import_path(tmp_path: Path) -> None:
     """Before, the measurement was lost if a script removed its directory from ``sys.path``."""
     before = sys.path[:]
-    with scaling._script_import_path(tmp_path / "mine.py"):
+    with scaling._script_environment(tmp_path / "mine.py"):
         sys.path.remove(str(tmp_path))
     assert sys.path == before
+
+
+def test_a_script_gets_no_arguments_of_the_command(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before, a script with argparse refused ``scaling --measure``, as its own arguments."""
+    script = tmp_path / "mine.py"
+    parse = "import argparse\nargparse.ArgumentParser().parse_args()\n"
+    script.write_text(parse + SCRIPT)
+    given = ["sparkstrom", "scaling", "--measure", str(script), "--workers", "2", "--json"]
+    monkeypatch.setattr(sys, "argv", given)
+    assert main() == 0
+    assert json.loads(capsys.readouterr().out)["params"] > 0
+    assert sys.argv == given

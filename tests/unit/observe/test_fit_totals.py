@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
+
+import pytest
 
 from sparkstrom.observe.telemetry import (
     FitTotals,
@@ -24,8 +27,8 @@ def told(*training: TrainingCounters) -> FitTotals:
 def test_workers_are_added_up() -> None:
     """Counters are summed over workers; the threshold is the mean of those that are known."""
     total = told(
-        TrainingCounters(0, hits=3, residual_square=9.0, tau=0.25),
-        TrainingCounters(1, hits=4, residual_square=16.0, tau=0.75),
+        TrainingCounters(0, hits=3, residual_square=9.0, tau=0.25, publications=1),
+        TrainingCounters(1, hits=4, residual_square=16.0, tau=0.75, publications=1),
         TrainingCounters(2),
     )
     training = total.training
@@ -47,6 +50,20 @@ def test_who_replaces_a_worker_reads_the_same_rows() -> None:
         TrainingCounters(0, attempt=9, rows_held_out=5, spilled_bytes=9, examples=1),
     ).training
     assert (training.rows_held_out, training.spilled_bytes, training.examples) == (11, 17, 3)
+
+
+def test_a_worker_that_was_replaced_does_not_count_in_the_last_loss_and_the_threshold() -> None:
+    """Before, the loss of a lost worker's last epoch was part of the fit's loss to its end."""
+    lost = TrainingCounters(0, 7, last_loss_sum=9.0, last_loss_weight=3.0, tau=0.5, publications=2)
+    other = TrainingCounters(1, 8, last_loss_sum=1.0, last_loss_weight=2.0, tau=0.2, publications=2)
+    joined = TrainingCounters(0, 9)  # it has not finished an epoch, nor published
+    training = told(lost, other, joined).training
+    assert (training.last_loss_sum, training.last_loss_weight) == (10.0, 5.0)
+    assert training.tau == pytest.approx(0.35)
+    ended = replace(joined, last_loss_sum=0.5, last_loss_weight=1.0, tau=0.1, publications=1)
+    training = told(lost, other, ended).training
+    assert (training.last_loss_sum, training.last_loss_weight) == (1.5, 3.0)
+    assert training.tau == pytest.approx(0.15)
 
 
 def waiting(workers: int, minibatches: int, **masses: Any) -> float:

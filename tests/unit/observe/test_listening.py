@@ -79,12 +79,34 @@ def test_a_second_fit_counts_anew() -> None:
 
 
 def test_performance_is_that_since_the_last_line() -> None:
-    """The printed speed is that since the listener's previous line."""
+    """The printed speed is that since the listener's previous line, or since the first event."""
     said: list[str] = []
-    tell(PerformanceListener(10, said.append), later(10), later(30))
-    assert said[1] == (
-        "minibatch 30: 80 examples/s, 10.0 minibatches/s, 1.00 MB sent, 2 of 2 workers"
-    )
+    tell(PerformanceListener(10, said.append), later(5), later(10), later(30, examples=480))
+    assert said == [
+        "minibatch 10: 80 examples/s, 10.0 minibatches/s, 1.00 MB sent, 2 of 2 workers",
+        "minibatch 30: 200 examples/s, 10.0 minibatches/s, 1.00 MB sent, 2 of 2 workers",
+    ]
+
+
+def test_performance_does_not_count_the_start_and_what_was_trained_before_a_resume() -> None:
+    """Before, the first line of a resumed fit had all minibatches of the checkpoint."""
+    said: list[str] = []
+    resumed = [later(n, seconds=27.0 + n / 10, examples=8 * (n - 5000)) for n in (5003, 5009, 5013)]
+    tell(PerformanceListener(10, said.append), *resumed)
+    assert said == [
+        "minibatch 5,013: 80 examples/s, 10.0 minibatches/s, 1.00 MB sent, 2 of 2 workers"
+    ]
+
+
+def test_performance_is_measured_anew_after_the_loss_of_a_controller() -> None:
+    """Before, fewer examples than in the last line gave a negative speed."""
+    said: list[str] = []
+    after = [later(n, examples=8 * (n - 20)) for n in (31, 40, 50)]
+    tell(PerformanceListener(10, said.append), later(20), later(30), *after)
+    assert [text.split(",")[0] for text in said] == [
+        "minibatch 30: 80 examples/s", "minibatch 40: 80 examples/s", "minibatch 50: 80 examples/s",
+    ]  # fmt: skip
+    assert "examples_per_second" not in dict(tracking.iteration_scalars(after[0], later(30)))
 
 
 def test_the_remaining_time_leaves_the_start_out() -> None:
@@ -92,6 +114,18 @@ def test_the_remaining_time_leaves_the_start_out() -> None:
     said: list[str] = []
     tell(TimeIterationListener(10, said.append), replace(FIRST, seconds=0.0), later(10), later(40))
     assert said == ["remaining: 0 min 10 s"]
+
+
+@pytest.mark.parametrize(
+    ("left_s", "words"),
+    [(29.6, "0 min 30 s"), (59.7, "1 min 0 s"), (100.0, "1 min 40 s"), (7199.0, "119 min 59 s")],
+)
+def test_the_remaining_time_is_in_whole_minutes_and_the_rest(left_s: float, words: str) -> None:
+    """Before, the minutes were rounded: 100 seconds were "2 min 40 s"."""
+    said: list[str] = []
+    first, now = later(10, seconds=0.0), later(20, seconds=left_s / 8)
+    tell(TimeIterationListener(10, said.append), first, now)
+    assert said == [f"remaining: {words}"]
 
 
 def test_rows_are_evaluated_every_so_many_epochs() -> None:

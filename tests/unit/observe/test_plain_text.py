@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sparkstrom.observe.progress import RateLimiter, to_printable_line
+from sparkstrom.observe.reporting.summary_rendering import format_bytes, format_number
 
 
 @pytest.mark.parametrize(
@@ -31,6 +32,31 @@ def test_a_line_has_an_end(text: str) -> None:
     shown = to_printable_line(text, 20)
     assert len(shown) == 20
     assert shown.endswith("…")
+
+
+@pytest.mark.parametrize(
+    ("size", "shown"),
+    [
+        (999, "999 bytes"),
+        (1000, "1 kB"),
+        (999_499, "999 kB"),
+        (999_600, "1 MB"),
+        (2e15, "2e+03 TB"),
+    ],
+)
+def test_sizes_change_the_unit_where_rounding_reaches_it(size: float, shown: str) -> None:
+    """Before, 999,600 bytes were 1e+03 kB."""
+    assert format_bytes(size) == shown
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [(0.00051, "0.00051"), (0.1236, "0.1236"), (9999.0, "9999"), (12_345.6, "12,346"),
+     (-98_765.4, "-98,765"), (1.5e6, "1.5e+06"), (0.0, "0")],
+)  # fmt: skip
+def test_numbers_from_ten_thousand_on_are_whole(value: float, shown: str) -> None:
+    """Before, a throughput of 12,345.6 was shown as 1.235e+04."""
+    assert format_number(value) == shown
 
 
 def test_what_just_fits_is_whole() -> None:

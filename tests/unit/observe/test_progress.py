@@ -218,3 +218,15 @@ def test_characters_that_the_stream_does_not_have_are_escaped(clock: Clock) -> N
         shown.say("a word…")
         shown.say("another one")
         assert written.getvalue() == b"a word\\u2026\nanother one\n"
+
+
+def test_speeds_are_measured_anew_after_the_loss_of_a_controller() -> None:
+    """Workers of another controller count from 0. Before, the speed was negative for 15 s."""
+    rate = ProgressRate()
+    for now_s in range(5):
+        rate.update(line(1000 * now_s, epoch=1 + now_s / 10), float(now_s))
+    assert rate.examples_per_s == 1000
+    rate.update(line(0, epoch=1.2), 30.0)
+    assert (rate.examples_per_s, rate.remaining_s) == (None, None)
+    rate.update(line(4000, epoch=1.4), 32.0)
+    assert rate.examples_per_s == 2000

@@ -355,3 +355,15 @@ def test_throughput_is_over_spans_that_are_long_enough() -> None:
     )
     assert compute_throughput([1.0, 3.0], [10, 4], 3.0) == ([3.0], [0.0])
     assert compute_throughput([], [], 0.0) == ([], [])
+
+
+def test_a_running_fit_that_has_not_trained_says_so(tmp_path: Path) -> None:
+    """Iterations before the first minibatch, as in logs of earlier versions, are no training."""
+    begin, *lines, _ = real()
+    first = next(line for line in lines if line["event"] == "iteration")
+    assert first["minibatches"] == 0
+    said = page(tmp_path, [begin, first]).said
+    assert "no step was reported" in said
+    started = page(tmp_path, [begin, *lines]).said
+    assert "no step was reported" not in started
+    assert "start, seconds: 28 s" in started  # before, all of it was training

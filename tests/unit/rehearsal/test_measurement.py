@@ -48,6 +48,12 @@ def test_a_link_is_as_fast_as_the_fastest_stream_and_the_slowest_host_counts() -
     )
 
 
+def test_long_steps_and_fast_links_have_no_exponents() -> None:
+    """Before, the text had 1.2e+03 ms and 1.2e+03 Mbit/s."""
+    found = summarize_workers([worker("a", 1.2, b=(1.2e9, 0.2)), worker("b", 1.2)])
+    assert "takes 1200 ms (1200 to 1200), links 1200 Mbit/s, latency 100 ms" in found.text
+
+
 def test_workers_of_one_host_have_no_link() -> None:
     """Workers on one host give no link figures."""
     found = summarize_workers([worker("a"), worker("a")])

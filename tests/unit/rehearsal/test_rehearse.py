@@ -351,6 +351,7 @@ def test_numbers_of_workers_may_be_numpys(given: Any) -> None:
         ({"straggler": "0.5"}, "straggler='0.5': write NUMBERxSPEED, such as '1x0.5'"),
         ({"straggler": "1x2"}, "straggler=2.0: must be above 0 and at most 1"),
         ({"kill": -1}, "kill=-1"),
+        ({"kill": 10**9}, "kill=1000000000: must be at most 100,000 deaths"),
         ({"rows": 0}, "rows=0"),
         ({"seed": -1}, "seed=-1"),
         ({"scaling": "linear"}, "scaling='linear': must be of sequential, limited, ddp"),

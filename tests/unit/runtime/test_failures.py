@@ -138,7 +138,7 @@ def run_rounds(fail: Callable[..., Any]) -> None:
 def run_processes(fail: Callable[..., Any]) -> None:
     """Run a job whose worker processes fail to start; raise the job's error."""
     workers = SimpleNamespace(begin=fail, drop=lambda partitions: None)
-    job = ProcessJob(cast(Any, None), cast(Any, None))
+    job = ProcessJob(cast(Any, None), cast(Any, None), print)
     job._workers = cast(Any, workers)
     job._run()
     assert job.error is not None

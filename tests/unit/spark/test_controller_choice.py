@@ -14,6 +14,7 @@ from sparkstrom.options.gradient_sharing import SharedTrainingMaster
 from sparkstrom.options.network import ControllerChoice, VoidConfiguration, parse_controller
 from sparkstrom.options.resolution import resolve
 from sparkstrom.planning.memory import ModelFootprint
+from sparkstrom.spark.controller.controller_placement import order_executors
 from sparkstrom.spark.executor_slots import count_workers
 from sparkstrom.spark.fit_strategies import strategy_for
 from sparkstrom.transport.aeron.driver_directories import find_executor_process
@@ -167,6 +168,13 @@ def test_it_has_one_of_the_slots() -> None:
         count_workers(TaskSlots(2, 3), strategy_for(master("executor", 3)))
     with pytest.raises(UsageError, match="needs one slot more: 1 workers"):
         count_workers(TaskSlots(1, 1), strategy_for(master("executor")))
+
+
+def test_one_executor_of_each_host_is_asked_before_the_others() -> None:
+    """Before, 64 executors of the first hosts were asked, whether a host has one or many."""
+    names = [(f"{host}.{n}", f"10.0.0.{host}") for host in range(3) for n in range(2)]
+    order = [name for name, _ in order_executors(names, "10.0.0.1")]
+    assert order == ["1.0", "1.1", "0.0", "2.0", "0.1", "2.1"]
 
 
 def test_an_executor_is_known_by_what_spark_started_it_with(tmp_path: Path) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -23,6 +25,7 @@ from sparkstrom.fit.fit_context import FitReporting, FitRequest, TaskSlots
 from sparkstrom.fit.session import ControllerCopyListener, ControllerRecovery, FitSession
 from sparkstrom.fit.strategy import GradientSharing
 from sparkstrom.fit.summary import FitRecord
+from sparkstrom.observe.early_stopping import EarlyStopping, MaxTimeIterationTerminationCondition
 from sparkstrom.observe.epoch_history import EpochHistory
 from sparkstrom.observe.progress import ProgressDisplay
 from sparkstrom.runtime.master_control import MasterControl, Progress
@@ -362,6 +365,43 @@ def test_a_fit_that_ends_before_its_controller_starts_ends_the_controller(
     with pytest.raises(kind):
         fit.run(cast(Any, run), None)
     assert ended == [run]
+
+
+def test_the_time_limit_of_early_stopping_includes_the_lost_controllers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Before, ``MaxTimeIterationTerminationCondition`` counted anew with each controller."""
+    rule = EarlyStopping(patience=None, conditions=[MaxTimeIterationTerminationCondition(60)])
+    state = SimpleNamespace(
+        rollback_on_error=contextlib.nullcontext,
+        shared_buffers_warning=lambda: None,
+        forget_resume_state=lambda: None,
+    )
+    checkpoints = SimpleNamespace(mark_failed_on_error=contextlib.nullcontext)
+    call = replace(CALL, early_stopping=rule)
+    fit = FitSession(*cast(Any, [None, checkpoints, call, None, state]))
+    first, second, stops = Run(1), Run(2), list[str]()
+    second.request_stop = stops.append  # type: ignore[attr-defined]
+    now = [100.0]
+    monkeypatch.setattr(controller_copies, "time", SimpleNamespace(monotonic=lambda: now[0]))
+
+    def run_one(runner: Run, stopping: EarlyStoppingListener, *_: Any) -> str:
+        now[0] += 50.0
+        if runner is first:
+            raise LOST
+        stopping._clock = lambda: now[0]
+        stopping.on_phase(Phase.RUNNING)
+        stopping.on_progress(Progress(Phase.RUNNING, 2, 2, 2, 0, 9, 0, 0.0, {}))
+        return "the summary"
+
+    fit._runner = cast(Any, first)
+    fit._run_one = run_one  # type: ignore[method-assign, assignment]
+    fit._resume = fit._checkpoint_listener = lambda *_: None  # type: ignore[method-assign]
+    fit._restart = lambda *_: cast(Any, second)  # type: ignore[method-assign]
+    recovery = SimpleNamespace(next_request=lambda *_: call)
+    assert fit._run_all(*cast(Any, [None, recovery, None])) == "the summary"
+    (reason,) = stops
+    assert reason.endswith("is met after 100 s")
 
 
 def test_a_listener_hears_that_there_is_no_further_one() -> None:

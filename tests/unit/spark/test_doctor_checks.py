@@ -18,6 +18,7 @@ from sparkstrom.spark.doctor.checks import (
     Level,
     Report,
     UdpLink,
+    UdpNeeds,
     build_matrix,
     check_configuration,
     check_executors,
@@ -26,9 +27,12 @@ from sparkstrom.spark.doctor.checks import (
     check_spark,
     check_udp,
     check_versions,
+    create_failure,
     explain_job_failure,
+    find_udp_needs,
     format_report,
 )
+from sparkstrom.spark.doctor.examination import excuse_driver
 from sparkstrom.spark.doctor.host_facts import (
     DiskSpace,
     GpuFacts,
@@ -325,6 +329,13 @@ def test_ways_have_a_direction() -> None:
     assert [each.level for each in check_udp(matrix, PORTS)] == [OK]
 
 
+def test_fast_and_long_links_have_no_exponents() -> None:
+    """Before, the matrix had 1.23e+03 MB/s and 1.2e+02 ms."""
+    matrix = build_matrix(NAMES, heard(_0_1=replace(GOOD, bytes_s=1.234e9, round_trip_s=0.1234)))
+    text = format_report(Report([], matrix))
+    assert {"1234", "123"} <= set(text.split())
+
+
 @pytest.mark.parametrize(
     ("told", "level", "words"),
     [
@@ -349,6 +360,55 @@ def test_a_way_that_is_not_well(told: PeerResult, level: Level, words: str) -> N
     assert bad.level is level
     assert f"{bad.where}: {bad.found}".startswith(words)
     assert bad.remedy
+
+
+DRIVER_SILENT = {"_0_1": PeerResult(), "_0_2": PeerResult()}  # its datagrams arrive nowhere
+
+
+@pytest.mark.parametrize(
+    ("controller", "is_mesh", "changed", "driver", "executors"),
+    [
+        ("auto", False, {}, True, False),
+        ("auto", True, {}, True, True),
+        ("auto", False, {"_0_1": PeerResult()}, True, False),  # host2 gets answers
+        ("auto", False, DRIVER_SILENT, False, True),
+        ("driver", False, DRIVER_SILENT, True, False),
+        ("executor", False, {}, False, True),
+        ("host1:40123", False, {}, False, True),
+    ],
+)
+def test_a_fit_needs_some_ways_only(
+    controller: str, is_mesh: bool, changed: dict[str, PeerResult], driver: bool, executors: bool
+) -> None:
+    """All workers exchange datagrams with the controller; executors with each other in a mesh."""
+    matrix = build_matrix(NAMES, heard(**changed))
+    assert find_udp_needs(matrix, controller, is_mesh=is_mesh) == UdpNeeds(driver, executors)
+
+
+@pytest.mark.parametrize(
+    ("changed", "needs"),
+    [
+        (DRIVER_SILENT, UdpNeeds(driver=False)),
+        ({"_1_2": PeerResult()}, UdpNeeds(executors=False)),
+        ({"_2_1": replace(GOOD, receives_fragmentable=False)}, UdpNeeds(executors=False)),
+    ],
+)
+def test_a_way_that_a_fit_does_not_need_is_no_failure(
+    changed: dict[str, PeerResult], needs: UdpNeeds
+) -> None:
+    """Before, the doctor said that training would fail, although the controller moves."""
+    matrix = build_matrix(NAMES, heard(**changed))
+    found = check_udp(matrix, PORTS, needs)
+    assert {each.level for each in found if each.level is not OK} == {WARNING}
+    assert FAILURE in {each.level for each in check_udp(matrix, PORTS)}
+
+
+def test_a_driver_without_a_controller_needs_no_media_driver() -> None:
+    """What only a controller needs is a warning on the driver if the controller is elsewhere."""
+    library = create_failure("aeron library", "driver", "none", "fetch it")
+    assert excuse_driver(library).level is WARNING
+    scratch = create_failure("scratch", "driver", "full", "free some")
+    assert excuse_driver(scratch) is scratch
 
 
 def test_a_far_way_is_told() -> None:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from sparkstrom.base.cache_directory import VARIABLE
+from sparkstrom.fit.fit_context import TaskSlots
 from sparkstrom.spark.doctor import examination as examining
 from sparkstrom.spark.doctor import host_facts
-from sparkstrom.spark.doctor.checks import Level
-from sparkstrom.spark.doctor.examination import ExaminationOptions, examine
+from sparkstrom.spark.doctor.checks import Level, Report, UdpLink
+from sparkstrom.spark.doctor.examination import ExaminationOptions, _Examination, examine
 from sparkstrom.spark.doctor.host_facts import find_kernel_cache
 
 
@@ -39,6 +41,35 @@ def test_a_master_that_does_not_answer_is_a_finding(monkeypatch: pytest.MonkeyPa
     (found,) = report.findings
     assert found.level is Level.FAILURE
     assert "spark://nohost:7077" in found.remedy
+
+
+SILENT, HEARD = UdpLink(False, False, False), UdpLink(True, True, True)
+
+
+@pytest.mark.parametrize(
+    ("master", "conf", "driver"),
+    [
+        ("spark://h:7077", {}, False),
+        ("spark://h:7077", {"spark.sparkstrom.controller": "driver"}, True),
+        ("spark://h:7077", {"spark.sparkstrom.workers_per_node": "2"}, True),  # no slot is left
+        ("local-cluster[2,2,1024]", {}, True),
+    ],
+)
+def test_a_driver_that_nobody_hears_matters_if_the_controller_stays(
+    master: str, conf: dict[str, str], driver: bool
+) -> None:
+    """With ``controller="auto"`` it moves to an executor, if one has a task slot for it."""
+    session: Any = SimpleNamespace(conf=conf, context=SimpleNamespace(master=master))
+    names = ("driver", "a", "b")
+    report = Report(
+        matrix={
+            sender: {to: SILENT if sender == "driver" else HEARD for to in names if to != sender}
+            for sender in names
+        }
+    )
+    made = _Examination(session, ExaminationOptions(None, {}, 1.0), report, lambda text: None)
+    made._slots, made._workers = TaskSlots(2, 2), 3
+    assert made._find_udp_needs().driver is driver
 
 
 def test_compiled_kernels_are_looked_for_where_they_are_kept(

@@ -108,8 +108,10 @@ def test_ports_are_enough_for_a_host() -> None:
     assert (first, last - first + 1) == (40_123, 201)
     void = VoidConfiguration(unicast_port=5000)
     assert plan(void=void).network.ports == (5000, 5063)
-    with pytest.raises(UsageError, match="65535"):
-        plan(void=VoidConfiguration(unicast_port=65_500))
+    assert plan(void=VoidConfiguration(unicast_port=65_500)).network.ports == (65_500, 65_535)
+    assert plan(void=VoidConfiguration(unicast_port=65_533)).network.ports == (65_533, 65_535)
+    with pytest.raises(UsageError, match=r"a host needs 3 ports from there on, but .* 65535"):
+        plan(void=VoidConfiguration(unicast_port=65_534))
 
 
 def test_what_it_says_to_set_is_what_fit_is_content_with() -> None:

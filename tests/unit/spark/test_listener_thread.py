@@ -17,6 +17,7 @@ import pytest
 
 from sparkstrom import SharedTrainingMaster
 from sparkstrom.base.errors import TrainingError, UsageError
+from sparkstrom.base.identity import Position
 from sparkstrom.codec.messages import Phase
 from sparkstrom.fit.listeners import ListenerThread, check_listeners, make_listener_thread
 from sparkstrom.listeners import (
@@ -32,7 +33,7 @@ from sparkstrom.models import DenseNetwork
 from sparkstrom.observe.epoch_history import Epoch
 from sparkstrom.observe.listener_events import read_run_log
 from sparkstrom.observe.progress import ProgressDisplay
-from sparkstrom.protocol.common.fit_spec import FitSpec
+from sparkstrom.protocol.common.fit_spec import FitSpec, PartitionStart
 from sparkstrom.protocol.master.members import Departure
 from sparkstrom.runtime.master_control import Progress
 
@@ -99,7 +100,7 @@ def test_events_come_in_order_in_another_thread() -> None:
     heard = thread_of(diary, other)
 
     def fit() -> None:
-        heard.on_progress(START)
+        heard.on_progress(at(1))
         heard.on_epoch(Epoch(1, 0.5, 100, 0.25, 2, held_weight=10.0))
 
     summary = run(heard, fit)
@@ -170,6 +171,25 @@ def test_a_slow_listener_hears_of_the_newest_iteration_alone() -> None:
     run(heard, fit)
     told = [event.minibatches for event in slow.events if isinstance(event, Iteration)]
     assert told == [50]
+
+
+@pytest.mark.parametrize("resumed", [0, 7])
+def test_there_is_no_iteration_before_a_minibatch_is_committed(resumed: int) -> None:
+    """Before, the first event came at the start, so the time until the first step was training."""
+    diary = Diary()
+    heard = thread_of(diary)
+    starts = (PartitionStart(Position(0, resumed), 90, 1, 10), PartitionStart(Position(0, 0)))
+
+    def fit() -> Any:
+        heard.on_fit_begin(replace(SPEC, starts=starts))
+        for minibatches in (resumed, resumed, resumed + 3):
+            heard.on_progress(at(minibatches))
+            heard.on_epoch(Epoch(1, 0.5, 100, 0.25, 2, held_weight=10.0))  # queues any iteration
+        return Summary()
+
+    heard.run_fit(fit)
+    told = [event.minibatches for event in diary.events if isinstance(event, Iteration)]
+    assert told == [resumed + 3]
 
 
 def test_workers_come_and_go_with_the_reason() -> None:
@@ -289,7 +309,7 @@ def test_equal_listeners_are_not_confused() -> None:
 
     whole, broken = Equal(), Broken()
     heard = thread_of(whole, broken)
-    run(heard, lambda: heard.on_progress(START))
+    run(heard, lambda: heard.on_progress(at(1)))
     assert whole.kinds == ["FitBegin", "WorkerChange", "Iteration", "FitEnd"]
     assert broken.kinds == ["FitBegin"]
 
@@ -299,7 +319,7 @@ def test_a_run_log_that_cannot_be_written_ends_no_fit(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     diary = Diary()
     heard = thread_of(JsonLines(tmp_path / "file" / "run.jsonl"), diary)
-    summary = run(heard, lambda: heard.on_progress(START))
+    summary = run(heard, lambda: heard.on_progress(at(1)))
     (warning,) = summary.warnings
     assert warning.startswith("listener JsonLines.on_fit_begin raised ")
     assert diary.kinds == ["FitBegin", "WorkerChange", "Iteration", "FitEnd"]
@@ -330,7 +350,10 @@ def test_the_run_log_has_the_end_although_a_listener_is_still_busy_with_it(
     with pytest.raises(ZeroDivisionError):
         run(heard, fail)
     assert went_in.wait(30)
-    assert [event["event"] for event in read_run_log(path)] == ["fit_begin", "fit_end"]
+    begin, end = read_run_log(path)
+    assert (begin["event"], end["event"]) == ("fit_begin", "fit_end")
+    assert {"void", "publish_every"} <= begin["options"].keys()
+    assert "given" not in begin["options"]  # a set of names, in random order
     may_go_on.set()
     heard._thread.join(30)
 

@@ -10,7 +10,7 @@ import pytest
 from sparkstrom.base.errors import TrainingError
 from sparkstrom.fit.supervisor import STAGE_ATTEMPTS_HINT, FitSupervisor
 from sparkstrom.spark import jobs as memory_watch
-from sparkstrom.spark.jobs import OutOfMemoryMonitor
+from sparkstrom.spark.jobs import OutOfMemoryMonitor, SparkJob
 
 ANYTHING: Any = None
 TOO_OFTEN = """An error occurred while calling z:org.apache.spark.api.python.PythonRDD.collect.
@@ -26,6 +26,7 @@ class FakeJob:
     def __init__(self) -> None:
         self.stages = [(0, 0, 0), (1, 0, 0)]
         self.killed: list[str] = []
+        self.died: list[str] = []
         self.asked = 0
         self.error: Exception | None = None
 
@@ -35,6 +36,9 @@ class FakeJob:
     def killed_for_memory(self) -> list[str]:
         self.asked += 1
         return list(self.killed)
+
+    def dead_python_workers(self) -> list[str]:
+        return list(self.died)
 
 
 @pytest.fixture
@@ -68,6 +72,41 @@ def test_each_text_is_told_once_and_that_of_the_last_moment_too(watched: Any) ->
     watched.job.killed.append("give it 2 GB")
     watched.watch.on_fit_end(ANYTHING)
     assert watched.warnings == ["give it 1 GB", "give it 2 GB"]
+
+
+def test_a_python_process_that_died_is_told_once(watched: Any) -> None:
+    """Before, the summary only had that another attempt has taken the partition over."""
+    watched.job.stages[1], watched.job.died = (1, 0, 1), ["it died"]
+    watched.watch.on_progress(ANYTHING)
+    watched.watch.on_fit_end(ANYTHING)
+    assert watched.warnings == ["it died"]
+
+
+class FailedJob(SparkJob):
+    """A job of two tasks that failed, one of them because its Python process died."""
+
+    def stage_attempts(self) -> list[tuple[int, int, int]]:
+        return [(7, 0, 2)]
+
+    def _attempt_tasks(self, *_: Any) -> Any:
+        errors = (
+            "ValueError: a row of the user's data",
+            "org.apache.spark.SparkException: Python worker exited unexpectedly (crashed). Cons",
+        )
+        for partition, error in enumerate(errors):
+            text = SimpleNamespace(isDefined=lambda: True, get=lambda error=error: error)
+            yield SimpleNamespace(
+                partitionId=lambda partition=partition: partition,
+                host=lambda: "host7",
+                attempt=lambda: 0,
+                errorMessage=lambda text=text: text,
+            )
+
+
+def test_only_a_dead_process_counts_as_one() -> None:
+    """Messages name the partition, the host and the attempt; other errors have none."""
+    (text,) = FailedJob(None, "group", list).dead_python_workers()
+    assert text.startswith("the Python process of partition 1 on host7 died in attempt 0")
 
 
 @pytest.mark.parametrize(

@@ -164,6 +164,20 @@ def test_a_train_needs_an_answer_to_a_ping_and_comes_once() -> None:
         assert received(probe, peer, [fresh] * 5) == 0
 
 
+def test_pings_from_before_the_start_are_not_answered() -> None:
+    """Before, late replies made round trips up to 0.1 s longer for a peer that started earlier."""
+    group = group_of(2, 0.3)
+    ping = recorded(group, udp_probe.DatagramKind.PING, 1)
+    looks = iter([False, True])
+    with (
+        UdpProbe(group, 0, lambda endpoint: 1408) as probe,
+        bind_socket(group.endpoints[1]) as peer,
+    ):
+        for _ in range(3 * udp_probe.READS_MAX):
+            peer.sendto(ping, tuple(group.endpoints[0]))
+        assert probe.run(stopped=lambda: next(looks)) == {1: PeerResult()}
+
+
 def test_a_pong_counts_for_a_ping_of_ours_alone() -> None:
     """A pong with a stamp that this probe never sent is ignored."""
     group = group_of(2, 0.3)
