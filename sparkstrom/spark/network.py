@@ -59,7 +59,7 @@ from sparkstrom.rehearsal.script import rehearse_instead
 from sparkstrom.spark.application import Application, Predictor, require_active_session
 from sparkstrom.spark.classic_application import ClassicApplication
 from sparkstrom.spark.data.export import ExportCache
-from sparkstrom.spark.data.partitioning import HeldOutFrames, PartitionedData
+from sparkstrom.spark.data.partitioning import HeldOutFrames, PartitionedData, check_columns
 from sparkstrom.spark.dl4j_method_names import Dl4jMethodNames
 from sparkstrom.spark.executor.entry_points import pickle_by_value
 from sparkstrom.spark.executor.rehearsal_measurement import check_barrier_stages, measure_workers
@@ -213,6 +213,7 @@ class SparkNetwork(Dl4jMethodNames, TrainedNetwork):
             # The model may have been changed since the network was made.
             require_model(self._model, pickle_by_value)
             self._application.check_data(data)
+            check_columns(data, columns)  # before the program waits for executors
             slots = self._application.await_slots(options.start_timeout, progress.say)
             workers, warnings = self._prepare(slots, progress.say)
             strategy = self._strategy

@@ -96,6 +96,13 @@ def check_data(data: Any) -> None:
         )
 
 
+def check_columns(data: Any, columns: ColumnSpec) -> None:
+    """Raise UsageError unless ``data`` has these columns, with suitable types; run no Spark job."""
+    check_column_spec(columns, is_dataframe(data))
+    if is_dataframe(data):
+        find_fields(data, columns)
+
+
 def create_source(data: Any, columns: ColumnSpec) -> RowSource:
     """Return a RowSource for an RDD of rows or a DataFrame. Raise UsageError for other data."""
     check_data(data)
