@@ -206,7 +206,8 @@ def _create_expression(field: StructField, alias: str, dense: bool) -> Column:
     if dense and is_vector(kind) and 0 < _vector_width(field) <= DENSE_WIDTH_MAX:
         from pyspark.ml.functions import vector_to_array
 
-        return vector_to_array(sql.col(quoted), "float32").alias(alias)
+        # Doubles: the JVM would convert a number that float32 cannot hold to infinity.
+        return vector_to_array(sql.col(quoted)).alias(alias)
     type_name = kind.simpleString()
     if "decimal" in type_name and not is_vector(kind):
         import re
