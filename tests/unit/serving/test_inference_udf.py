@@ -130,6 +130,7 @@ def test_outputs_are_those_of_predict() -> None:
         ([pd.Series([1.0, None])], None, None, "column 0 has a null or NaN, in row 1"),
         ([pd.Series([np.array([1]), None])], None, None, "has a null"),
         ([pd.Series(["a"])], None, None, "give numbers"),
+        ([pd.Series([pd.Timestamp(0)])], None, None, r"column 0 has datetime64\[ns\] values: give"),
         ([pd.Series([{"a": 1}])], None, None, "column 0 has dict values: give numbers"),
         ([pd.Series([np.array(["a"], object)])], None, None, "has str values: give numbers"),
         ([arrays([1, 2], [3, np.nan])], None, None, "column 0 has a null or NaN, in row 1"),
