@@ -519,6 +519,10 @@ def is_list_type(kind: pa.DataType) -> bool:
 
 
 def _to_numpy(column: pa.Array) -> NDArray[Any]:
-    """Convert an Arrow column to a NumPy array; copy it only if necessary."""
+    """Convert an Arrow column to a NumPy array, of float64 for decimals; copy only if necessary."""
+    import pyarrow as pa
+
+    if pa.types.is_decimal(column.type):
+        column = column.cast(pa.float64())
     array: NDArray[Any] = column.to_numpy(zero_copy_only=False)
     return array
