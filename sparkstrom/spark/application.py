@@ -333,7 +333,7 @@ def _refuse_column_names(features: ColumnNames, output: object) -> None:
         ("features", features, FEATURES),
         ("output", output, PREDICTION),
     ):
-        if value != default:
+        if not (isinstance(value, str) and value == default):
             raise UsageError(
                 f"{name}={shown(value)}: only a Spark DataFrame has columns to name; give arrays of"
                 " the features, such as frame[names].to_numpy() of a pandas DataFrame, or an RDD of"

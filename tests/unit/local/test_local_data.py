@@ -324,6 +324,11 @@ def test_dealt_rows_are_all_there_once_and_the_same_again(tmp_path: Path) -> Non
         ([__file__], TABLE, "cannot be read as Parquet"),
         (table(), ColumnSpec("pixel", "digit"), "there is no column 'pixel' for features"),
         (
+            table().to_pandas(),
+            ColumnSpec("pixels", np.array(["digit", "more"])),  # type: ignore[arg-type]
+            "label=.*: give a column's name, a list",
+        ),
+        (
             table(),
             ColumnSpec("pixels", "digit", "pixels"),
             "weight column 'pixels' is .*: it must be a",
