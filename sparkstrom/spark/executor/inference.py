@@ -534,7 +534,8 @@ def create_inference_udf(model: Any, inputs: UdfInputs, shapes: UdfShapes, outpu
     result_type: Any = pd.Series if names is None else pd.DataFrame
     schema = "array<float>"
     if names is not None:
-        schema = f"struct<{','.join(f'`{name}`:array<float>' for name in names.values())}>"
+        quoted = [name.replace("`", "``") for name in names.values()]
+        schema = f"struct<{','.join(f'`{name}`:array<float>' for name in quoted)}>"
 
     def prediction(batches):  # type: ignore[no-untyped-def]  # Spark reads types from annotations
         """Yield the model's outputs for each batch of pandas Series."""

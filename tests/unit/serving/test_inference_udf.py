@@ -17,6 +17,7 @@ from sparkstrom.models.base import arrays_of
 from sparkstrom.models.output_interpretation import predict_flattened
 from sparkstrom.spark.executor.inference import (
     check_inputs,
+    create_inference_udf,
     predict_features,
     series_to_features,
 )
@@ -185,3 +186,10 @@ def test_shapes_are_sequences_of_whole_numbers() -> None:
     """Shapes may be tuples or lists of integers, including NumPy's."""
     check_inputs(2, [(1, 28, 28), [np.int64(4)]])
     check_inputs(("a", "b"), ((-1, 2), ()))
+
+
+def test_names_of_fields_are_quoted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A field's name may have backticks; before, Spark could not parse the type of the struct."""
+    monkeypatch.setattr("pyspark.sql.pandas.functions.pandas_udf", lambda function, kind: kind)
+    found = create_inference_udf(None, None, None, ("a.b", "c`d"))
+    assert found == "struct<`a.b`:array<float>,`c``d`:array<float>>"
