@@ -52,6 +52,7 @@ RejectRow = Callable[[int, str], None]  # (row, reason); raises UsageError
 ExpectedShape = tuple[int, ...] | None  # shape of one row's value; None: not known yet
 
 ENCODED_IMAGE_MAGIC = (b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff")  # PNG, JPEG
+PNG_DEPTH_AT = 24  # position of the bits per channel in a PNG: in IHDR, its first chunk
 OPENCV_DEPTHS = {0: "u1", 5: "<f4"}  # low bits of the mode in Spark's image schema: CV_8U, CV_32F
 
 
@@ -100,14 +101,23 @@ def _decode_image(row: int, value: bytes, reject: RejectRow) -> NDArray[np.uint8
         ) from None
     try:
         with Image.open(io.BytesIO(value)) as image:
-            if image.mode[0] in "IF":
-                reject(row, f"is an image of mode {image.mode}: only 8 bits per channel are read")
+            if image.mode[0] in "IF" or _has_16_bits(value):
+                mode = image.mode if image.mode[0] in "IF" else f"{image.mode} with 16 bits"
+                reject(row, f"is an image of mode {mode}: only 8 bits per channel are read")
             kept = image if image.mode in ("L", "RGB", "RGBA") else image.convert("RGB")
             array = np.asarray(kept)
     except (OSError, SyntaxError) as error:  # Pillow's errors for damaged files
         reject(row, f"is an image that cannot be opened: {error}")
         raise
     return array.reshape(array.shape[0], array.shape[1], -1)
+
+
+def _has_16_bits(value: bytes) -> bool:
+    """Return whether an encoded image is a PNG with 16 bits per channel.
+
+    Pillow drops the lower 8 bits of those with colours, and its mode does not show it.
+    """
+    return value.startswith(ENCODED_IMAGE_MAGIC[0]) and value[PNG_DEPTH_AT] == 16
 
 
 def _read_image_struct(row: int, image: dict[str, Any], reject: RejectRow) -> NDArray[Any]:
@@ -519,6 +529,10 @@ def is_list_type(kind: pa.DataType) -> bool:
 
 
 def _to_numpy(column: pa.Array) -> NDArray[Any]:
-    """Convert an Arrow column to a NumPy array; copy it only if necessary."""
+    """Convert an Arrow column to a NumPy array, of float64 for decimals; copy only if necessary."""
+    import pyarrow as pa
+
+    if pa.types.is_decimal(column.type):
+        column = column.cast(pa.float64())
     array: NDArray[Any] = column.to_numpy(zero_copy_only=False)
     return array

@@ -71,9 +71,7 @@ def check_column_spec(chosen: ColumnSpec, dataframe: bool, data_kind: str = "an 
     ``dataframe`` is True if the data have columns; otherwise ``data_kind`` names what they are.
     """
     value, weight = chosen.validation, chosen.weight
-    _check_names(FEATURES, chosen.features)
-    if not isinstance(chosen.labels, tuple) or chosen.labels:
-        _check_names(LABEL, chosen.labels)
+    _check_all_names(chosen)
     if not isinstance(weight, str | None):
         raise UsageError(f"weight={shown(weight)}: give a column's name, or None for no weights")
     check_validation_value(value)
@@ -96,8 +94,8 @@ def check_column_spec(chosen: ColumnSpec, dataframe: bool, data_kind: str = "an 
 
 
 def iter_arrays_by_role(chosen: ColumnSpec) -> Iterator[tuple[str, str | list[str]]]:
-    """Yield (role, columns) of each array. Raise UsageError if there are no features."""
-    check_not_empty(FEATURES, chosen.features)
+    """Yield (role, columns) of each array. Raise UsageError for invalid names."""
+    _check_all_names(chosen)
     for role, names in (
         (FEATURES, chosen.features),
         (LABEL, chosen.labels),
@@ -131,6 +129,13 @@ def check_validation_value(value: object) -> None:
         )
     if is_real(value) and not 0 <= as_float(value) < 1:
         raise UsageError(f"validation={shown(value)}: a fraction must be at least 0 and below 1")
+
+
+def _check_all_names(chosen: ColumnSpec) -> None:
+    """Raise UsageError for invalid names of features or labels; there may be no labels."""
+    _check_names(FEATURES, chosen.features)
+    if not isinstance(chosen.labels, tuple) or chosen.labels:
+        _check_names(LABEL, chosen.labels)
 
 
 def _check_names(role: str, names: Any) -> None:

@@ -87,7 +87,8 @@ def describe_bad_value(block: Block, bad: BadValue) -> str:
     index = structure.index(bad.array) if isinstance(structure, tuple) else int(bad.array or 0)
     leaf, at = form.leaves[before + index], bad.location_text
     column, names = leaf.name, leaf.name.split(", ")
-    if len(names) > 1 and leaf.shape == (len(names),):  # several columns, stacked
+    is_stacked = leaf.column in ("number", "") and len(names) > 1
+    if is_stacked and leaf.shape == (len(names),):
         column, at = names[int(bad.position)], ""
     role = " (label)" if bad.role == LABELS else ""
     advice = ""
@@ -129,7 +130,7 @@ def _vector_search_advice(where: str, column: str, value: str) -> str:
     if not where.startswith("partition"):
         return ""
     return (
-        f'; frame.where(exists(vector_to_array("{column}", "float32"), lambda v: v =='
+        f'; frame.where(exists(vector_to_array("{quote_column(column)}", "float32"), lambda v: v =='
         f' lit("{value}").cast("float"))) shows such rows, with exists and lit of'
         " pyspark.sql.functions, vector_to_array of pyspark.ml.functions"
     )
@@ -137,7 +138,8 @@ def _vector_search_advice(where: str, column: str, value: str) -> str:
 
 def quote_column(column: str) -> str:
     """Return a column's name for an SQL expression, quoted in backticks if necessary."""
-    return column if column.isidentifier() else "`" + column.replace("`", "``") + "`"
+    is_plain = column.isascii() and column.isidentifier()
+    return column if is_plain else "`" + column.replace("`", "``") + "`"
 
 
 def _locate_bad_row(model: FlatModel, block: Block, error: UsageError) -> UsageError:

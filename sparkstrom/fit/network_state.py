@@ -18,14 +18,14 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
 from sparkstrom.base.errors import UsageError
 from sparkstrom.base.option_types import shown
 from sparkstrom.encoding.grid import first_exponent, next_exponent
-from sparkstrom.fit.checkpoints import ResumePoint
+from sparkstrom.fit.checkpoints import FitKey, ResumePoint
 from sparkstrom.fit.events import FinishedFit
 from sparkstrom.fit.supervisor import FitCancelled
 from sparkstrom.models.base import (
@@ -110,6 +110,8 @@ class NetworkState:
     states_workers: int = 0  # number of workers of the fit that ``states`` come from
     epochs: int = 0  # number of epochs trained so far
     minibatches: int = 0  # number trained since the optimizers' first step
+    # Of each streaming query, by its id: the newest trained micro-batch, and the fit's summary.
+    micro_batches: Mapping[str, tuple[int, Any]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Make the parameters read-only, so that a rollback restores the same values."""
@@ -266,7 +268,19 @@ class NetworkStateHolder:
             kept={},
             states=NO_STATES,
             epochs=self.epochs if epochs is None else epochs,
+            micro_batches={},
         )
+
+    def record_micro_batch(self, key: FitKey, summary: Any) -> None:
+        """Note that the parameters contain a micro-batch; do nothing outside of a stream."""
+        if key.stream:
+            trained = {**self._value.micro_batches, key.stream: (key.batch, summary)}
+            self._value = replace(self._value, micro_batches=trained)
+
+    def find_micro_batch(self, key: FitKey) -> Any:
+        """Return the summary of a fit if the parameters contain its micro-batch, else None."""
+        batch, summary = self._value.micro_batches.get(key.stream, (None, None))
+        return summary if batch == key.batch else None
 
     def take_result(
         self,

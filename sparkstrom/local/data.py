@@ -37,6 +37,7 @@ from sparkstrom.base.option_types import is_boolean, is_real
 from sparkstrom.data.arrow_conversion import is_list_type, read_record_parts
 from sparkstrom.data.column_selection import (
     HELD_OUT,
+    IMAGE_FIELDS,
     LABEL,
     WEIGHT,
     ArrowReadPlan,
@@ -77,6 +78,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 
+VECTOR_FIELDS = ("type", "size", "indices", "values")  # of Spark ML's vectors, in Parquet files
 DATA_NAME, HELD_OUT_NAME = "the data", "the held-out data"  # for messages: "row 17 of the data"
 
 
@@ -334,10 +336,15 @@ def _check_column(schema: pa.Schema, role: str, name: str, side_by_side: bool) -
     elif side_by_side:
         fits, wanted = number, "a number to stand beside others; name an array column by itself"
     elif role == LABEL:
-        fits, wanted = number or _is_number_list(kind), "a number, or an array of numbers"
+        fits = number or _is_number_list(kind) or _has_fields(kind, VECTOR_FIELDS)
+        wanted = "a number, an array of numbers, or a vector of Spark ML"
     else:
-        fits = number or _is_number_list(kind) or pa.types.is_binary(kind)
-        wanted = "a number, an array of numbers, an image's bytes, or a list of numeric columns"
+        fits = number or _is_number_list(kind) or _is_bytes(kind)
+        fits = fits or any(_has_fields(kind, names) for names in (VECTOR_FIELDS, IMAGE_FIELDS))
+        wanted = (
+            "a number, an array of numbers, a vector of Spark ML, an image or its bytes, or a list"
+            " of numeric columns"
+        )
     if not fits:
         raise UsageError(f"{role} column {name!r} is {kind}: it must be {wanted}")
 
@@ -346,9 +353,22 @@ def _is_number(kind: pa.DataType) -> bool:
     """Return whether an Arrow type is numeric or boolean."""
     import pyarrow as pa
 
-    return bool(
-        pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)
-    )
+    tests = pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal, pa.types.is_boolean
+    return any(test(kind) for test in tests)
+
+
+def _is_bytes(kind: pa.DataType) -> bool:
+    """Return whether an Arrow type is binary, with offsets of 32 or 64 bits."""
+    import pyarrow as pa
+
+    return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
+
+
+def _has_fields(kind: pa.DataType, names: tuple[str, ...]) -> bool:
+    """Return whether an Arrow type is a struct that has all these fields."""
+    import pyarrow as pa
+
+    return bool(pa.types.is_struct(kind)) and {*names} <= {field.name for field in kind}
 
 
 def _is_number_list(kind: pa.DataType) -> bool:

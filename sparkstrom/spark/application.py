@@ -13,9 +13,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from sparkstrom.base.errors import UsageError
+from sparkstrom.base.option_types import shown
 from sparkstrom.data.column_selection import (
+    FEATURES,
     ColumnNames,
     ColumnSpec,
+    check_column_spec,
     features_to_arrays,
 )
 from sparkstrom.data.row_sample import RowSample
@@ -54,6 +57,7 @@ if TYPE_CHECKING:  # importing some of these compiles kernels
 
 
 Notify = Callable[[str], None]  # shows the user one line of text
+PREDICTION = "prediction"  # default name of the column with a model's outputs
 
 
 SESSION_STOPPED = (
@@ -269,6 +273,7 @@ class Predictor:
         """Return the outputs for arrays, an RDD or a DataFrame; see ``SparkNetwork.predict``."""
         if partitioning.is_dataframe(data):
             return add_output_columns(data, self._broadcast_model(), features, output)
+        _refuse_column_names(features, output)
         if hasattr(data, "mapPartitionsWithIndex"):
             return data.mapPartitionsWithIndex(partial(predict_rows, self._broadcast_model()))
         model, _ = self._bind_current()
@@ -301,6 +306,7 @@ class Predictor:
     def evaluate(self, data: Any, metrics: MetricSpec, columns: ColumnSpec) -> Evaluation:
         """Return metrics over an RDD, a DataFrame, or arrays (features, labels) in this process."""
         if isinstance(data, tuple):
+            check_column_spec(columns, dataframe=False, data_kind="a tuple of arrays")
             return evaluate_arrays(self._bind_current()[0], metrics, data)
         require_active_session(self._application)
         self._application.check_data(data)
@@ -316,3 +322,20 @@ class Predictor:
         if self._broadcast is None or self._broadcast.value.digest != trained.digest:
             self._broadcast = self._application.broadcast_value(trained)
         return self._broadcast
+
+
+def _refuse_column_names(features: ColumnNames, output: object) -> None:
+    """Raise UsageError if columns are named for a prediction of data without named columns.
+
+    A pandas DataFrame would be read as one array of all its columns, in their order.
+    """
+    for name, value, default in (
+        ("features", features, FEATURES),
+        ("output", output, PREDICTION),
+    ):
+        if not (isinstance(value, str) and value == default):
+            raise UsageError(
+                f"{name}={shown(value)}: only a Spark DataFrame has columns to name; give arrays of"
+                " the features, such as frame[names].to_numpy() of a pandas DataFrame, or an RDD of"
+                " features, and leave it out"
+            )

@@ -59,7 +59,7 @@ from sparkstrom.rehearsal.script import rehearse_instead
 from sparkstrom.spark.application import Application, Predictor, require_active_session
 from sparkstrom.spark.classic_application import ClassicApplication
 from sparkstrom.spark.data.export import ExportCache
-from sparkstrom.spark.data.partitioning import HeldOutFrames, PartitionedData
+from sparkstrom.spark.data.partitioning import HeldOutFrames, PartitionedData, check_columns
 from sparkstrom.spark.dl4j_method_names import Dl4jMethodNames
 from sparkstrom.spark.executor.entry_points import pickle_by_value
 from sparkstrom.spark.executor.rehearsal_measurement import check_barrier_stages, measure_workers
@@ -213,6 +213,7 @@ class SparkNetwork(Dl4jMethodNames, TrainedNetwork):
             # The model may have been changed since the network was made.
             require_model(self._model, pickle_by_value)
             self._application.check_data(data)
+            check_columns(data, columns)  # before the program waits for executors
             slots = self._application.await_slots(options.start_timeout, progress.say)
             workers, warnings = self._prepare(slots, progress.say)
             strategy = self._strategy
@@ -568,7 +569,8 @@ def each_batch(
     Pass the function to ``DataStreamWriter.foreachBatch``; Spark then calls it with each
     micro-batch, a DataFrame, and its id. It calls ``network.fit(frame, **fit)``, which continues
     from the parameters that the previous micro-batch reached. Micro-batches without rows are
-    skipped. An error in a fit ends the query.
+    skipped. An error in a fit ends the query. If the query is started again in the same program, a
+    micro-batch that is repeated is not trained twice.
 
     Args:
         network: The network to train.
@@ -593,10 +595,20 @@ def each_batch(
         )
 
     def fit_batch(frame: Any, batch: int) -> None:
-        """Train on one micro-batch, unless it has no rows."""
-        if frame.isEmpty():
+        """Train on one micro-batch, unless it has no rows or the network has learned it before.
+
+        Spark repeats a micro-batch if the query ended before it was committed, as in ``on_summary``
+        or during the fit, and is started again.
+        """
+        key = make_fit_key(0, network.application.get_local_property)
+        summary = network._state.find_micro_batch(key)
+        if summary is not None:
+            log.info("micro-batch %d was trained before in this program; it is not repeated", batch)
+        elif frame.isEmpty():
             return
-        summary = network.fit(frame, **fit)
+        else:
+            summary = network.fit(frame, **fit)
+            network._state.record_micro_batch(key, summary)
         if on_summary is not None:
             on_summary(batch, summary)
 

@@ -203,10 +203,11 @@ def _create_expression(field: StructField, alias: str, dense: bool) -> Column:
     if is_image(kind):
         image = sql.struct(*(sql.col(quoted)[part].alias(part) for part in IMAGE_FIELDS))
         return image.alias(alias)
-    if dense and is_vector(kind) and 0 < _vector_width(field) <= DENSE_WIDTH_MAX:
+    if dense and is_vector(kind) and 0 < get_vector_width(field) <= DENSE_WIDTH_MAX:
         from pyspark.ml.functions import vector_to_array
 
-        return vector_to_array(sql.col(quoted), "float32").alias(alias)
+        # Doubles: the JVM would convert a number that float32 cannot hold to infinity.
+        return vector_to_array(sql.col(quoted)).alias(alias)
     type_name = kind.simpleString()
     if "decimal" in type_name and not is_vector(kind):
         import re
@@ -216,7 +217,7 @@ def _create_expression(field: StructField, alias: str, dense: bool) -> Column:
     return sql.expr(f"{quoted} AS {alias}")
 
 
-def _vector_width(field: StructField) -> int:
+def get_vector_width(field: StructField) -> int:
     """Return the length of a vector column according to Spark ML's metadata; 0 if unknown."""
     attributes = field.metadata.get("ml_attr", {})
     return int(attributes.get("num_attrs", sum(map(len, attributes.get("attrs", {}).values()))))

@@ -117,11 +117,13 @@ def partition_export(context: Any, exported: ExportedData) -> PartitionedData:
     """Return the exported rows as data for training; each partition reads one file."""
     count = len(exported.files)
     rows = tuple(file.rows for file in exported.files)
+    read = partial(read_exported_blocks, exported.files)
     return PartitionedData(
         context.parallelize(range(count), count),
-        partial(read_exported_blocks, exported.files),
+        read,
         count,
         rows,
+        first=partial(read, int(np.argmax(rows)), ()),
     )
 
 

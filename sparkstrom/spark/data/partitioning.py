@@ -36,7 +36,14 @@ from sparkstrom.data.row_blocks import (
 from sparkstrom.data.row_sample import RowSample, merge_samples, sample_partition
 from sparkstrom.options.parameter_averaging import IF_COUNT_DIFFERS, TrainingMaster
 from sparkstrom.protocol.master.phases import NO_ROWS
-from sparkstrom.spark.data.column_selection import find_fields, is_image, is_vector, select_columns
+from sparkstrom.spark.data.column_selection import (
+    DENSE_WIDTH_MAX,
+    find_fields,
+    get_vector_width,
+    is_image,
+    is_vector,
+    select_columns,
+)
 from sparkstrom.spark.jobs import SparkJob, translate_job_errors
 
 if TYPE_CHECKING:
@@ -47,8 +54,10 @@ if TYPE_CHECKING:
 
 ARROW_BATCH_ROWS_KEY = "spark.sql.execution.arrow.maxRecordsPerBatch"
 _CONF_LOCK = threading.Lock()  # held while a session's configuration is changed temporarily
-# Maximum rows of an Arrow message, by the kind of the widest column.
-NARROW_ROWS, ARRAY_ROWS, IMAGE_ROWS = 10_000, 1_000, 32
+# Rows of an Arrow message, which is in memory as a whole, and the size to aim at.
+MESSAGE_ROWS_MIN, MESSAGE_ROWS_MAX, MESSAGE_BYTES = 32, 10_000, 4 << 20
+# Sizes of values whose length is not known in advance. Larger ones make larger messages.
+NUMBER_BYTES, ARRAY_BYTES, IMAGE_BYTES = 8, 32 << 10, 128 << 10
 
 
 class RowSource(NamedTuple):
@@ -94,6 +103,13 @@ def check_data(data: Any) -> None:
             "label) or a Spark DataFrame with features=... and label=... columns; "
             "spark.createDataFrame(...) makes one of a pandas DataFrame or a list of rows"
         )
+
+
+def check_columns(data: Any, columns: ColumnSpec) -> None:
+    """Raise UsageError unless ``data`` has these columns, with suitable types; run no Spark job."""
+    check_column_spec(columns, is_dataframe(data))
+    if is_dataframe(data):
+        find_fields(data, columns)
 
 
 def create_source(data: Any, columns: ColumnSpec) -> RowSource:
@@ -184,15 +200,25 @@ def choose_row_limit(rows: int, current: str | None) -> str:
 def choose_message_rows(frame: DataFrame) -> int:
     """Return how many rows an Arrow message may have, so that it fits into memory.
 
-    The number depends on the types of the DataFrame's columns.
+    The number depends on the number and the types of the DataFrame's columns.
     """
+    row_bytes = sum(map(_estimate_bytes, frame.schema))
+    return min(MESSAGE_ROWS_MAX, max(MESSAGE_ROWS_MIN, MESSAGE_BYTES // max(1, row_bytes)))
+
+
+def _estimate_bytes(field: StructField) -> int:
+    """Return the size of a column's values, as far as its type shows it."""
     from pyspark.sql.types import ArrayType, BinaryType
 
-    kinds = [field.dataType for field in frame.schema]
-    if any(is_image(kind) or isinstance(kind, BinaryType) for kind in kinds):
-        return IMAGE_ROWS
-    wide = any(is_vector(kind) or isinstance(kind, ArrayType) for kind in kinds)
-    return ARRAY_ROWS if wide else NARROW_ROWS
+    kind, depth = field.dataType, 0
+    while isinstance(kind, ArrayType):
+        kind, depth = kind.elementType, depth + 1
+    if is_image(kind) or isinstance(kind, BinaryType) or depth > 2:
+        return IMAGE_BYTES
+    if is_vector(kind):
+        width = get_vector_width(field)
+        return width * NUMBER_BYTES if 0 < width <= DENSE_WIDTH_MAX else ARRAY_BYTES
+    return ARRAY_BYTES if depth else NUMBER_BYTES
 
 
 FIRST_ROWS_TIMEOUT_S = 10.0  # if the first rows take longer to compute, they are not used

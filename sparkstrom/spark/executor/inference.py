@@ -538,7 +538,8 @@ def create_inference_udf(model: Any, inputs: UdfInputs, shapes: UdfShapes, outpu
     result_type: Any = pd.Series if names is None else pd.DataFrame
     schema = "array<float>"
     if names is not None:
-        schema = f"struct<{','.join(f'`{name}`:array<float>' for name in names.values())}>"
+        quoted = [name.replace("`", "``") for name in names.values()]
+        schema = f"struct<{','.join(f'`{name}`:array<float>' for name in quoted)}>"
 
     def prediction(batches):  # type: ignore[no-untyped-def]  # Spark reads types from annotations
         """Yield the model's outputs for each batch of pandas Series."""
@@ -672,10 +673,9 @@ def _to_array(position: int, column: Any) -> NDArray[Any]:
             break
         values = inner.reshape(-1) if inner.dtype == object else inner
     if values.size and values.dtype.kind not in "biuf":
-        raise UsageError(
-            f"column {position} has {type(values.item(0)).__name__} values: give numbers or arrays"
-            " of them"
-        )
+        is_time = values.dtype.kind in "mM"  # whose items NumPy may return as integers
+        kind = values.dtype.name if is_time else type(values.item(0)).__name__
+        raise UsageError(f"column {position} has {kind} values: give numbers or arrays of them")
     if values.dtype.kind != "f":
         return values.astype(batch_dtype(values.dtype.str), copy=False).reshape(shape)
     try:

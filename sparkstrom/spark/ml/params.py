@@ -176,7 +176,18 @@ def convert_label_columns(value: Any) -> Any:
 
 
 def convert_output_columns(value: Any) -> Any:
-    """Check and return the names of output columns: one, or one per output of the model."""
+    """Check and return the names of output columns: one, or one per output of the model.
+
+    A list is refused, because columns of features in a list are one array.
+    """
+    value = unwrap(value)
+    several = value.values() if isinstance(value, dict) else value
+    parts = list(several) if isinstance(value, tuple | dict) else [value]
+    if not (parts and all(isinstance(name, str) for name in parts)):
+        raise UsageError(
+            f"predictionCol={shown(value)}: give a column's name; for a model of several outputs a"
+            " tuple of names, or a dictionary of them by the model's own"
+        )
     return convert_columns(value, "predictionCol")
 
 

@@ -124,7 +124,7 @@ class EstimatorReader(StageReader):
         metadata = DefaultParamsReader.loadMetadata(path, require_spark_context(self))
         estimator = self._cls()
         estimator._resetUid(metadata["uid"])
-        DefaultParamsReader.getAndSetParams(estimator, metadata)
+        _set_params(estimator, metadata)
         fields = dict(metadata[METADATA_KEY])
         description, columns = fields.pop("model"), fields.pop(COLUMNS_KEY, {})
         if fields.pop("files", False):
@@ -177,7 +177,7 @@ class ModelReader(StageReader):
             TrainedModel.from_model(model, parameters), None, epochs, several=several
         )
         instance._resetUid(metadata["uid"])
-        DefaultParamsReader.getAndSetParams(instance, metadata)
+        _set_params(instance, metadata)
         return instance._set(**_restore_columns(metadata[METADATA_KEY].get(COLUMNS_KEY, {})))
 
 
@@ -214,6 +214,15 @@ def _save_metadata(
     columns = {name: _represent_columns(value) for name, value in structured.items()}
     fields = fields | ({COLUMNS_KEY: columns} if columns else {})
     DefaultParamsWriter.saveMetadata(stage, path, context, extraMetadata={METADATA_KEY: fields})
+
+
+def _set_params(instance: Any, metadata: dict[str, Any]) -> None:
+    """Set the Params in Spark ML's metadata; leave those unset that were saved as None.
+
+    A user may set a Param to None, as in ``setWeightCol(None)``, but converters refuse None.
+    """
+    given = {name: value for name, value in metadata["paramMap"].items() if value is not None}
+    DefaultParamsReader.getAndSetParams(instance, metadata | {"paramMap": given})
 
 
 def _needs_files(model: FlatModel | None, description: dict[str, Any] | None) -> bool:

@@ -172,12 +172,16 @@ def test_predicting_takes_every_kind_of_features_that_fit_takes(spark, make_netw
 
 
 def test_vectors_known_to_be_short_come_as_arrays(spark):
-    """Vector columns whose metadata has a small width are read as arrays, which is faster."""
+    """Vector columns whose metadata has a small width are read as arrays, which is faster.
+
+    They are arrays of doubles, because the JVM makes infinity of 1e300 as float32.
+    """
     frame = every_kind(spark)
     for name, array in (("assembled", True), ("vector", False)):
         _, reading = resolve_columns(frame, ColumnSpec(name, ()), dense=True)
         (kind,) = pa.ipc.read_schema(pa.py_buffer(reading.schema)).types
         assert pa.types.is_list(kind) == array, name
+        assert not array or kind.value_type == pa.float64()
 
 
 def list_of_blocks(frame, features):

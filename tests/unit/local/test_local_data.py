@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tracemalloc
 from collections.abc import Iterator
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -189,6 +190,43 @@ def test_big_endian_data_are_read() -> None:
         rows_of(frame.assign(digit=[1j] * ROWS), ColumnSpec("x", "digit"))
 
 
+def test_columns_of_spark_are_read_from_parquet(tmp_path: Path) -> None:
+    """Files that Spark wrote may have decimals, ML vectors and images, as on Spark."""
+    doubles = [Decimal(f"{x:.2f}") for x in X[:, 0]]
+    vectors = [{"type": 1, "size": None, "indices": None, "values": x.tolist()} for x in X]
+    image = {"height": 1, "width": 1, "nChannels": 3, "mode": 16, "data": b"abc"}
+    vector = pa.struct(
+        {
+            "type": pa.int8(),
+            "size": pa.int32(),
+            "indices": pa.list_(pa.int32()),
+            "values": pa.list_(pa.float64()),
+        }
+    )
+    columns = {
+        "price": pa.array(doubles, pa.decimal128(10, 2)),
+        "prices": pa.array([[one] for one in doubles], pa.list_(pa.decimal128(10, 2))),
+        "vector": pa.array(vectors, vector),
+        "image": pa.array([image] * ROWS),
+        "bytes": pa.array([b"abc"] * ROWS, pa.large_binary()),
+        "digit": Y,
+    }
+    parquet.write_table(pa.table(columns), tmp_path / "spark.parquet")
+    price = np.array(doubles, np.float32)
+    for name, wanted in [
+        ("price", price),
+        ("prices", price[:, None]),
+        ("vector", X),
+        ("image", np.full((ROWS, 1, 1, 3), list(b"cba"))),
+        ("bytes", np.full((ROWS, 3), list(b"abc"))),
+        (["price", "digit"], np.stack([price, Y], axis=1)),
+    ]:
+        (block,) = read_data_blocks(tmp_path / "spark.parquet", ColumnSpec(name, "digit"))
+        np.testing.assert_array_equal(block.form.batch(block.records).features, wanted)
+    (block,) = read_data_blocks(tmp_path / "spark.parquet", ColumnSpec("digit", "vector"))
+    np.testing.assert_array_equal(block.form.batch(block.records).labels, X)
+
+
 def test_weights_that_are_none_are_no_weights() -> None:
     """A fit takes (features, labels, None) as an evaluation does: all rows weigh 1."""
     (block,) = read_data_blocks((X, Y, None), ColumnSpec())
@@ -285,6 +323,11 @@ def test_dealt_rows_are_all_there_once_and_the_same_again(tmp_path: Path) -> Non
         ("nowhere.parquet", TABLE, "data='nowhere.parquet': there is no nowhere.parquet"),
         ([__file__], TABLE, "cannot be read as Parquet"),
         (table(), ColumnSpec("pixel", "digit"), "there is no column 'pixel' for features"),
+        (
+            table().to_pandas(),
+            ColumnSpec("pixels", np.array(["digit", "more"])),  # type: ignore[arg-type]
+            "label=.*: give a column's name, a list",
+        ),
         (
             table(),
             ColumnSpec("pixels", "digit", "pixels"),

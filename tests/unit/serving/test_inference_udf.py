@@ -17,6 +17,7 @@ from sparkstrom.models.base import arrays_of
 from sparkstrom.models.output_interpretation import predict_flattened
 from sparkstrom.spark.executor.inference import (
     check_inputs,
+    create_inference_udf,
     predict_features,
     series_to_features,
 )
@@ -130,6 +131,7 @@ def test_outputs_are_those_of_predict() -> None:
         ([pd.Series([1.0, None])], None, None, "column 0 has a null or NaN, in row 1"),
         ([pd.Series([np.array([1]), None])], None, None, "has a null"),
         ([pd.Series(["a"])], None, None, "give numbers"),
+        ([pd.Series([pd.Timestamp(0)])], None, None, r"column 0 has datetime64\[ns\] values: give"),
         ([pd.Series([{"a": 1}])], None, None, "column 0 has dict values: give numbers"),
         ([pd.Series([np.array(["a"], object)])], None, None, "has str values: give numbers"),
         ([arrays([1, 2], [3, np.nan])], None, None, "column 0 has a null or NaN, in row 1"),
@@ -184,3 +186,10 @@ def test_shapes_are_sequences_of_whole_numbers() -> None:
     """Shapes may be tuples or lists of integers, including NumPy's."""
     check_inputs(2, [(1, 28, 28), [np.int64(4)]])
     check_inputs(("a", "b"), ((-1, 2), ()))
+
+
+def test_names_of_fields_are_quoted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A field's name may have backticks; before, Spark could not parse the type of the struct."""
+    monkeypatch.setattr("pyspark.sql.pandas.functions.pandas_udf", lambda function, kind: kind)
+    found = create_inference_udf(None, None, None, ("a.b", "c`d"))
+    assert found == "struct<`a.b`:array<float>,`c``d`:array<float>>"

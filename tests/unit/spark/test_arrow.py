@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import struct
+import zlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -177,6 +179,19 @@ def png(*shape: int, mode: str | None = None) -> bytes:
     return out.getvalue()
 
 
+def chunk(name: bytes, content: bytes) -> bytes:
+    """Return a chunk of a PNG file."""
+    checked = name + content
+    return struct.pack(">I", len(content)) + checked + struct.pack(">I", zlib.crc32(checked))
+
+
+# An RGB image of one pixel, with 16 bits per channel.
+DEEP_PNG = (
+    png(1, 1)[:8]
+    + chunk(b"IHDR", struct.pack(">IIBBBBB", 1, 1, 16, 2, 0, 0, 0))
+    + chunk(b"IDAT", zlib.compress(bytes(7)))
+    + chunk(b"IEND", b"")
+)
 LIST = pa.list_(F32)
 GOOD = [1.0, 2.0]
 
@@ -209,6 +224,7 @@ GOOD = [1.0, 2.0]
         (pa.binary(), [png(2, 2), png(2, 3)], r"is uint8\[2, 3, 1\], earlier ones are"),
         (pa.binary(), [png(2, 2), png(2, 2)[:30]], "cannot be opened"),
         (pa.binary(), [png(2, 2), png(2, 2, mode="I;16")], "is an image of mode I"),
+        (pa.binary(), [png(1, 1, 3), DEEP_PNG], "is an image of mode RGB with 16 bits: only 8"),
     ],
 )
 @pytest.mark.parametrize("together", [True, False])

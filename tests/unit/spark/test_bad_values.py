@@ -134,6 +134,29 @@ def test_a_dataframe_s_row_is_found_by_its_value() -> None:
 
 
 @pytest.mark.parametrize(
+    ("name", "quoted"),
+    [
+        ("my.vec", "`my.vec`"),
+        ("größe", "`größe`"),
+        ("a`b", "`a``b`"),
+        ("a, b", "`a, b`"),
+        ("x", "x"),
+    ],
+)
+def test_names_in_advice_are_quoted_where_spark_needs_it(name: str, quoted: str) -> None:
+    """Spark takes a dot as a field of a struct, and in SQL only ASCII letters without backticks."""
+    for kind, advice in (
+        ("vector", f'vector_to_array("{quoted}", "float32")'),
+        ("array", f"exists({quoted}, v -> float(v) = float('nan'))"),
+    ):
+        kinds = (kind, "number")
+        with pytest.raises(UsageError) as caught:
+            check_block(dense(), block(spoilt(np.nan), np.zeros(4, int), name=name, kinds=kinds))
+        assert advice in str(caught.value)
+        assert f"column {name!r} at [1] is nan" in str(caught.value)
+
+
+@pytest.mark.parametrize(
     ("kind", "shape", "advice"),
     [
         (

@@ -5,14 +5,19 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pytest
 from pyspark.sql.types import BinaryType, FloatType, StructType
 
+from sparkstrom.base.errors import UsageError
+from sparkstrom.data.column_selection import ColumnSpec
 from sparkstrom.spark.data.column_selection import (
     LARGE_TYPES_KEY,
     _FrameColumns,
     _get_arrow_schema,
+    resolve_columns,
 )
 
 
@@ -36,3 +41,12 @@ def test_booleans_are_read_as_spark_reads_them(value: str) -> None:
 def test_names_are_equal_in_any_case_unless_spark_is_told_otherwise() -> None:
     """Column names that differ only in case are ambiguous by default."""
     assert _FrameColumns.from_frame(frame_with()).find_ambiguous("label") == ["Label", "label"]
+
+
+@pytest.mark.parametrize(
+    "names", [np.array(["Label", "image"]), pd.Index(["Label"]), {"a", "b"}, None, 3]
+)
+def test_features_that_are_no_names_are_refused(names: Any) -> None:
+    """Before, an array of names, such as ``pdf.columns``, ended a prediction in a ValueError."""
+    with pytest.raises(UsageError, match=r"features=.*: give a column's name, a list of numeric"):
+        resolve_columns(frame_with(), ColumnSpec(names, ()))

@@ -13,6 +13,7 @@ from sparkstrom import SparkNetwork
 from sparkstrom.base.errors import UsageError
 from sparkstrom.local.parallel_wrapper import ParallelWrapper
 from sparkstrom.models import DenseNetwork
+from tests.unit.spark.test_column_settings import frame_with
 from tests.unit.spark.test_fit_checkpoints import TwoSlots
 
 ROWS = np.zeros((4, 2), np.float32), np.zeros(4, np.int64)
@@ -96,3 +97,17 @@ def test_a_network_that_trains_is_not_closed(monkeypatch: pytest.MonkeyPatch) ->
     network.fit(ROWS)
     network.close()
     assert len(closed) == 2
+
+
+def test_columns_are_checked_before_a_fit_waits_for_executors(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A misspelt column is an error at once, not after executors have been counted by a job."""
+    network = network_on_spark(monkeypatch)
+    monkeypatch.setattr(TwoSlots, "await_slots", lambda *_: pytest.fail("the fit waits"))
+    frame = frame_with()
+    frame.mapInArrow = None
+    with pytest.raises(UsageError, match="there is no column 'pixels' for features"):
+        network.fit(frame, features="pixels", label="Label")
+    with pytest.raises(UsageError, match="weight='w': there are no columns in an RDD"):
+        network.fit(ROWS, weight="w")

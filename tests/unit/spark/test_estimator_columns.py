@@ -54,6 +54,13 @@ def test_rows_are_held_out_by_a_column_or_a_fraction_not_both() -> None:
     assert estimator.setValidationFraction(0)._validation() is None
 
 
+@pytest.mark.parametrize("names", [["p"], ["p", "q"], (["p"], "q"), {"a": ["p"]}, (), 3])
+def test_names_of_outputs_are_no_lists(names: Any) -> None:
+    """Before, a list of names ended the fit in an AttributeError."""
+    with pytest.raises(UsageError, match=r"predictionCol=.*: give a column's name; for a model of"):
+        SparkstromEstimator().setPredictionCol(names)
+
+
 def converted(shape: tuple[int, ...], prediction: Any = "prediction", **model: Any) -> Any:
     """Return the columns that an executor makes for two rows whose outputs have this shape."""
     numbers = np.arange(2 * np.prod(shape), dtype=np.float32).reshape(2, *shape)

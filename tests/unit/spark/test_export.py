@@ -7,6 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from sparkstrom.base.errors import SetupError, UsageError
@@ -135,6 +136,22 @@ def test_an_export_is_not_used_for_columns_that_were_changed_in_place(tmp_path: 
     names.append("c")
     exports.partition_data(None, columns, 1, partition)
     assert len(made) == 2
+
+
+def test_the_first_rows_of_an_export_are_read_for_a_trial_step(tmp_path: Path) -> None:
+    """A fit on exported rows tries a step, as every fit does, with rows of the longest file."""
+    context = SimpleNamespace(parallelize=lambda *_: None)
+    exports = ExportCache(context, str(tmp_path))
+    data = exports.partition_data(
+        None, ColumnSpec(), 1, lambda: PartitionedData(WritingJob(), read_row_blocks, 1)
+    )
+    assert data.first is not None
+    (block,) = data.first()
+    np.testing.assert_array_equal(block.form.batch(block.records).features, [[1.0, 2.0]])
+    empty = export.ExportedData(None, ColumnSpec(), 1, "", (export.ExportedFile("", 0),))
+    first = export.partition_export(context, empty).first
+    assert first is not None
+    assert not list(first())
 
 
 def test_an_export_that_cannot_be_deleted_leaves_no_files_of_workers() -> None:

@@ -7,6 +7,9 @@ from typing import Any
 import pytest
 
 from sparkstrom.base.errors import UsageError
+from sparkstrom.fit.checkpoints import BATCH_PROPERTY, STREAM_PROPERTY
+from sparkstrom.fit.network_state import NetworkStateHolder
+from sparkstrom.models import DenseNetwork
 from sparkstrom.spark.network import SparkNetwork
 from sparkstrom.streams import each_batch
 
@@ -14,11 +17,23 @@ from sparkstrom.streams import each_batch
 class Application:
     """A fake application that supports streams."""
 
+    batch = -1  # id of the micro-batch; -1 outside of a stream
+
     def require_rdds(self, what: str, instead: str) -> None: ...
 
+    def get_local_property(self, key: str) -> str | None:
+        values = {STREAM_PROPERTY: "query 1", BATCH_PROPERTY: str(self.batch)}
+        return values[key] if self.batch >= 0 else None
 
-NETWORK = object.__new__(SparkNetwork)
-NETWORK._application = Application()  # type: ignore[assignment]
+
+def make_network() -> Any:
+    """Return a network with a fake application; its ``fit`` is to be replaced."""
+    network: Any = object.__new__(SparkNetwork)
+    network._application, network._state = Application(), NetworkStateHolder(DenseNetwork([2, 2]))
+    return network
+
+
+NETWORK = make_network()
 
 
 @pytest.mark.parametrize(
@@ -56,3 +71,30 @@ def test_a_micro_batch_without_rows_is_no_fit(monkeypatch: pytest.MonkeyPatch) -
         call(Frame(rows), batch)
     assert fits == [(3, 2), (5, 2)]
     assert heard == [(0, "done"), (2, "done")]
+
+
+def test_a_micro_batch_that_is_given_again_is_trained_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If a query that ended in the callback is started again, Spark repeats the micro-batch.
+
+    Before, its rows were trained twice. It is trained again only if the parameters that contain it
+    were replaced.
+    """
+    network, fits, heard = make_network(), list[int](), list[tuple[int, str]]()
+
+    def fit(self: Any, data: Any) -> str:
+        fits.append(data.rows)
+        return f"fit {len(fits)}"
+
+    monkeypatch.setattr(SparkNetwork, "fit", fit)
+
+    def give(batch: int) -> None:
+        network._application.batch = batch
+        each_batch(network, lambda *words: heard.append(words))(Frame(10 + batch), batch)
+
+    for batch in (0, 1, 1, 2):
+        give(batch)
+    assert fits == [10, 11, 12]
+    assert heard == [(0, "fit 1"), (1, "fit 2"), (1, "fit 2"), (2, "fit 3")]
+    network._state.assign(network._state.parameters)
+    give(2)
+    assert fits == [10, 11, 12, 12]

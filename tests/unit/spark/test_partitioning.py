@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pyspark.ml.linalg import VectorUDT
+from pyspark.sql.types import ArrayType, BinaryType, FloatType, StructField, StructType
 
 from sparkstrom.base.errors import UsageError
 from sparkstrom.data import row_blocks
@@ -21,6 +23,7 @@ from sparkstrom.spark.data.partitioning import (
     PartitionedData,
     RowSource,
     check_data,
+    choose_message_rows,
     partition_source,
 )
 
@@ -150,3 +153,28 @@ def test_the_partitions_that_are_counted_are_those_that_a_fit_reads(
     for workers in (2, 4):
         ClassicApplication(None).partition_data(frame, ColumnSpec(), workers, master)
     assert moved == [False, True]
+
+
+VECTOR, NUMBERS = VectorUDT(), ArrayType(FloatType())
+IMAGES = ArrayType(ArrayType(NUMBERS))
+
+
+@pytest.mark.parametrize(
+    ("fields", "rows"),
+    [
+        ([("x", FloatType(), {})] * 5, 10_000),
+        ([("x", FloatType(), {})] * 5_000, 104),
+        ([("x", NUMBERS, {}), ("y", FloatType(), {})], 127),
+        ([("x", IMAGES, {})], 32),
+        ([("x", BinaryType(), {})] * 2, 32),
+        ([("x", VECTOR, {"ml_attr": {"num_attrs": 50}})], 10_000),
+        ([("x", VECTOR, {"ml_attr": {"num_attrs": 4_096}})], 128),
+        ([("x", VECTOR, {"ml_attr": {"num_attrs": 1 << 18}})], 128),
+        ([("x", VECTOR, {})], 128),
+    ],
+)
+def test_messages_have_few_rows_where_rows_may_be_long(fields: list[Any], rows: int) -> None:
+    """Before, arrays came 1,000 rows at a time: 600 MB of images given as arrays of numbers."""
+    schema = StructType([StructField(name, kind, True, info) for name, kind, info in fields])
+    frame: Any = SimpleNamespace(schema=schema)
+    assert choose_message_rows(frame) == rows

@@ -129,3 +129,31 @@ def test_executors_get_the_same_parameters_once(bench: Bench) -> None:
     bench.predictor.predict(rows, "features", "prediction")
     first, second = bench.context.sent
     assert np.array_equal(second.parameters, first.parameters * 2)
+
+
+@pytest.mark.parametrize(
+    ("columns", "why"),
+    [
+        (ColumnSpec(weight="w"), "weight='w': there are no columns in a tuple of arrays; make"),
+        (ColumnSpec("pixels"), "features='pixels': there are no columns in a tuple of arrays"),
+        (ColumnSpec(label=["y"]), r"label=\['y'\]: there are no columns in a tuple of arrays"),
+    ],
+)
+def test_columns_of_arrays_that_are_measured_are_refused(
+    bench: Bench, columns: ColumnSpec, why: str
+) -> None:
+    """Before, ``weight`` was ignored, and the loss was that of rows which all weigh 1."""
+    wanted = select_metrics(bench.model, "loss", 1)
+    with pytest.raises(UsageError, match=why):
+        bench.predictor.evaluate((FEATURES, LABELS), wanted, columns)
+
+
+@pytest.mark.parametrize("data", [FEATURES, Rows()])
+def test_columns_of_data_without_columns_are_refused(bench: Bench, data: Any) -> None:
+    """Before, all columns of a pandas DataFrame were predicted, in its own order."""
+    with pytest.raises(UsageError, match=r"features=\['b', 'a'\]: only a Spark DataFrame has"):
+        bench.predictor.predict(data, ["b", "a"], "prediction")
+    with pytest.raises(UsageError, match=r"features=.*: only a Spark DataFrame has columns"):
+        bench.predictor.predict(data, np.array(["b", "a"]), "prediction")  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="output='p': only a Spark DataFrame has columns"):
+        bench.predictor.predict(data, "features", "p")

@@ -14,6 +14,7 @@ import pytest
 
 from sparkstrom.base.errors import UsageError
 from sparkstrom.checkpoint.saved_model import load_model, save_model
+from sparkstrom.ml import SparkstromEstimator
 from sparkstrom.models import DenseNetwork, from_dl4j
 from sparkstrom.models.base import from_description
 from sparkstrom.spark.ml import persistence
@@ -136,3 +137,15 @@ def test_local_files_are_named_to_hadoop_as_they_are(name: str, tmp_path: Path) 
     UPLOAD(context, tmp_path / name, "hdfs:///model")
     DOWNLOAD(context, "hdfs:///model", tmp_path / name)
     assert made == ["hdfs:///model", f"file://{tmp_path}/{name}"] * 2
+
+
+@pytest.mark.parametrize("name", ["weightCol", "validationIndicatorCol", "batchSize", "seed"])
+def test_a_param_that_was_set_to_none_is_read_as_unset(name: str) -> None:
+    """Before, the estimator was saved, and refused as damaged when it was loaded."""
+    given = SparkstromEstimator(epochs=3).setParams(**{name: None})
+    saved = {param.name: value for param, value in given._paramMap.items()}
+    metadata = {"paramMap": json.loads(json.dumps(saved)), "defaultParamMap": {}}
+    loaded = SparkstromEstimator()
+    persistence._set_params(loaded, metadata | {"sparkVersion": "4.0.5"})
+    assert loaded.getOrDefault("epochs") == 3
+    assert not loaded.isSet(name)
