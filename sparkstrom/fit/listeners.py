@@ -440,7 +440,8 @@ class ListenerThread(FitListener):
         if self._raised is not None:
             raise self._raised.as_error() from self._raised.error
         self._queue_worker_changes(progress)
-        if progress.minibatches != self._minibatches:
+        # The controller in a task counts from 0 until its first report arrives.
+        if progress.minibatches > self._minibatches:
             self._minibatches = progress.minibatches
             self._put(make_iteration_event(progress, self._spec, self._seconds()))
 

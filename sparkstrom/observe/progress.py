@@ -159,7 +159,8 @@ class ProgressRate:
         if figures.is_starting:
             return
         samples = self._samples
-        if samples and figures.examples < samples[-1][1]:  # a controller was lost
+        is_idle = isinstance(figures, ProgressFigures) and not figures.examples  # workers start
+        if samples and (is_idle or figures.examples < samples[-1][1]):  # or a controller was lost
             samples.clear()
             self.examples_per_s = self.remaining_s = None
         samples.append((now_s, figures.examples, figures.fraction_done))

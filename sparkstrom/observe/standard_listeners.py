@@ -93,6 +93,7 @@ class PerformanceListener(PeriodicListener):
     """Logs the throughput every ``frequency`` minibatches. DL4J: ``PerformanceListener``."""
 
     _last: Iteration | None = None  # the event of the last line; at first, the first event
+    _examples = 0  # rows trained at the newest event
 
     def on_fit_begin(self, event: FitBegin) -> None:
         """Forget the throughput of an earlier fit."""
@@ -107,7 +108,8 @@ class PerformanceListener(PeriodicListener):
         a controller, when workers count their rows from 0 again.
         """
         is_due, last = self._is_due(event.minibatches), self._last
-        if last is None or event.examples < last.examples:
+        before, self._examples = self._examples, event.examples
+        if last is None or event.examples < before:
             self._last = event
             return
         since_s = event.seconds - last.seconds
@@ -129,7 +131,8 @@ class TimeIterationListener(PeriodicListener):
     DL4J: ``TimeIterationListener``.
     """
 
-    _first: Iteration | None = None  # the first event of the fit
+    _first: Iteration | None = None  # the first event of the fit, or after a lost controller
+    _examples = 0  # rows trained at the newest event
 
     def on_fit_begin(self, event: FitBegin) -> None:
         """Forget when an earlier fit began."""
@@ -138,7 +141,9 @@ class TimeIterationListener(PeriodicListener):
 
     def on_iteration(self, event: Iteration) -> None:
         """Log the remaining time, if it is due."""
-        self._first = first = self._first or event  # excludes the time to start workers
+        if self._first is None or event.examples < self._examples:
+            self._first = event  # excludes the time to start workers, also after a lost controller
+        first, self._examples = self._first, event.examples
         done = event.minibatches - first.minibatches
         if done <= 0 or not self._is_due(event.minibatches):
             return

@@ -580,7 +580,8 @@ def measure_script(path: Path, density: float) -> StepMeasurement:
             variables = runpy.run_path(str(path))
         except SystemExit as end:
             raise UsageError(
-                f"--measure {path}: it ended with exit code {end.code}; name {SCRIPT_REQUIREMENTS}"
+                f"--measure {path}: it ended with exit code {end.code or 0}; name"
+                f" {SCRIPT_REQUIREMENTS}"
             ) from None
     lacking = [name for name in ("model", "batch") if name not in variables]
     if lacking:

@@ -100,7 +100,7 @@ def rehearse_script(path: Path, arguments: Sequence[str], options: Mapping[str, 
         try:
             runpy.run_path(str(path), run_name="__main__")
         except SystemExit as end:
-            reason = f"it ended with exit code {end.code}"
+            reason = f"it ended with exit code {end.code or 0}"
         except BaseException:
             if script.result is None:
                 raise

@@ -251,7 +251,8 @@ class ClassicApplication:
     def executor_monitors(self, job: SparkJob, notify: Notify) -> list[FitListener]:
         """Return the listeners that watch the job's executors.
 
-        One warns of killed containers; one moves workers off executors being decommissioned.
+        One warns of killed containers and dead Python processes; one moves workers off executors
+        that are being decommissioned.
         """
         return [OutOfMemoryMonitor(job, notify), DecommissionMonitor(job, notify)]
 

@@ -95,8 +95,8 @@ TASKS_MAX = 2**31 - 1  # all tasks of a stage
 FAILED_TASKS_MAX = 1000  # newest ones per stage; to read more would slow down each poll
 PYTHON_WORKER_EXITED = "Python worker exited unexpectedly"  # in the error of Spark's task
 PYTHON_WORKER_DIED = (
-    "the Python process of partition {} on {} died in attempt {} of its task, which Spark repeats: "
-    "the executor's stderr has the reason, or the host's dmesg if its memory ran out"
+    "the Python process of partition {} on {} died in attempt {} of its task, which Spark may"
+    " repeat: the executor's stderr has the reason, or the host's dmesg if its memory ran out"
 )
 
 
@@ -238,8 +238,8 @@ class SparkJob:
 
     def _failed_tasks(self) -> Iterator[tuple[Any, str]]:
         """Yield (task, error) of the failed tasks in all attempts of all stages."""
-        for stage, attempts, _ in self.stage_attempts():
-            for attempt in range(attempts + 1):
+        for stage, attempts, failed in self.stage_attempts():
+            for attempt in range(attempts + 1 if attempts or failed else 0):
                 for task in self._attempt_tasks(stage, attempt, TASK_FAILED, FAILED_TASKS_MAX):
                     error = task.errorMessage()
                     yield task, error.get() if error.isDefined() else ""
@@ -261,7 +261,7 @@ MEMORY_POLL_S = 2.0  # a poll is several calls into the JVM
 
 
 class OutOfMemoryMonitor(FitListener):
-    """A listener that warns, once, if a container was killed for its memory or a process died.
+    """A listener that warns of containers killed for their memory, and of dead Python processes.
 
     Args:
         job: The fit's job.

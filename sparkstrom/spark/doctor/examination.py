@@ -30,6 +30,7 @@ from sparkstrom.options.gradient_sharing import SharedTrainingMaster
 from sparkstrom.options.network import AUTO, EXECUTOR, parse_controller
 from sparkstrom.options.resolution import resolve
 from sparkstrom.planning.memory import count_driver_edges, count_executor_edges
+from sparkstrom.spark.controller.reachability import UdpEchoServer
 from sparkstrom.spark.doctor import host_facts
 from sparkstrom.spark.doctor.checks import (
     DRIVER,
@@ -71,7 +72,11 @@ from sparkstrom.spark.executor_slots import (
 from sparkstrom.spark.jobs import SparkJob
 from sparkstrom.transport.aeron.channel_settings import choose_mtu
 from sparkstrom.transport.udp_probe import TOKEN_BYTES, ProbeGroup, UdpProbe
-from sparkstrom.worker.network_setup import DISCARD_PORT, choose_driver_address
+from sparkstrom.worker.network_setup import (
+    DISCARD_PORT,
+    check_driver_machine,
+    choose_driver_address,
+)
 
 POLL_S = 0.1  # interval of counting the registered executors
 REGISTRATION_QUIET_S = 2.0  # if their number is unknown, wait this long after the latest executor
@@ -360,7 +365,7 @@ class _Examination:
                 self._report.add([check_java(name, facts_of_process.java)])
             expected = HostExpectations(edges, drivers_by_host[facts_of_process.host])
             findings = check_host(name, facts_of_process, expected)
-            if name == DRIVER and self._may_controller_leave:
+            if name == DRIVER and self._is_driver_excused:
                 findings = [excuse_driver(finding) for finding in findings]
             self._report.add(findings)
 
@@ -383,6 +388,23 @@ class _Examination:
             return False
         return True
 
+    @property
+    def _is_driver_excused(self) -> bool:
+        """Whether a fit runs its controller on an executor because this machine lacks something.
+
+        With ``controller="auto"``, a fit notices only what ``resolve_controller`` tests, which does
+        not start a media driver.
+        """
+        if not self._may_controller_leave or self._controller != AUTO:
+            return self._may_controller_leave
+        void, host = self._master.void, driver_host(self._session.context)
+        try:
+            check_driver_machine(void, self._slots.total, host)
+            UdpEchoServer(choose_driver_address(void, host), void.controller_ports()).close()
+        except SetupError:
+            return True
+        return False
+
     def _find_udp_needs(self) -> UdpNeeds:
         """Return between which processes a fit sends datagrams, according to the matrix."""
         is_mesh = self._master.void.topology(self._workers).depth_max > 1
@@ -400,7 +422,7 @@ class _Examination:
             [e for n in reachable if (e := facts[n].media_driver.endpoint) is not None]
         )
         has_driver = 0 in reachable
-        if len(reachable) < 2 or not (has_driver or self._may_controller_leave):
+        if len(reachable) < 2 or not (has_driver or self._is_driver_excused):
             return
         seconds = PROBE_S + PROBE_PER_PEER_S * len(reachable)
         self._notify(f"probing UDP between {len(reachable)} processes, {seconds:.0f} s at most")
@@ -423,7 +445,8 @@ class _Examination:
         """Probe UDP from the executors and, at the same time, from the driver; return all results.
 
         Without ``has_driver``, the driver program does not take part. Return None if the executors'
-        job fails. If the driver program can bind no port, return only a result with this error.
+        job fails. If the driver program can bind no port, it does not take part if a fit does not
+        need it; otherwise return only a result with this error.
         """
         if not has_driver:
             return self._run_barrier_job(partial(probe_from_executor, task), JOB_TIMEOUT_S)
@@ -439,6 +462,8 @@ class _Examination:
                 is_over = True
                 thread.join()
         except SetupError as error:
+            if self._is_driver_excused:
+                return self._run_probes(task, has_driver=False)
             return [(0, {}, str(error))]
         return None if results is None else [(0, heard[0], ""), *results]
 

@@ -109,6 +109,18 @@ def test_performance_is_measured_anew_after_the_loss_of_a_controller() -> None:
     assert "examples_per_second" not in dict(tracking.iteration_scalars(after[0], later(30)))
 
 
+def test_a_lost_controller_is_noticed_long_before_the_next_line() -> None:
+    """The time until workers train again does not count, whenever the next line is due."""
+    said: list[str] = []
+    lost = [later(n, seconds=60 + n / 10, examples=8 * (n - 800)) for n in (815, 1000, 1100)]
+    tell(PerformanceListener(1000, said.append), FIRST, later(900), *lost)
+    assert [text.split(",")[1] for text in said] == ["000: 80 examples/s"]
+    said.clear()
+    ends = [replace(event, minibatches_expected=2000) for event in (FIRST, later(900), *lost)]
+    tell(TimeIterationListener(1000, said.append), *ends)
+    assert said == ["remaining: 1 min 40 s"]
+
+
 def test_the_remaining_time_leaves_the_start_out() -> None:
     """The remaining time is estimated without the minibatches before the first event."""
     said: list[str] = []

@@ -230,3 +230,13 @@ def test_speeds_are_measured_anew_after_the_loss_of_a_controller() -> None:
     assert (rate.examples_per_s, rate.remaining_s) == (None, None)
     rate.update(line(4000, epoch=1.4), 32.0)
     assert rate.examples_per_s == 2000
+
+
+def test_the_start_of_a_resumed_fit_has_no_speed() -> None:
+    """While its workers start, a resumed fit has epochs but no rows. Before, this was a stall."""
+    rate = ProgressRate()
+    for now_s in range(10):
+        rate.update(line(0, epoch=1.5), float(now_s))
+        assert (rate.examples_per_s, rate.remaining_s) == (None, None)
+    rate.update(line(3000, epoch=1.6), 12.0)
+    assert rate.examples_per_s == 1000

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from sparkstrom.base.cache_directory import VARIABLE
+from sparkstrom.base.errors import SetupError
 from sparkstrom.fit.fit_context import TaskSlots
 from sparkstrom.spark.doctor import examination as examining
 from sparkstrom.spark.doctor import host_facts
@@ -70,6 +71,25 @@ def test_a_driver_that_nobody_hears_matters_if_the_controller_stays(
     made = _Examination(session, ExaminationOptions(None, {}, 1.0), report, lambda text: None)
     made._slots, made._workers = TaskSlots(2, 2), 3
     assert made._find_udp_needs().driver is driver
+
+
+@pytest.mark.parametrize("lacks", [False, True])
+def test_a_driver_is_excused_only_for_what_a_fit_notices(
+    monkeypatch: pytest.MonkeyPatch, lacks: bool
+) -> None:
+    """A media driver that does not start is no reason for a fit to move its controller."""
+
+    def check(*_: object) -> None:
+        if lacks:
+            raise SetupError("there is no Aeron library on this machine")
+
+    monkeypatch.setattr(examining, "check_driver_machine", check)
+    monkeypatch.setattr(examining, "driver_host", lambda context: "127.0.0.1")
+    session: Any = SimpleNamespace(conf={}, context=SimpleNamespace(master="spark://h:7077"))
+    made = _Examination(session, ExaminationOptions(None, {}, 1.0), Report(), lambda text: None)
+    made._slots, made._workers = TaskSlots(2, 2), 3
+    assert made._may_controller_leave
+    assert made._is_driver_excused is lacks
 
 
 def test_compiled_kernels_are_looked_for_where_they_are_kept(

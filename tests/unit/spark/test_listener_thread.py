@@ -182,7 +182,7 @@ def test_there_is_no_iteration_before_a_minibatch_is_committed(resumed: int) -> 
 
     def fit() -> Any:
         heard.on_fit_begin(replace(SPEC, starts=starts))
-        for minibatches in (resumed, resumed, resumed + 3):
+        for minibatches in (0, resumed, resumed, resumed + 3):  # 0: a controller in a task
             heard.on_progress(at(minibatches))
             heard.on_epoch(Epoch(1, 0.5, 100, 0.25, 2, held_weight=10.0))  # queues any iteration
         return Summary()
