@@ -110,8 +110,9 @@ class NetworkState:
     states_workers: int = 0  # number of workers of the fit that ``states`` come from
     epochs: int = 0  # number of epochs trained so far
     minibatches: int = 0  # number trained since the optimizers' first step
-    # Of each streaming query, by its id: the newest trained micro-batch, and the fit's summary.
-    micro_batches: Mapping[str, tuple[int, Any]] = field(default_factory=dict)
+    # Of each streaming query, by its id: the newest trained micro-batch, the id of the query's run
+    # that trained it, and the fit's summary.
+    micro_batches: Mapping[str, tuple[int, str | None, Any]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Make the parameters read-only, so that a rollback restores the same values."""
@@ -271,16 +272,22 @@ class NetworkStateHolder:
             micro_batches={},
         )
 
-    def record_micro_batch(self, key: FitKey, summary: Any) -> None:
-        """Note that the parameters contain a micro-batch; do nothing outside of a stream."""
+    def record_micro_batch(self, key: FitKey, run: str | None, summary: Any) -> None:
+        """Note that the parameters contain a micro-batch; do nothing outside of a stream.
+
+        ``run`` identifies the run of the streaming query.
+        """
         if key.stream:
-            trained = {**self._value.micro_batches, key.stream: (key.batch, summary)}
+            trained = {**self._value.micro_batches, key.stream: (key.batch, run, summary)}
             self._value = replace(self._value, micro_batches=trained)
 
-    def find_micro_batch(self, key: FitKey) -> Any:
-        """Return the summary of a fit if the parameters contain its micro-batch, else None."""
-        batch, summary = self._value.micro_batches.get(key.stream, (None, None))
-        return summary if batch == key.batch else None
+    def find_micro_batch(self, key: FitKey, run: str | None) -> Any:
+        """Return the summary of the fit of a micro-batch in another run of its query, or None.
+
+        In one run, Spark never repeats a micro-batch: a second fit is what the user wants.
+        """
+        batch, trained_in, summary = self._value.micro_batches.get(key.stream, (None, None, None))
+        return summary if batch == key.batch and run and run != trained_in else None
 
     def take_result(
         self,

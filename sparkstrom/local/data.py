@@ -336,11 +336,11 @@ def _check_column(schema: pa.Schema, role: str, name: str, side_by_side: bool) -
     elif side_by_side:
         fits, wanted = number, "a number to stand beside others; name an array column by itself"
     elif role == LABEL:
-        fits = number or _is_number_list(kind) or _has_fields(kind, VECTOR_FIELDS)
+        fits = number or _is_number_list(kind) or _is_vector(kind)
         wanted = "a number, an array of numbers, or a vector of Spark ML"
     else:
         fits = number or _is_number_list(kind) or _is_bytes(kind)
-        fits = fits or any(_has_fields(kind, names) for names in (VECTOR_FIELDS, IMAGE_FIELDS))
+        fits = fits or _is_vector(kind) or _has_fields(kind, IMAGE_FIELDS)
         wanted = (
             "a number, an array of numbers, a vector of Spark ML, an image or its bytes, or a list"
             " of numeric columns"
@@ -362,6 +362,13 @@ def _is_bytes(kind: pa.DataType) -> bool:
     import pyarrow as pa
 
     return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
+
+
+def _is_vector(kind: pa.DataType) -> bool:
+    """Return whether an Arrow type is that of Spark ML's vectors in Parquet files."""
+    return _has_fields(kind, VECTOR_FIELDS) and all(
+        _is_number_list(kind.field(name).type) for name in ("indices", "values")
+    )
 
 
 def _has_fields(kind: pa.DataType, names: tuple[str, ...]) -> bool:

@@ -279,11 +279,15 @@ class Predictor:
         model, _ = self._bind_current()
         return model.predict(features_to_arrays(data))
 
-    def predict_with_keys(self, pairs: Any) -> Any:
+    def predict_with_keys(
+        self, pairs: Any, features: ColumnNames = FEATURES, output: str = PREDICTION
+    ) -> Any:
         """Return an RDD of (key, outputs), given one of (key, features).
 
-        Spark computes each partition of ``pairs`` only once.
+        Spark computes each partition of ``pairs`` only once. Raise UsageError if ``features`` or
+        ``output``, which an RDD does not have, are not the defaults.
         """
+        _refuse_column_names(features, output)
         return pairs.mapPartitionsWithIndex(partial(predict_pairs, self._broadcast_model()))
 
     def udf(self, inputs: UdfInputs, shapes: UdfShapes, output: Any) -> Any:

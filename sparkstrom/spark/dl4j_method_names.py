@@ -192,11 +192,17 @@ class Dl4jMethodNames:
             An RDD of (key, outputs), or a DataFrame of ``key`` and ``output`` (array<float>).
 
         Raises:
-            UsageError: A named column does not exist, or the output has a key column's name.
+            UsageError: A named column does not exist, the output has a key column's name, or
+                columns of an RDD are named.
         """
         if not partitioning.is_dataframe(data):
             partitioning.check_data(data)
-            return self._predictor.predict_with_keys(data)
+            if key != "key":
+                raise UsageError(
+                    f"key={key!r}: an RDD has no columns; make its elements (key, features), and"
+                    " leave it out"
+                )
+            return self._predictor.predict_with_keys(data, features, output)
         keys = [key] if isinstance(key, str) else list(key)
         missing = [name for name in keys if name not in data.columns]
         if missing or not keys:

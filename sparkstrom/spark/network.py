@@ -558,6 +558,7 @@ class SparkNetwork(Dl4jMethodNames, TrainedNetwork):
             log.warning("the network is not closed: %s", error)
 
 
+RUN_PROPERTY = "spark.jobGroup.id"  # in a streaming query, Spark's id of the query's current run
 OnSummary = Callable[[int, TrainingSummary], object]  # called with (micro-batch id, fit's summary)
 
 
@@ -570,7 +571,8 @@ def each_batch(
     micro-batch, a DataFrame, and its id. It calls ``network.fit(frame, **fit)``, which continues
     from the parameters that the previous micro-batch reached. Micro-batches without rows are
     skipped. An error in a fit ends the query. If the query is started again in the same program, a
-    micro-batch that is repeated is not trained twice.
+    micro-batch whose fit had succeeded is not trained twice; so call the function only once with
+    each micro-batch.
 
     Args:
         network: The network to train.
@@ -600,15 +602,19 @@ def each_batch(
         Spark repeats a micro-batch if the query ended before it was committed, as in ``on_summary``
         or during the fit, and is started again.
         """
-        key = make_fit_key(0, network.application.get_local_property)
-        summary = network._state.find_micro_batch(key)
+        get_property = network.application.get_local_property
+        key, run = make_fit_key(0, get_property), get_property(RUN_PROPERTY)
+        summary = network._state.find_micro_batch(key, run)
+        if summary is None:
+            if frame.isEmpty():
+                return
+            # Meanwhile, the fit of an earlier run that was stopped may have ended.
+            summary = network._state.find_micro_batch(key, run)
         if summary is not None:
             log.info("micro-batch %d was trained before in this program; it is not repeated", batch)
-        elif frame.isEmpty():
-            return
         else:
             summary = network.fit(frame, **fit)
-            network._state.record_micro_batch(key, summary)
+            network._state.record_micro_batch(key, run, summary)
         if on_summary is not None:
             on_summary(batch, summary)
 

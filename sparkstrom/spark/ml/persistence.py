@@ -217,12 +217,14 @@ def _save_metadata(
 
 
 def _set_params(instance: Any, metadata: dict[str, Any]) -> None:
-    """Set the Params in Spark ML's metadata; leave those unset that were saved as None.
+    """Set the Params in Spark ML's metadata, also to None, as in ``setProbabilityCol(None)``.
 
-    A user may set a Param to None, as in ``setWeightCol(None)``, but converters refuse None.
+    Spark ML's own reader would convert None, which converters refuse.
     """
-    given = {name: value for name, value in metadata["paramMap"].items() if value is not None}
+    params = metadata["paramMap"]
+    given = {name: value for name, value in params.items() if value is not None}
     DefaultParamsReader.getAndSetParams(instance, metadata | {"paramMap": given})
+    instance._set(**dict.fromkeys(params.keys() - given.keys()))
 
 
 def _needs_files(model: FlatModel | None, description: dict[str, Any] | None) -> bool:

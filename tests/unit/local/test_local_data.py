@@ -227,6 +227,13 @@ def test_columns_of_spark_are_read_from_parquet(tmp_path: Path) -> None:
     np.testing.assert_array_equal(block.form.batch(block.records).labels, X)
 
 
+def test_a_struct_with_a_vectors_names_but_other_types_is_refused() -> None:
+    """Only numbers can be the values of a vector of Spark ML."""
+    struct = pa.array([{"type": 1, "size": 2, "indices": [0], "values": "x"}] * ROWS)
+    with pytest.raises(UsageError, match="features column 'x' is struct"):
+        read_data_blocks(pa.table({"x": struct, "digit": Y}), ColumnSpec("x", "digit"))
+
+
 def test_weights_that_are_none_are_no_weights() -> None:
     """A fit takes (features, labels, None) as an evaluation does: all rows weigh 1."""
     (block,) = read_data_blocks((X, Y, None), ColumnSpec())

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from sparkstrom.base.errors import UsageError
-from sparkstrom.fit.checkpoints import BATCH_PROPERTY, STREAM_PROPERTY
+from sparkstrom.fit.checkpoints import BATCH_PROPERTY, STREAM_PROPERTY, make_fit_key
 from sparkstrom.fit.network_state import NetworkStateHolder
 from sparkstrom.models import DenseNetwork
-from sparkstrom.spark.network import SparkNetwork
+from sparkstrom.spark.network import RUN_PROPERTY, SparkNetwork
 from sparkstrom.streams import each_batch
 
 
@@ -18,11 +18,16 @@ class Application:
     """A fake application that supports streams."""
 
     batch = -1  # id of the micro-batch; -1 outside of a stream
+    run = 1  # number of the query's run
 
     def require_rdds(self, what: str, instead: str) -> None: ...
 
     def get_local_property(self, key: str) -> str | None:
-        values = {STREAM_PROPERTY: "query 1", BATCH_PROPERTY: str(self.batch)}
+        values = {
+            STREAM_PROPERTY: "query 1",
+            BATCH_PROPERTY: str(self.batch),
+            RUN_PROPERTY: f"run {self.run}",
+        }
         return values[key] if self.batch >= 0 else None
 
 
@@ -87,14 +92,45 @@ def test_a_micro_batch_that_is_given_again_is_trained_once(monkeypatch: pytest.M
 
     monkeypatch.setattr(SparkNetwork, "fit", fit)
 
-    def give(batch: int) -> None:
-        network._application.batch = batch
+    def give(batch: int, run: int) -> None:
+        network._application.batch, network._application.run = batch, run
         each_batch(network, lambda *words: heard.append(words))(Frame(10 + batch), batch)
 
-    for batch in (0, 1, 1, 2):
-        give(batch)
+    for batch, run in ((0, 1), (1, 1), (1, 2), (2, 2)):
+        give(batch, run)
     assert fits == [10, 11, 12]
     assert heard == [(0, "fit 1"), (1, "fit 2"), (1, "fit 2"), (2, "fit 3")]
     network._state.assign(network._state.parameters)
-    give(2)
+    give(2, 3)
     assert fits == [10, 11, 12, 12]
+
+
+def test_two_parts_of_one_micro_batch_are_both_trained(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A function may call the trainer twice with one micro-batch, which Spark does not repeat."""
+    network, fits = make_network(), list[int]()
+    monkeypatch.setattr(SparkNetwork, "fit", lambda self, data: fits.append(data.rows) or "done")
+    network._application.batch = 0
+    train = each_batch(network)
+    train(Frame(3), 0)
+    train(Frame(4), 0)
+    assert fits == [3, 4]
+
+
+def test_a_fit_that_ends_while_rows_are_counted_is_not_repeated(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The fit of a stopped query may end after the restarted one has begun with its rows."""
+    network = make_network()
+    monkeypatch.setattr(SparkNetwork, "fit", lambda self, data: pytest.fail("trained twice"))
+    application = network._application
+    application.batch, application.run = 5, 2
+
+    class SlowFrame(Frame):
+        def isEmpty(self) -> bool:
+            key = make_fit_key(0, application.get_local_property)
+            network._state.record_micro_batch(key, "run 1", "the earlier fit")
+            return False
+
+    heard: list[Any] = []
+    each_batch(network, lambda *words: heard.append(words))(SlowFrame(3), 5)
+    assert heard == [(5, "the earlier fit")]
