@@ -15,6 +15,7 @@ class Contained:
     fit: int  # the fit's number
     minibatches: int
     examples: int  # trained rows, counted once per epoch
+    is_finished: bool  # whether it is the fit's result, written at its end
 
 
 def contained(path: str, batch: int) -> Contained:
@@ -26,4 +27,5 @@ def contained(path: str, batch: int) -> Contained:
         fit=said["key"]["number"],
         minibatches=sum(whole + at for whole, at, _, _ in parts),
         examples=sum(epoch * rows + min(rows, at * batch) for _, at, rows, epoch in parts),
+        is_finished=said["epochs_done"] is not None,
     )
