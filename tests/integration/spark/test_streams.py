@@ -164,3 +164,27 @@ def test_a_micro_batch_that_is_given_again_is_trained_once_where_checkpoints_are
     assert told == [(1, True), (2, False)]
     assert np.abs(again.parameters - learnt).max() > 0
     again.close()
+
+
+@pytest.mark.slow
+def test_a_query_that_its_callback_ends_trains_nothing_twice_when_it_is_started_again(
+    spark: Any, stream: Stream
+) -> None:
+    """Spark repeats the micro-batch under another run id, and only the callback is called again."""
+    stream.put(some(32, 0))
+    network, hearing, told = small(spark), Hearing(), list[tuple[int, int]]()
+
+    def tell(batch: int, summary: Any) -> None:
+        told.append((batch, summary.rows))
+        if len(told) == 1:
+            raise RuntimeError("the callback fails once")
+
+    train = each_batch(network, tell, listeners=[hearing], run_log="")
+    with pytest.raises(Exception, match="the callback fails once"):
+        stream.run(train)
+    trained = network.parameters
+    stream.run(train)
+    assert told == [(0, 32), (0, 32)]
+    assert hearing.heard == ["begin", "end"]
+    np.testing.assert_array_equal(network.parameters, trained)
+    network.close()
