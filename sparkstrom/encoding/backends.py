@@ -132,7 +132,8 @@ class Kernels(Protocol):
 
         For each parameter, a bitmap has +step (residual >= tau), -step (residual <= -tau), half a
         step of the sign ``side`` (residual >= tau / 2 with that sign), or nothing. Theta gains this
-        step, and local gains +-(step - tau), or half of it: the residual shrinks by tau, or half.
+        step, and local gains +-(step - tau), or half of that for a half step, so that the residual
+        shrinks by tau, or by tau / 2.
         Returns (hits, half steps, overflows, index of the first overflow or -1).
         """
 

@@ -50,8 +50,8 @@ class EarlyStoppingListener(FitListener):
         master: The fit's controller, which numbers updates, stops the fit and makes snapshots.
         rule: The rule; None: never stop.
         clock: Returns the time in seconds.
-        began_s: When the fit began, by this clock; None: now. A fit that has lost its controller
-            began with the first one.
+        began_s: When the fit began, by this clock; None: now. If a controller was
+            replaced, this is when the fit with the first one began.
     """
 
     def __init__(

@@ -24,7 +24,7 @@ Record = TypeVar("Record")
 
 WIRE_NAME = "told"  # metadata key: name on the wire; for a dict or record, a prefix of names
 MERGE = "merge"  # metadata key: function that combines the values of all workers
-# Metadata key: use only each partition's last worker, or the last with a value in the named field.
+# Metadata key: use only each partition's last worker, or the last whose named field is not 0.
 ONCE_PER_PARTITION = "once_per_partition"
 DECIMAL_KEY = re.compile("0|[1-9][0-9]{0,8}")  # a key of a dict with integer keys
 SLOW_LINK_PREFIX = "narrow_"  # prefix of the fields of ``SlowLink`` on the wire

@@ -233,7 +233,7 @@ def _plan_ports(placement: WorkerCounts, master: SharedTrainingMaster) -> tuple[
     if first + needed - 1 > last:
         raise UsageError(
             f"unicast_port={first}: a host needs {needed} ports from there on, but the last port "
-            f"is {PORT_MAX}; choose a lower one"
+            f"is {PORT_MAX}; choose a lower unicast_port"
         )
     return first, last
 

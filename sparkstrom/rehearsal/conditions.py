@@ -11,7 +11,7 @@ from sparkstrom.options.common import require, require_seconds, require_whole
 RESTART_S = 5.0  # until Spark has restarted a lost task and its process has imported modules
 STEP_SHARE_MIN = 0.1  # a step takes at least this share of its mean time
 WORKERS_MAX = 4096  # more do not fit into one process
-KILLS_MAX = 100_000  # more would kill a worker in each of its minibatches
+KILLS_MAX = 100_000  # more would exhaust memory; such a number is a typing error
 
 
 @dataclass(frozen=True, slots=True)

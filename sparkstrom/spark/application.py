@@ -339,7 +339,7 @@ def _refuse_column_names(features: ColumnNames, output: object) -> None:
     ):
         if not (isinstance(value, str) and value == default):
             raise UsageError(
-                f"{name}={shown(value)}: only a Spark DataFrame has columns to name; give arrays of"
-                " the features, such as frame[names].to_numpy() of a pandas DataFrame, or an RDD of"
-                " features, and leave it out"
+                f"{name}={shown(value)}: only a Spark DataFrame has named columns; leave {name}"
+                " out, and give an RDD of features, or arrays, such as frame[names].to_numpy() of a"
+                " pandas DataFrame"
             )

@@ -199,8 +199,8 @@ class Dl4jMethodNames:
             partitioning.check_data(data)
             if key != "key":
                 raise UsageError(
-                    f"key={key!r}: an RDD has no columns; make its elements (key, features), and"
-                    " leave it out"
+                    f"key={key!r}: an RDD has no columns; leave key out, and give an RDD of"
+                    " pairs (key, features)"
                 )
             return self._predictor.predict_with_keys(data, features, output)
         keys = [key] if isinstance(key, str) else list(key)

@@ -4,9 +4,8 @@
 errors of jobs, and ``cancel_jobs_on_interrupt`` replaces Spark's handler for Ctrl-C.
 ``OutOfMemoryMonitor`` warns about containers that were killed because they used too much memory,
 and about Python processes that died: Spark replaces them, so users would only see a lost worker.
-``DecommissionMonitor`` moves workers
-off executors that are about to be removed. ``StartMonitor`` shows what a fit is waiting for at its
-start, and ends a fit that cannot start.
+``DecommissionMonitor`` moves workers off executors that are about to be removed. ``StartMonitor``
+shows what a fit is waiting for at its start, and ends a fit that cannot start.
 """
 
 from __future__ import annotations

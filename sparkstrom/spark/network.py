@@ -570,9 +570,9 @@ def each_batch(
     Pass the function to ``DataStreamWriter.foreachBatch``; Spark then calls it with each
     micro-batch, a DataFrame, and its id. It calls ``network.fit(frame, **fit)``, which continues
     from the parameters that the previous micro-batch reached. Micro-batches without rows are
-    skipped. An error in a fit ends the query. If the query is started again in the same program, a
-    micro-batch whose fit had succeeded is not trained twice; so call the function only once with
-    each micro-batch.
+    skipped. An error in a fit ends the query. If the same program starts the query again, a
+    micro-batch that was already trained is skipped. Call the function only once per micro-batch:
+    after such a restart, all calls with this micro-batch are skipped.
 
     Args:
         network: The network to train.

@@ -19,7 +19,7 @@ from xml.etree.ElementTree import Element
 from sparkstrom.observe.reporting.run_log_reader import as_dict, as_list, as_number, as_text
 
 UNKNOWN = "not known"
-ROUNDED_UP = 0.9995  # this share of a unit is 1 of it in three digits, and not 1e+03 of the next
+ROUNDED_UP = 0.9995  # from this share of a unit on, three digits round up to 1 of it
 UNKNOWN_SUMMARY = "This fit was skipped, and its figures are not known"
 
 
@@ -29,7 +29,7 @@ def format_count(value: float | None) -> str:
 
 
 def format_number(value: float | None) -> str:
-    """Format a number with up to four significant digits, or as a whole number from 10,000 on."""
+    """Format a number to four significant digits; from 10,000 to 1,000,000 as a whole number."""
     if value is None:
         return UNKNOWN
     if 9999.5 <= abs(value) < 1e6:

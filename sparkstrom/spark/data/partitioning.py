@@ -56,7 +56,7 @@ ARROW_BATCH_ROWS_KEY = "spark.sql.execution.arrow.maxRecordsPerBatch"
 _CONF_LOCK = threading.Lock()  # held while a session's configuration is changed temporarily
 # Rows of an Arrow message, which is in memory as a whole, and the size to aim at.
 MESSAGE_ROWS_MIN, MESSAGE_ROWS_MAX, MESSAGE_BYTES = 32, 10_000, 4 << 20
-# Sizes of values whose length is not known in advance. Larger ones make larger messages.
+# Assumed sizes of values; arrays and images that are larger make larger messages.
 NUMBER_BYTES, ARRAY_BYTES, IMAGE_BYTES = 8, 32 << 10, 128 << 10
 
 

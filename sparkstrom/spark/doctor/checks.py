@@ -603,7 +603,7 @@ def find_udp_needs(matrix: UdpMatrix, controller: str, *, is_mesh: bool) -> UdpN
 
 NEEDLESS = {  # remedies for links that a fit does not use, by whether the driver is at an end
     True: "none is needed: the controller runs on an executor, where it takes a task slot",
-    False: "none is needed, except for a controller on an executor, or mesh_build_mode='mesh'",
+    False: "needed only with a controller on an executor, or mesh_build_mode='mesh'",
 }
 
 

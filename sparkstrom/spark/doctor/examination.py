@@ -371,7 +371,7 @@ class _Examination:
 
     @property
     def _controller(self) -> str:
-        """Where a fit's controller runs; "auto" is decided by UDP, and never so in local mode."""
+        """Where a fit's controller runs; in local mode, "auto" means the driver program."""
         controller = self._master.void.controller
         is_local = str(self._session.context.master).startswith("local")
         return DRIVER if controller == AUTO and is_local else controller

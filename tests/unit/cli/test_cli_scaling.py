@@ -256,7 +256,7 @@ def test_a_script_may_take_its_directory_from_the_import_path(tmp_path: Path) ->
 def test_a_script_gets_no_arguments_of_the_command(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Before, a script with argparse refused ``scaling --measure``, as its own arguments."""
+    """Before, a script's argparse got the arguments of ``scaling --measure``."""
     script = tmp_path / "mine.py"
     parse = "import argparse\nargparse.ArgumentParser().parse_args()\n"
     script.write_text(parse + SCRIPT)

@@ -153,7 +153,7 @@ def test_columns_of_data_without_columns_are_refused(bench: Bench, data: Any) ->
     """Before, all columns of a pandas DataFrame were predicted, in its own order."""
     with pytest.raises(UsageError, match=r"features=\['b', 'a'\]: only a Spark DataFrame has"):
         bench.predictor.predict(data, ["b", "a"], "prediction")
-    with pytest.raises(UsageError, match=r"features=.*: only a Spark DataFrame has columns"):
+    with pytest.raises(UsageError, match=r"features=.*: only a Spark DataFrame has named columns"):
         bench.predictor.predict(data, np.array(["b", "a"]), "prediction")  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match="output='p': only a Spark DataFrame has columns"):
+    with pytest.raises(UsageError, match="output='p': only a Spark DataFrame has named columns"):
         bench.predictor.predict(data, "features", "p")

@@ -45,7 +45,7 @@ def test_what_is_no_path_is_refused_before_any_work(wrong: Any) -> None:
 
 
 def test_a_directory_is_refused_before_any_work(tmp_path: Path) -> None:
-    """Before, the fit ran without a log, and only a warning at its beginning said so."""
+    """Before, the fit ran without a log, and the fit only warned."""
     for wrong in (tmp_path, f"{tmp_path}/", "."):
         with pytest.raises(UsageError, match=r"run_log=.*: is a directory; name a file in it"):
             check_fit_arguments(DenseNetwork([2, 2]), 1, ColumnSpec(), None, (), wrong)

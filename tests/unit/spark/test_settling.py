@@ -144,7 +144,7 @@ def test_what_is_imported_is_spared_once(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 class NotesCollector:
-    """Unpickles as whether the garbage collector is on; ``fails``: unpickling raises KeyError."""
+    """Unpickles to True if the garbage collector is on; ``fails``: unpickling raises KeyError."""
 
     def __init__(self, fails: bool) -> None:
         self._fails = fails
