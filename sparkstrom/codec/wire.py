@@ -144,7 +144,7 @@ def _zero_to_none(message: Control) -> Control:
 
 def _payload_header_fields(payload: Payload) -> tuple[int, int, int, int]:
     """Return a payload's fields in a data header: form, tau, number of entries and bytes."""
-    return payload.form, payload.tau_quanta, payload.count, len(payload)
+    return payload.form, payload.tau_quanta, payload.count, len(payload.data)
 
 
 def decode_untrusted(kind: int, body: bytes) -> Message:

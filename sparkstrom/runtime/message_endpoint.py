@@ -101,7 +101,7 @@ class Outbox:
 
     def __init__(self, sender: Sender) -> None:
         self._sender = sender
-        self._frames: deque[bytes] = deque()
+        self.frames: deque[bytes] = deque()  # those that wait; changed only by this class
         self._newest: dict[Hashable, list[bytes]] = {}  # key -> frames of the waiting message
         self.is_closed = False  # the sender has ended, so that frames are dropped
 
@@ -112,30 +112,27 @@ class Outbox:
         """
         if replaces is not None:
             for frame in self._newest.get(replaces, ()):
-                self._frames.remove(frame)
+                self.frames.remove(frame)
             self._newest[replaces] = frames
-        self._frames.extend(frames)
+        self.frames.extend(frames)
 
     def flush(self) -> int:
         """Offer waiting frames to the sender; return how many it accepted.
 
         If the sender has ended, drop all frames and set ``is_closed``.
         """
-        if not self._frames:
+        if not self.frames:
             return 0
-        sent, offer = self._sender.offer(list(islice(self._frames, OFFER_FRAMES_MAX)))
+        sent, offer = self._sender.offer(list(islice(self.frames, OFFER_FRAMES_MAX)))
         for _ in range(sent):
-            self._frames.popleft()
+            self.frames.popleft()
         if sent:
             self._newest.clear()
         if offer is OfferResult.CLOSED:
             self.is_closed = True
-            self._frames.clear()
+            self.frames.clear()
             self._newest.clear()
         return sent
-
-    def __len__(self) -> int:
-        return len(self._frames)
 
     def close(self) -> None:
         """Close the sender; frames that wait are not sent."""
@@ -184,7 +181,7 @@ class ReplyOutboxes:
         while self._waiting and self._make_room():
             self._open_next()
         went = 0
-        for address, box in list(self._open.items()):
+        for address, box in [each for each in self._open.items() if each[1].frames]:
             if sent := box.flush():
                 went += sent
                 self._unanswered_requests.pop(address, None)
@@ -206,7 +203,7 @@ class ReplyOutboxes:
         if len(self._open) < OPEN_SENDERS_MAX:
             return True
         for address, box in self._open.items():
-            if not len(box) or self._turn_ends[address] <= self._flushes:
+            if not box.frames or self._turn_ends[address] <= self._flushes:
                 self._close(address)
                 return True
         return False
@@ -227,7 +224,8 @@ class ReplyOutboxes:
 
     def __len__(self) -> int:
         """Return the number of frames that the transport has not accepted yet."""
-        return sum(map(len, self._open.values())) + sum(map(len, self._waiting.values()))
+        queued = sum(len(box.frames) for box in self._open.values())
+        return queued + sum(map(len, self._waiting.values()))
 
 
 SHARED_MESSAGES = (Commit, MergedRange)
@@ -548,18 +546,18 @@ class MessageEndpoint:
     def flush(self) -> int:
         """Offer waiting frames on all streams, control first; return how many were accepted."""
         self.encodings.clear()
-        sent, unsent = self._replies.flush(), len(self._replies)
+        sent = self._replies.flush()
+        self._has_unsent = len(self._replies) > 0
         for box in self._outboxes():
-            if waiting := len(box):
-                taken = box.flush()
-                sent, unsent = sent + taken, unsent + waiting - taken
-        self._has_unsent = unsent > 0
+            if box.frames:
+                sent += box.flush()
+                self._has_unsent |= bool(box.frames)
         return sent
 
     @property
     def waiting(self) -> int:
         """The number of frames that the transport has not accepted yet."""
-        return len(self._replies) + sum(map(len, self._outboxes()))
+        return len(self._replies) + sum(len(box.frames) for box in self._outboxes())
 
     def _outboxes(self) -> list[Outbox]:
         """Return all outboxes in the order of sending: control before data."""

@@ -154,12 +154,12 @@ class LinkStream:
 
         A waiting message with the same key ``newest_of`` is dropped; None: no message is dropped.
         """
-        before = len(self.outbox)
+        before = len(self.outbox.frames)
         size = sum(map(len, frames))
         self.longest_bytes = max(self.longest_bytes, size)
         self.outbox.put(list[bytes](frames), newest_of)
         if self.data:
-            taken = len(self.outbox) == before + len(frames)
+            taken = len(self.outbox.frames) == before + len(frames)
             self.queued_bytes += size if taken else 0
             self.dropped += not taken
         self.outbox.flush()

@@ -3,7 +3,7 @@
 Numba compiles the kernels once per host, in separate processes that write their machine code to
 files. All other processes load these files, which takes less time than importing Numba.
 
-A compiled function is called through ctypes and has Numba's calling convention:
+A compiled function is called through cffi and has Numba's calling convention:
 
     i32 status = f(result*, error**, arguments ...)
 
@@ -23,6 +23,7 @@ import importlib.metadata
 import importlib.util
 import json
 import logging
+import operator
 import os
 import re
 import subprocess
@@ -35,11 +36,13 @@ from contextlib import contextmanager
 from functools import cache
 from importlib.abc import InspectLoader
 from importlib.machinery import ModuleSpec
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeVar, cast
 
 import llvmlite.binding as llvm
 import numpy as np
+from _cffi_backend import FFI  # its parser of C types needs no pycparser, unlike that of cffi.FFI
 
 from sparkstrom.base.cache_directory import VARIABLE, is_safe, kernel_directory
 from sparkstrom.base.child_processes import count_cores, make_child_environment
@@ -47,14 +50,17 @@ from sparkstrom.base.errors import SetupError
 from sparkstrom.base.untrusted_files import open_regular
 from sparkstrom.base.version import __version__
 
-NUMBERS = {
-    "int32": ctypes.c_int32,
-    "int64": ctypes.c_int64,
-    "uint64": ctypes.c_uint64,
-    "float32": ctypes.c_float,
-    "float64": ctypes.c_double,
+ffi = FFI()
+NULL = ffi.NULL
+C_NUMBERS = {
+    "int32": "int32_t",
+    "int64": "int64_t",
+    "uint64": "uint64_t",
+    "float32": "float",
+    "float64": "double",
 }
 SUCCESS_STATUSES = (0, -2)  # statuses of success; -2: the function returned None
+ERROR = ffi.new("void *[1]")  # where all kernels write the details of an error; never read
 
 ArgumentConverter = Callable[[Any], tuple[Any, ...]]  # a Python value -> its C arguments
 
@@ -81,21 +87,19 @@ def python_entry(name: str, native: Native) -> Callable[..., Any]:
 
     It raises TypeError for arrays that the kernel cannot use; ``name`` is for error messages.
     """
-    pointer = ctypes.c_void_p
-    types = [kind for argument in native.arguments for kind in _ctypes_of(argument)]
-    function = ctypes.CFUNCTYPE(ctypes.c_int32, pointer, pointer, *types)(native.address)
+    types = ["void *", "void *", *[_c_type(argument) for argument in native.arguments]]
+    function = ffi.cast(f"int32_t (*)({', '.join(types)})", native.address)
     given = [_argument_converter(name, argument) for argument in native.arguments]
-    number: Any = NUMBERS.get(native.result, ctypes.c_int64)
-    room = number * max(1, native.results)
+    count = max(1, native.results)
+    room = ffi.typeof(f"{C_NUMBERS.get(native.result, 'int64_t')}[{count}]")
 
     def call(*values: Any) -> Any:
         """Convert the arguments, run the kernel and return its result.
 
         Raise ArithmeticError if the kernel fails.
         """
-        flat = [part for take, value in zip(given, values, strict=True) for part in take(value)]
-        result, error = room(), pointer()
-        status = function(ctypes.addressof(result), ctypes.addressof(error), *flat)
+        result = ffi.new(room)
+        status = function(result, ERROR, *chain.from_iterable(map(operator.call, given, values)))
         if status not in SUCCESS_STATUSES:
             raise ArithmeticError(f"kernel {name} ended with status {status}")
         if native.results:
@@ -105,19 +109,18 @@ def python_entry(name: str, native: Native) -> Callable[..., Any]:
     return call
 
 
-def _ctypes_of(argument: Argument) -> Sequence[Any]:
-    """Return the C types of one argument; an array is passed as several C arguments."""
+def _c_type(argument: Argument) -> str:
+    """Return the C type of one argument; an array is passed as several C arguments."""
     if not argument.dimensions:
-        return [NUMBERS[argument.kind]]
-    pointer, size = ctypes.c_void_p, ctypes.c_int64
-    return [pointer, pointer, size, size, pointer, *[size] * 2 * argument.dimensions]
+        return C_NUMBERS[argument.kind]
+    sizes = ", ".join(["int64_t"] * 2 * argument.dimensions)
+    return f"void *, void *, int64_t, int64_t, void *, {sizes}"
 
 
 def _argument_converter(name: str, argument: Argument) -> ArgumentConverter:
     """Return a function that converts a number or array to the C arguments of kernel ``name``."""
     if not argument.dimensions:
-        plain = float if argument.kind.startswith("float") else int
-        return lambda value: (plain(value),)
+        return lambda value: (value,)
     return _array_converter(name, argument)
 
 
@@ -127,7 +130,7 @@ def _array_converter(name: str, argument: Argument) -> ArgumentConverter:
     The check is needed on every call, because compiled code does not check arrays.
     """
     dtype, dimensions, read_only = np.dtype(argument.kind), argument.dimensions, argument.read_only
-    itemsize, memory = dtype.itemsize, ctypes.c_char * 0
+    itemsize, memory = dtype.itemsize, ffi.from_buffer
 
     def flatten(array: Any) -> tuple[Any, ...]:
         """Return an array's C arguments. Raise TypeError if the kernel cannot use the array."""
@@ -138,11 +141,9 @@ def _array_converter(name: str, argument: Argument) -> ArgumentConverter:
                 f"kernel {name} takes {dtype}[{dimensions}] in one piece"
                 f"{'' if read_only else ', writable'}; got {array.dtype}{list(array.shape)}"
             )
-        # Both return the address; ``from_buffer`` takes half the time but needs writable memory.
-        where = array.__array_interface__["data"][0] if read_only else memory.from_buffer(array)
         if dimensions == 1:
-            return None, None, array.size, itemsize, where, array.size, itemsize
-        return (None, None, array.size, itemsize, where, *array.shape, *array.strides)
+            return NULL, NULL, array.size, itemsize, memory(array), array.size, itemsize
+        return (NULL, NULL, array.size, itemsize, memory(array), *array.shape, *array.strides)
 
     return flatten
 

@@ -318,9 +318,9 @@ class Children:
                 out.append(self._send_merged(child, entries, now_s))
                 continue
             entry = self._next_entry(child)
-            if not self._has_room(child, message_weight(entry, 0)):
+            if not self._has_room(child, weight := message_weight(entry, 0)):
                 break
-            out.append(self._send_next(child, entry, now_s))
+            out.append(self._send_next(child, entry, weight, now_s))
         return out
 
     def _has_room(self, child: Child, size: int) -> bool:
@@ -342,9 +342,12 @@ class Children:
             return msgspec.structs.replace(entry, payload=NOTHING)
         return entry
 
-    def _send_next(self, child: Child, entry: Entry, now_s: float) -> Effect:
-        """Count one entry of the log as sent to a child; return the effect that sends it."""
-        self._count_sent(child, message_weight(entry, 0), now_s)
+    def _send_next(self, child: Child, entry: Entry, weight: int, now_s: float) -> Effect:
+        """Count one entry of the log as sent to a child; return the effect that sends it.
+
+        ``weight`` is the entry's ``message_weight``.
+        """
+        self._count_sent(child, weight, now_s)
         child.sent = entry.commit
         return Send(child.node, entry)
 
@@ -408,7 +411,8 @@ class Children:
             if entries is not None:
                 out.append(self._send_merged(child, entries, now_s))
             else:
-                out.append(self._send_next(child, self._next_entry(child), now_s))
+                entry = self._next_entry(child)
+                out.append(self._send_next(child, entry, message_weight(entry, 0), now_s))
         spent, size = child.link.sent - before, HEADER_BYTES + self._flow_limits.chunk_bytes
         for _ in range(min(len(child.chunk_requests), max(1, spent // size))):
             self._count_sent(child, size, now_s)

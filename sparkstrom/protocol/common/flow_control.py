@@ -17,7 +17,15 @@ import math
 from collections import deque
 from dataclasses import dataclass
 
-from sparkstrom.codec.messages import Chunk, Data, LastSeqs, MergedRange, OptimizerChunk
+from sparkstrom.codec.messages import (
+    Chunk,
+    Commit,
+    Data,
+    LastSeqs,
+    MergedRange,
+    OptimizerChunk,
+    Update,
+)
 from sparkstrom.observe.telemetry import SlowLink
 
 HEADER_BYTES = 64  # counted for each message besides its payload
@@ -40,14 +48,14 @@ def message_weight(message: Data, chunk_bytes: int) -> int:
     bytes. Optimizer chunks count as 0: their requester limits how many are under way.
     """
     match message:
+        case Commit() | Update():
+            return HEADER_BYTES + len(message.payload.data)
         case Chunk():
             return HEADER_BYTES + chunk_bytes
         case OptimizerChunk():
             return 0
         case MergedRange():
             return sum_weight(message.count, message.last)
-        case _:
-            return HEADER_BYTES + len(message.payload)
 
 
 def sum_weight(count: int, last: LastSeqs) -> int:

@@ -606,9 +606,8 @@ class AeronTransport:
         end_s = time.monotonic() + wait_s
         while True:
             self.require_driver("polling")
-            self._poll_openings()
+            is_opening = self._poll_openings()
             left_s = end_s - time.monotonic()
-            is_opening = self._opening_senders or self._pending_subscriptions
             poll_s = min(left_s, OPENING_POLL_S if is_opening else LIVENESS_POLL_S)
             arrivals = self._inbox.poll(max(0.0, poll_s))
             if self._inbox.consume_wake() or arrivals or poll_s >= left_s:
@@ -618,11 +617,16 @@ class AeronTransport:
         """Make ``poll`` return without waiting; see ``Transport.wake``."""
         self._inbox.wake()
 
-    def _poll_openings(self) -> None:
-        """Process the driver's answers to requests for streams; forget released senders.
+    def _poll_openings(self) -> bool:
+        """Process the driver's answers to requests for streams; return whether it owes others.
 
         Start to poll the receivers that are now open, and close those that are not needed any more.
+        Forget released senders.
         """
+        if not (
+            self._pending_subscriptions or self._cancelled_subscriptions or self._opening_senders
+        ):
+            return False
         opened = [s for s, each in self._pending_subscriptions.items() if not each.is_opening()]
         for stream in opened:
             subscription = self._pending_subscriptions.pop(stream).subscription
@@ -630,11 +634,12 @@ class AeronTransport:
         for request in [each for each in self._cancelled_subscriptions if not each.is_opening()]:
             self._cancelled_subscriptions.remove(request)
             self._unsubscribe(request.subscription)
-        if not self._opening_senders:
-            return
-        self._opening_senders = [sender for sender in self._opening_senders if sender.is_opening()]
-        self._released_totals = self._sum_counters(filter(AeronSender.is_released, self._senders))
-        self._senders = [sender for sender in self._senders if not sender.is_released()]
+        if self._opening_senders:
+            self._opening_senders = [each for each in self._opening_senders if each.is_opening()]
+            released = filter(AeronSender.is_released, self._senders)
+            self._released_totals = self._sum_counters(released)
+            self._senders = [each for each in self._senders if not each.is_released()]
+        return bool(self._opening_senders or self._pending_subscriptions)
 
     def _sum_counters(self, senders: Iterable[AeronSender]) -> dict[str, int]:
         """Return the totals of released senders plus the counters of ``senders``, by name."""
