@@ -107,7 +107,8 @@ class SendWindow:
 
         An empty link takes any size.
         """
-        if not self.under_way or self.under_way + size <= self.window:
+        under_way = self.under_way
+        if not under_way or under_way + size <= self.window:
             return True
         self._held_back = True
         return False

@@ -9,7 +9,7 @@ k workers that take turns without waiting, staleness is k - 1, one minibatch of 
 from __future__ import annotations
 
 from array import array
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -49,7 +49,7 @@ class Staleness:
         self._sum, self._count = 0.0, 0  # over all minibatches that came with an update
         self._minibatches, self._head = 0, CommitNo(0)  # trained by all workers; newest commit
         self._at = array("q", bytes(8 * REMEMBERED))  # commit % size -> minibatches up to it
-        self._workers: dict[NodeId, _Worker] = {}
+        self._workers = defaultdict[NodeId, _Worker](_Worker)
 
     @property
     def mean(self) -> float:
@@ -62,7 +62,7 @@ class Staleness:
         ``seen`` is the newest commit in the replica on which the last of them was trained. What the
         earlier ones had seen is interpolated linearly from the worker's previous publication on.
         """
-        worker = self._workers.setdefault(node, _Worker())
+        worker = self._workers[node]
         if minibatches:
             known = self._minibatches_of_others(worker, seen)
             before = known if worker.known is None else worker.known
@@ -89,7 +89,7 @@ class Staleness:
 
     def _add_minibatches(self, node: NodeId, minibatches: int, commit: CommitNo) -> None:
         """Add committed minibatches to a worker's count and to the total, as of ``commit``."""
-        worker = self._workers.setdefault(node, _Worker())
+        worker = self._workers[node]
         self._minibatches += minibatches
         worker.minibatches += minibatches
         if worker.marks[-1][0] == commit:

@@ -72,7 +72,7 @@ def test_several_tell_long_messages_at_once(network: MemoryNetwork) -> None:
     while node.room.waiting or other.room.waiting:
         for box in boxes:
             assert box is not None
-            box._sender.offer([box._frames.popleft()])
+            box._sender.offer([box.frames.popleft()])
     assert master.got() == [(None, message) for message in told]
     assert master.room._direct_receiver.reassemblers == {}
 
@@ -88,7 +88,7 @@ def test_the_join_stream_keeps_a_bounded_number_of_beginnings(
         teller.room.set_master(master.transport.endpoint, LOBBY)
         teller.room.send_direct(TrainingFailure(node=n, reason="r", trace="t" * 16_000))
         assert teller.room._to_master is not None
-        teller.room._to_master._frames.pop()  # its last piece is lost
+        teller.room._to_master.frames.pop()  # its last piece is lost
         teller.room.flush()
         assert master.got() == []
         assert len(master.room._direct_receiver.reassemblers) == min(n, 3)

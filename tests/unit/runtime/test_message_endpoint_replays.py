@@ -54,8 +54,8 @@ def told(node: Office, message: TrainingFailure | ProbeReply) -> list[bytes]:
     node.room.send_direct(message)
     box = node.room._to_master
     assert box is not None
-    frames = list(box._frames)
-    box._frames.clear()
+    frames = list(box.frames)
+    box.frames.clear()
     return frames
 
 

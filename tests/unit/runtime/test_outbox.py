@@ -59,9 +59,9 @@ def test_a_stream_that_is_gone_keeps_nothing() -> None:
     box = Outbox(Gone())
     box.put([b"a"], "state")
     box.flush()
-    assert len(box) == 0
+    assert len(box.frames) == 0
     box.put([b"b"], "state")
-    assert len(box) == 1
+    assert len(box.frames) == 1
 
 
 def test_after_a_sender_has_ended_the_next_message_opens_another() -> None:
