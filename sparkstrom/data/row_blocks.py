@@ -24,6 +24,8 @@ from sparkstrom.data.packed_rows import (
     Records,
     RowFormat,
     count_arrays,
+    has_same_parts,
+    order_like,
     structure_of,
 )
 from sparkstrom.models.base import FlatModel
@@ -429,12 +431,17 @@ def _stack_rows(
     form: RowFormat, columns: list[ParsedRow], chunk: list[Any], begin: int, where: str
 ) -> list[NDArray[Any]]:
     """Stack the rows to arrays [rows, ...], one per leaf; raise UsageError if a row differs."""
-    for i, (features, labels, _, arrays) in enumerate(columns):
-        if (features, labels, len(arrays)) != (form.features, form.labels, len(form.leaves)):
+    stacked = []
+    for i, row in enumerate(columns):
+        arrays = row.arrays
+        if (row.features, row.labels) != (form.features, form.labels):
+            arrays = order_like(form, row, arrays) if has_same_parts(form, row) else []
+        if len(arrays) != len(form.leaves):
             raise UsageError(
                 f"row {begin + i} of {where} is {shorten_value(chunk[i])}: it has different parts"
                 " than row 0"
             )
+        stacked.append(arrays)
         for leaf, array in zip(form.leaves, arrays, strict=True):
             kind = np.dtype(leaf.stored_dtype).kind
             if array.shape != leaf.shape or (kind in "biu" and array.dtype.kind == "f"):
@@ -448,7 +455,7 @@ def _stack_rows(
                     f" {value}, which does not fit into {np.dtype(leaf.stored_dtype).name}, as"
                     " which row 0 is stored: give all rows one type, such as np.int64"
                 )
-    return [np.stack([row.arrays[i] for row in columns]) for i in range(len(form.leaves))]
+    return [np.stack(parts) for parts in zip(*stacked, strict=True)]
 
 
 def _find_unfit_value(leaf: Leaf, array: NDArray[Any]) -> Any:

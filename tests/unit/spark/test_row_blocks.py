@@ -22,6 +22,7 @@ from sparkstrom.data.row_blocks import (
     read_row_blocks,
     shorten_value,
 )
+from sparkstrom.data.row_store import RowStore
 from sparkstrom.models import DenseNetwork
 from sparkstrom.models.base import Batch
 
@@ -79,6 +80,35 @@ def test_several_inputs_and_outputs_and_a_weight() -> None:
     assert features["b"].tolist() == [[0], [1], [2]]
     assert [a.shape for a in labels] == [(3, 1), (3, 2)]
     assert weights.tolist() == [0.25] * 3
+
+
+def test_the_order_of_keys_is_that_of_the_first_row() -> None:
+    """Rows from several functions may have the same keys in another order."""
+    (block,) = read_row_blocks(0, [({"a": 1, "b": [2, 3]}, 0), ({"b": [5, 6], "a": 4}, 1)])
+    features = block.form.batch(block.records).features
+    assert isinstance(features, dict)
+    assert {name: array.tolist() for name, array in features.items()} == {
+        "a": [1, 4],
+        "b": [[2, 3], [5, 6]],
+    }
+
+
+def test_partitions_may_have_their_keys_in_another_order() -> None:
+    """Each partition takes the order of its first row; the stored rows do not depend on it."""
+    rows: list[Any] = [({"b": [i, 7 * i], "a": i}, {"y": i, "x": 2.0 * i}) for i in range(9)]
+    turned = [tuple(dict(reversed(part.items())) for part in row) for row in rows]
+    ordered = []
+    for partitions in [(rows[:5], turned[5:]), (turned[5:], rows[:5]), (rows,)]:
+        store = RowStore()
+        for partition in partitions:
+            for block in read_row_blocks(0, partition):
+                store.add(block.form, block.records)
+        stored = store.finish()
+        batch = stored.form.batch(stored.read([(0, 9)]))
+        ordered.append({**dict(batch.features), **dict(batch.labels)})
+    np.testing.assert_array_equal(ordered[0]["b"], np.outer(ordered[0]["y"], [1, 7]))
+    for other in ordered[1:]:
+        np.testing.assert_equal({name: other[name] for name in ordered[0]}, ordered[0])
 
 
 @pytest.mark.parametrize(
