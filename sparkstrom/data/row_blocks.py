@@ -286,7 +286,10 @@ def _parse_features(row: Any, number: int, where: str) -> ParsedRow:
 
 
 def _parse_labelled_row(row: Any, number: int, where: str) -> ParsedRow:
-    """Convert a row (features, label[, weight]) to arrays. Raise UsageError if it is invalid."""
+    """Convert a row (features, label[, weight]) to arrays. Raise UsageError if it is invalid.
+
+    A weight of None is no weight.
+    """
     if not (isinstance(row, tuple | list) and len(row) in (2, 3)):
         raise UsageError(
             f"row {number} of {where} is {shorten_value(row)}: an element must be a pair "
@@ -301,7 +304,8 @@ def _parse_labelled_row(row: Any, number: int, where: str) -> ParsedRow:
             " its rdd, with features=... and label=..., or select the columns in this order"
         )
     features, label = split_columns(row[0]), split_labels(row[1])
-    values = [*features[1], *label[1], *row[2:]]
+    weights = [weight for weight in row[2:] if weight is not None]
+    values = [*features[1], *label[1], *weights]
     n_features = len(features[1])
     try:
         arrays = [
@@ -313,11 +317,11 @@ def _parse_labelled_row(row: Any, number: int, where: str) -> ParsedRow:
             f"row {number} of {where} is {shorten_value(row)}: an element must be a pair "
             f"(features, label) of numbers ({error})"
         ) from None
-    if len(row) == 3 and not (arrays[-1].shape == () and 0 <= arrays[-1] < np.inf):
+    if weights and not (arrays[-1].shape == () and 0 <= arrays[-1] < np.inf):
         raise UsageError(
             f"row {number} of {where} has weight {shorten_value(row[2])}: give 0 or above"
         )
-    return ParsedRow(features[0], label[0], len(row) == 3, arrays)
+    return ParsedRow(features[0], label[0], bool(weights), arrays)
 
 
 def split_columns(value: Any) -> tuple[ColumnStructure, list[Any]]:
@@ -434,6 +438,12 @@ def _stack_rows(
     stacked = []
     for i, row in enumerate(columns):
         arrays = row.arrays
+        if row.has_weights != form.has_weights:
+            having = ("a weight", "none") if row.has_weights else ("no weight", "one")
+            raise UsageError(
+                f"row {begin + i} of {where} has {having[0]}, row 0 has {having[1]}: give all rows"
+                " a weight, such as 1, or none of them"
+            )
         if (row.features, row.labels) != (form.features, form.labels):
             arrays = order_like(form, row, arrays) if has_same_parts(form, row) else []
         if len(arrays) != len(form.leaves):

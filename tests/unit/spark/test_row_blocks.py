@@ -48,6 +48,11 @@ def test_rows_without_labels_have_none(rows: list[Any]) -> None:
     assert arrays_to_batch((features, None, weights)).labels == ()
 
 
+def test_a_weight_of_none_is_no_weight() -> None:
+    assert read([([1], 0, None), ([2], 1, None)]).weights is None
+    assert read([([1], 0, None), ([2], 1)]).weights is None
+
+
 @pytest.mark.parametrize(
     ("labels", "dtype", "shape"),
     [
@@ -117,8 +122,9 @@ def test_partitions_may_have_their_keys_in_another_order() -> None:
         ([([1], 0), 7], r"row 1 of partition 3 is 7: an element must be a pair"),
         (
             [([1], 0), ([1], 0, 2)],
-            r"row 1 of partition 3 is \(\[1\], 0, 2\): it has different parts",
+            "row 1 of partition 3 has a weight, row 0 has none: give all rows a weight, such as 1",
         ),
+        ([([1], 0, 1), ([1], 0, None)], "row 1 of partition 3 has no weight, row 0 has one"),
         ([("cat", 0)], r"row 0 of partition 3 is \('cat', 0\)"),
         ([([1, 2], 0), ([1], 0)], r"row 1 of partition 3 has features float32\[1\], row 0 has"),
         ([([1], "cat")], r"row 0 of partition 3 is \(\[1\], 'cat'\)"),
