@@ -34,6 +34,7 @@ from sparkstrom.models.row_checks import LABELS, BadValue
 
 BLOCK_BYTES = 2 << 20  # size of a block's records; making a block takes six times as much memory
 ROWS_PER_CHUNK_MAX = 4096
+SQL_LITERALS = ("null", "true", "false")  # Spark takes all other words for columns
 
 
 class Block(NamedTuple):
@@ -141,6 +142,7 @@ def _vector_search_advice(where: str, column: str, value: str) -> str:
 def quote_column(column: str) -> str:
     """Return a column's name for an SQL expression, quoted in backticks if necessary."""
     is_plain = column.isascii() and column.isidentifier()
+    is_plain &= column.lower() not in SQL_LITERALS
     return column if is_plain else "`" + column.replace("`", "``") + "`"
 
 
