@@ -90,7 +90,7 @@ def run(args: argparse.Namespace) -> int:
     What the script prints goes to stderr.
     """
     from sparkstrom.rehearsal.rehearse import RehearsalRequest
-    from sparkstrom.rehearsal.script import rehearse_script
+    from sparkstrom.rehearsal.script import limit_left_threads, rehearse_script
 
     options = _read_options(args)
     RehearsalRequest.from_options(**options)  # raises before the script begins
@@ -100,6 +100,7 @@ def run(args: argparse.Namespace) -> int:
     print(json.dumps(rehearsal.to_dict()) if args.json else rehearsal)
     if page is not None:
         rehearsal.save(page)
+    limit_left_threads()
     return 0
 
 

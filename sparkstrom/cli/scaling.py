@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from sparkstrom.planning.scaling import ScalingInputs
 
 WORKERS_MAX = 100_000  # largest number of workers for which to predict
+NO_UPDATES = (
+    "--from {}: no worker of that rehearsal sent updates, so it has no density: give --density, or"
+    " rehearse with two workers or more"
+)
 DEFAULTS = {"density": "1e-3", "link": "1gbit", "latency": "0.2ms", "spread": "0"}
 
 
@@ -91,7 +95,10 @@ def run(args: argparse.Namespace) -> int:
     """
     from sparkstrom.planning.scaling import ScalingInputs, format_scaling, predict_scaling
 
-    _fill_in_flags(args, {} if args.rehearsal is None else _read_rehearsal(args.rehearsal))
+    found = {} if args.rehearsal is None else _read_rehearsal(args.rehearsal)
+    if args.density is None and found.get("density") == "0.0":
+        raise UsageError(NO_UPDATES.format(args.rehearsal))
+    _fill_in_flags(args, found)
     n_params = parse_option("params", args.params, parse_count)
     step_s = parse_option("step", args.step, parse_duration)
     if args.measure is None and None in (n_params, step_s):

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +25,7 @@ ColumnStructure = None | int | tuple[str, ...]
 
 HASH_CHUNK_BYTES = 1 << 20  # bytes hashed at once; they fit into the processor's cache
 ENTRY_DTYPE = np.dtype([("place", "<i4"), ("value", "<f4")])  # place: index + 1; 0: unused entry
+T = TypeVar("T")
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
@@ -129,11 +131,13 @@ class RowFormat(NamedTuple):
     def unify(self, other: RowFormat) -> RowFormat:
         """Return a format that can hold the records of both formats.
 
-        Raise UsageError if the formats differ in more than the room for sparse entries.
+        Raise UsageError if the formats differ in more than the room for sparse entries and the
+        order of dictionaries' keys.
         """
         if self == other:
             return self
-        for mine, theirs in itertools.zip_longest(self.leaves, other.leaves):
+        others = order_like(self, other, other.leaves)
+        for mine, theirs in itertools.zip_longest(self.leaves, others):
             if mine is None or theirs is None or mine[:4] != theirs[:4]:
                 raise UsageError(
                     f"rows do not fit together: {_describe_leaf(theirs)} in one part of the data, "
@@ -141,26 +145,33 @@ class RowFormat(NamedTuple):
                 )
         leaves = (
             mine._replace(entries=max(mine.entries, theirs.entries))
-            for mine, theirs in zip(self.leaves, other.leaves, strict=True)
+            for mine, theirs in zip(self.leaves, others, strict=True)
         )
         return self._replace(leaves=tuple(leaves))
 
+    def ordered_like(self, other: RowFormat) -> RowFormat:
+        """Return this format with the order of keys of ``other``, a format of the same rows."""
+        leaves = order_like(other, self, self.leaves)
+        return self._replace(leaves=tuple(leaves), features=other.features, labels=other.labels)
+
     def repack(self, records: Records, to: RowFormat) -> Records:
-        """Convert records of this format to ``to``, a format with room for more sparse entries."""
+        """Convert records of this format to ``to``, a format of the same rows with enough room."""
         if self == to:
             return records
-        return to.pack(self.arrays(records))
+        return to.pack(order_like(to, self, self.arrays(records)))
 
     def keys(self, records: Records) -> Keys:
         """Return two hashes of each row's content, u64[rows, 2].
 
-        The space for sparse entries that a row does not use has no effect.
+        The space for sparse entries that a row does not use has no effect, nor has the order of
+        dictionaries' keys.
         """
+        salts = order_like(self, KeyOrder.sort(self), range(len(self.leaves)))
         keys = np.zeros((len(records), 2), np.uint64)
         step = max(1, HASH_CHUNK_BYTES // max(1, self.row_bytes))
         for first in range(0, len(records), step):
             part = slice(first, first + step)
-            for salt, (begin, end) in enumerate(self.spans):
+            for salt, (begin, end) in zip(salts, self.spans, strict=True):
                 if end > begin:
                     keys[part] += _hash_words(records[part, begin:end], salt)
         return splitmix(keys)
@@ -190,6 +201,52 @@ def structure_of(columns: Any) -> ColumnStructure:
     if isinstance(columns, dict):
         return tuple(columns)
     return len(columns) if isinstance(columns, tuple) else None
+
+
+class Structured(Protocol):
+    """Rows, or their format, with the structures of features and labels."""
+
+    @property
+    def features(self) -> ColumnStructure:
+        """Structure of the features."""
+        ...
+
+    @property
+    def labels(self) -> ColumnStructure:
+        """Structure of the labels."""
+        ...
+
+
+class KeyOrder(NamedTuple):
+    """The structures of rows whose dictionaries have their keys in another order."""
+
+    features: ColumnStructure
+    labels: ColumnStructure
+
+    @classmethod
+    def sort(cls, rows: Structured) -> KeyOrder:
+        """Return the structures of ``rows`` with sorted keys."""
+        both = (rows.features, rows.labels)
+        return cls(*(tuple(sorted(s, key=repr)) if isinstance(s, tuple) else s for s in both))
+
+
+def has_same_parts(one: Structured, other: Structured) -> bool:
+    """Return whether features and labels have the same structure; keys may differ in order."""
+    return KeyOrder.sort(one) == KeyOrder.sort(other)
+
+
+def order_like(wanted: Structured, given: Structured, items: Sequence[T]) -> list[T]:
+    """Return items, one per array of ``given``, ordered as the dictionaries of ``wanted`` are.
+
+    Structures that are not dictionaries with the same keys leave the order as it is.
+    """
+    ordered, begin = list(items), 0
+    for one, other in ((wanted.features, given.features), (wanted.labels, given.labels)):
+        if isinstance(one, tuple) and isinstance(other, tuple) and set(one) == set(other):
+            places = [begin + other.index(key) for key in one]
+            ordered[begin : begin + len(places)] = [items[place] for place in places]
+        begin += count_arrays(other)
+    return ordered
 
 
 def count_arrays(structure: ColumnStructure) -> int:

@@ -24,6 +24,8 @@ from sparkstrom.data.packed_rows import (
     Records,
     RowFormat,
     count_arrays,
+    has_same_parts,
+    order_like,
     structure_of,
 )
 from sparkstrom.models.base import FlatModel
@@ -32,6 +34,7 @@ from sparkstrom.models.row_checks import LABELS, BadValue
 
 BLOCK_BYTES = 2 << 20  # size of a block's records; making a block takes six times as much memory
 ROWS_PER_CHUNK_MAX = 4096
+SQL_LITERALS = ("null", "true", "false")  # Spark takes all other words for columns
 
 
 class Block(NamedTuple):
@@ -139,6 +142,7 @@ def _vector_search_advice(where: str, column: str, value: str) -> str:
 def quote_column(column: str) -> str:
     """Return a column's name for an SQL expression, quoted in backticks if necessary."""
     is_plain = column.isascii() and column.isidentifier()
+    is_plain &= column.lower() not in SQL_LITERALS
     return column if is_plain else "`" + column.replace("`", "``") + "`"
 
 
@@ -284,7 +288,10 @@ def _parse_features(row: Any, number: int, where: str) -> ParsedRow:
 
 
 def _parse_labelled_row(row: Any, number: int, where: str) -> ParsedRow:
-    """Convert a row (features, label[, weight]) to arrays. Raise UsageError if it is invalid."""
+    """Convert a row (features, label[, weight]) to arrays. Raise UsageError if it is invalid.
+
+    A weight of None is no weight.
+    """
     if not (isinstance(row, tuple | list) and len(row) in (2, 3)):
         raise UsageError(
             f"row {number} of {where} is {shorten_value(row)}: an element must be a pair "
@@ -299,7 +306,8 @@ def _parse_labelled_row(row: Any, number: int, where: str) -> ParsedRow:
             " its rdd, with features=... and label=..., or select the columns in this order"
         )
     features, label = split_columns(row[0]), split_labels(row[1])
-    values = [*features[1], *label[1], *row[2:]]
+    weights = [weight for weight in row[2:] if weight is not None]
+    values = [*features[1], *label[1], *weights]
     n_features = len(features[1])
     try:
         arrays = [
@@ -311,11 +319,11 @@ def _parse_labelled_row(row: Any, number: int, where: str) -> ParsedRow:
             f"row {number} of {where} is {shorten_value(row)}: an element must be a pair "
             f"(features, label) of numbers ({error})"
         ) from None
-    if len(row) == 3 and not (arrays[-1].shape == () and 0 <= arrays[-1] < np.inf):
+    if weights and not (arrays[-1].shape == () and 0 <= arrays[-1] < np.inf):
         raise UsageError(
             f"row {number} of {where} has weight {shorten_value(row[2])}: give 0 or above"
         )
-    return ParsedRow(features[0], label[0], len(row) == 3, arrays)
+    return ParsedRow(features[0], label[0], bool(weights), arrays)
 
 
 def split_columns(value: Any) -> tuple[ColumnStructure, list[Any]]:
@@ -429,12 +437,23 @@ def _stack_rows(
     form: RowFormat, columns: list[ParsedRow], chunk: list[Any], begin: int, where: str
 ) -> list[NDArray[Any]]:
     """Stack the rows to arrays [rows, ...], one per leaf; raise UsageError if a row differs."""
-    for i, (features, labels, _, arrays) in enumerate(columns):
-        if (features, labels, len(arrays)) != (form.features, form.labels, len(form.leaves)):
+    stacked = []
+    for i, row in enumerate(columns):
+        arrays = row.arrays
+        if row.has_weights != form.has_weights:
+            having = ("a weight", "none") if row.has_weights else ("no weight", "one")
+            raise UsageError(
+                f"row {begin + i} of {where} has {having[0]}, row 0 has {having[1]}: give all rows"
+                " a weight, such as 1, or none of them"
+            )
+        if (row.features, row.labels) != (form.features, form.labels):
+            arrays = order_like(form, row, arrays) if has_same_parts(form, row) else []
+        if len(arrays) != len(form.leaves):
             raise UsageError(
                 f"row {begin + i} of {where} is {shorten_value(chunk[i])}: it has different parts"
                 " than row 0"
             )
+        stacked.append(arrays)
         for leaf, array in zip(form.leaves, arrays, strict=True):
             kind = np.dtype(leaf.stored_dtype).kind
             if array.shape != leaf.shape or (kind in "biu" and array.dtype.kind == "f"):
@@ -448,7 +467,7 @@ def _stack_rows(
                     f" {value}, which does not fit into {np.dtype(leaf.stored_dtype).name}, as"
                     " which row 0 is stored: give all rows one type, such as np.int64"
                 )
-    return [np.stack([row.arrays[i] for row in columns]) for i in range(len(form.leaves))]
+    return [np.stack(parts) for parts in zip(*stacked, strict=True)]
 
 
 def _find_unfit_value(leaf: Leaf, array: NDArray[Any]) -> Any:

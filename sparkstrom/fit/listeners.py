@@ -385,6 +385,7 @@ class ListenerThread(FitListener):
         self._queue: deque[Event | None] = deque()
         self._changed = threading.Condition()
         self._raised: ListenerFailure | None = None
+        self._called = ""  # the listener that was called last, and its method
         self._began_s = time.monotonic()
         self._training: frozenset[int] = frozenset()
         self._started: frozenset[int] = frozenset()  # partitions that have joined
@@ -499,7 +500,8 @@ class ListenerThread(FitListener):
         self._thread.join(LISTENERS_END_S)
         if self._thread.is_alive():
             self._warn(
-                f"listeners are still busy {LISTENERS_END_S:.0f} s after the end; not waiting"
+                f"listeners are still busy {LISTENERS_END_S:.0f} s after the end, in"
+                f" {self._called}; not waiting"
             )
 
     def _warn(self, text: str) -> None:
@@ -557,6 +559,7 @@ class ListenerThread(FitListener):
         handle = getattr(listener, method, None)
         if handle is None:
             return
+        self._called = f"{type(listener).__name__}.{method}"
         try:
             handle(event)
         except BaseException as error:  # such as SystemExit, which would end this thread silently
@@ -564,7 +567,7 @@ class ListenerThread(FitListener):
                 self._warn_of_lost_output(broken, error)
                 return
             self._listeners = [each for each in self._listeners if each is not listener]
-            raised = ListenerFailure(f"{type(listener).__name__}.{method}", error)
+            raised = ListenerFailure(self._called, error)
             fails_fit = getattr(listener, "fails_fit", True)
             if fails_fit is None:
                 fails_fit = method == "on_fit_begin"

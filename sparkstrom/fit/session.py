@@ -26,7 +26,7 @@ import tempfile
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -168,10 +168,8 @@ class FitSession:
         progress = self._reporting.progress
         model, options = self._checkpoints.model, self._strategy.master
         thread = make_listener_thread(self.request, spec, model, options, self._snapshot, progress)
-        with tempfile.TemporaryDirectory(prefix="sparkstrom-copies-") as folder:
-            recovery = ControllerRecovery(
-                self._strategy, self._checkpoints, self._reporting, folder
-            )
+        recovery = ControllerRecovery(self._strategy, self._checkpoints, self._reporting)
+        with recovery.create_folder():
             return thread.run_fit(partial(self._run_all, thread, recovery, export_directory))
 
     def _snapshot(self) -> Snapshot:
@@ -461,12 +459,24 @@ class ControllerRecovery:
     strategy: Strategy[CommonOptions]  # says how many controllers the fit may lose
     checkpoints: FitCheckpoints  # checkpoints of the network
     _reporting: FitReporting  # shows warnings and records losses of the controller
-    folder: str  # directory for copies of a fit without checkpoints
+    folder: str = ""  # directory for copies of a fit without checkpoints
 
     @property
     def keeps_copies(self) -> bool:
         """Whether a fit without checkpoints is copied regularly, to survive a lost controller."""
         return self.strategy.controller_restarts > 0 and self.strategy.has_controller_task
+
+    @contextlib.contextmanager
+    def create_folder(self) -> Iterator[None]:
+        """Create the directory for copies, if the fit needs one, and delete it after the block.
+
+        A program that is killed leaves the directory, so other fits create none.
+        """
+        if self.keeps_copies and self.checkpoints.directory is None:
+            with tempfile.TemporaryDirectory(prefix="sparkstrom-copies-") as self.folder:
+                yield
+        else:
+            yield
 
     def config(self, key: FitKey, k: int, states: OptimizerStates) -> CheckpointConfig:
         """Return where and how often to copy the fit ``key``, which writes no checkpoints.

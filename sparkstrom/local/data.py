@@ -49,7 +49,14 @@ from sparkstrom.data.column_selection import (
     make_read_plan,
     resolve_array_source,
 )
-from sparkstrom.data.packed_rows import Leaf, Records, RowFormat, count_arrays
+from sparkstrom.data.packed_rows import (
+    Leaf,
+    Records,
+    RowFormat,
+    count_arrays,
+    has_same_parts,
+    order_like,
+)
 from sparkstrom.data.row_blocks import (
     BLOCK_BYTES,
     Block,
@@ -163,16 +170,14 @@ def _check_same_format(mine: RowFormat, theirs: RowFormat) -> None:
 
     ``mine``: format of the data; ``theirs``: format of the held-out rows.
     """
-    kinds = [
-        (form.features, form.labels, form.has_weights, len(form.leaves)) for form in (mine, theirs)
-    ]
-    if kinds[0] != kinds[1]:
+    kinds = [(form.has_weights, len(form.leaves)) for form in (mine, theirs)]
+    if kinds[0] != kinds[1] or not has_same_parts(mine, theirs):
         said = [", ".join(leaf.name for leaf in form.leaves) for form in (mine, theirs)]
         raise UsageError(
             f"validation: held-out rows have {said[1]}, and the data {said[0]}: give both the same"
             " arrays, in the same order"
         )
-    for one, other in zip(mine.leaves, theirs.leaves, strict=True):
+    for one, other in zip(mine.leaves, order_like(mine, theirs, theirs.leaves), strict=True):
         if one[1:4] != other[1:4]:
             raise UsageError(
                 f"validation: {other.name} of held-out rows is {other.describe()}, and in the"

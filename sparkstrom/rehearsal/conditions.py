@@ -55,7 +55,8 @@ class Conditions:
     seed: int = 0  # of the random step times and of the choice of workers that die
 
     def __post_init__(self) -> None:
-        require(self.link_bits_s > 0, "link", self.link_bits_s, "must be above 0 bits per second")
+        reason = "must be finite and above 0 bits per second"
+        require(0 < self.link_bits_s < math.inf, "link", self.link_bits_s, reason)
         require(
             0 <= self.latency_s < math.inf, "latency", self.latency_s, "must be 0 or more seconds"
         )

@@ -201,15 +201,26 @@ class Rehearsal:
             f" of {conditions.link_bits_s / 1e6:,.4g} Mbit/s,"
             f" {_format_seconds(conditions.latency_s)} one way; seed {conditions.seed}.",
         ]
-        if conditions.stragglers:
+        if slow := self._describe_stragglers():
             speed = f"{conditions.straggler_speed:g} times the speed"
-            lines.append(f"Slow workers: {conditions.stragglers}, with {speed}.")
+            lines.append(f"Slow workers: {slow}, with {speed}.")
         if self.averaging_frequency is not None:
             lines.append(
                 f"Rounds of at most {self.averaging_frequency} minibatches, each with a Spark job"
                 f" of {_format_seconds(JOB_S)}; shuffles of rows are not simulated."
             )
         return lines
+
+    def _describe_stragglers(self) -> str:
+        """Return the number of slow workers, such as "1" or "3 of 4, 5 of 16"; "" without any.
+
+        Fits of few workers have fewer slow ones than were asked for.
+        """
+        numbers = sorted({run.workers for run in self.runs if run.workers > 1})
+        slow = {workers: self.conditions.for_workers(workers).stragglers for workers in numbers}
+        if {*slow.values()} <= {self.conditions.stragglers}:
+            return str(self.conditions.stragglers) if any(slow.values()) else ""
+        return ", ".join(f"{count} of {workers}" for workers, count in slow.items())
 
     def __str__(self) -> str:
         lines = [*self.describe(), "", *table_lines(self.table()), "", *self.verdict()]

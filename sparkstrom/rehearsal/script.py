@@ -7,10 +7,12 @@ that call, and the script ends there.
 
 from __future__ import annotations
 
+import os
 import runpy
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -22,6 +24,7 @@ from sparkstrom.base.errors import UsageError
 from sparkstrom.rehearsal.result import Rehearsal
 
 Rehearse = Callable[..., Rehearsal]  # the method ``rehearse`` of a network
+LEFT_THREADS_S = 10.0  # time for a script's threads to end after the main thread
 INTERRUPTION = signal.SIGUSR2  # not SIGINT, which programs in the background of a shell ignore
 
 
@@ -140,3 +143,21 @@ def _script_environment(
 def _end_script(number: int, frame: object) -> None:
     """End the script that is being rehearsed, as the handler of INTERRUPTION."""
     raise ScriptRehearsed
+
+
+def limit_left_threads() -> None:
+    """Let this process end LEFT_THREADS_S after its main thread, although a script's threads run.
+
+    Python would wait for those that are not daemons, which may wait forever for the script's rest.
+    """
+    left = [] if _script is None or _script.left is None else list(_script.left)
+
+    def end() -> None:
+        threading.main_thread().join()
+        time.sleep(LEFT_THREADS_S)
+        names = ", ".join(thread.name for thread in left if thread.is_alive())
+        print(f"sparkstrom rehearse: the script's threads still run: {names}", file=sys.stderr)
+        os._exit(0)
+
+    if any(thread.is_alive() and not thread.daemon for thread in left):
+        threading.Thread(target=end, daemon=True).start()

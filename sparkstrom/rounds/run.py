@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from sparkstrom.base.errors import SparkstromError, UsageError
 from sparkstrom.base.identity import Position
@@ -26,6 +27,7 @@ from sparkstrom.rounds.worker_round import RoundPace, fit_length, raise_failure
 from sparkstrom.runtime.optimizer_states import OptimizerStates
 
 MakeJob = Callable[[Callable[[], list[str]]], FitJob]  # (train_all_rounds) -> job that runs it
+MakeMonitors = Callable[[Any, FitReporting], Sequence[FitListener]]  # (job, reporting) -> listeners
 
 
 class RoundsRun(FitRunner):
@@ -39,6 +41,7 @@ class RoundsRun(FitRunner):
         states: The optimizer states from which the first round starts.
         backend: The workers.
         make_job: Receives a function that trains all rounds; returns a job whose thread calls it.
+        make_monitors: Returns listeners that watch the job and report problems.
         has_observer: Whether early stopping may end the fit.
         keeps_states: Whether the next fit continues with the optimizer states.
     """
@@ -54,6 +57,7 @@ class RoundsRun(FitRunner):
         states: OptimizerStates,
         backend: RoundsBackend,
         make_job: MakeJob,
+        make_monitors: MakeMonitors = lambda job, reporting: (),
         *,
         has_observer: bool,
         keeps_states: bool = True,
@@ -64,6 +68,7 @@ class RoundsRun(FitRunner):
         state = RoundState(model, options, network.parameters, states, steps)
         self.theta = AveragedParameters(state, network.grid_exponent())
         self.master = RoundsControl(spec, state, has_observer=has_observer, abort=backend.abort)
+        self._make_monitors = make_monitors
         self._job = make_job(RoundsLoop(backend, self.master, options.averaging_frequency).run)
 
     @property
@@ -78,7 +83,8 @@ class RoundsRun(FitRunner):
     ) -> None:
         """Run the fit to completion. Raise the error that ended it early."""
         display = ProgressListener(reporting.progress, worker_lines=reporting.shows_worker_output)
-        self._supervise(self._job, stopping, display, reporting.record, *others)
+        monitors = self._make_monitors(self._job, reporting)
+        self._supervise(self._job, *monitors, stopping, display, reporting.record, *others)
 
 
 class RoundsLoop:

@@ -24,7 +24,7 @@ from sparkstrom.data.column_selection import (
 from sparkstrom.data.row_sample import RowSample
 from sparkstrom.fit.evaluation import Evaluation, MetricSpec, evaluate_arrays
 from sparkstrom.fit.events import FitListener
-from sparkstrom.fit.fit_context import TaskSlots
+from sparkstrom.fit.fit_context import FitReporting, TaskSlots
 from sparkstrom.fit.strategy import Strategy
 from sparkstrom.models.base import Flat, FlatModel
 from sparkstrom.options.common import CommonOptions
@@ -216,6 +216,10 @@ class Application(ControllerApplication, Protocol):
 
     def executor_monitors(self, job: SparkJob, notify: Notify) -> list[FitListener]:
         """Return listeners that watch the job's executors and report problems with ``notify``."""
+        ...
+
+    def rounds_monitors(self, job: SparkJob, reporting: FitReporting) -> list[FitListener]:
+        """Return listeners that watch the Spark jobs of a fit in rounds and report problems."""
         ...
 
     def broadcast_value(self, value: Any) -> Any:

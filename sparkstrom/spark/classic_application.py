@@ -18,7 +18,7 @@ from sparkstrom.data.column_selection import ColumnSpec
 from sparkstrom.data.row_sample import RowSample
 from sparkstrom.fit.evaluation import Evaluation, MetricSpec
 from sparkstrom.fit.events import FitListener
-from sparkstrom.fit.fit_context import TaskSlots
+from sparkstrom.fit.fit_context import FitReporting, TaskSlots
 from sparkstrom.fit.strategy import Strategy
 from sparkstrom.models.base import FlatModel
 from sparkstrom.observe.progress_display import captures_descriptors, is_in_notebook
@@ -63,6 +63,7 @@ from sparkstrom.spark.executor_slots import (
 from sparkstrom.spark.jobs import (
     DecommissionMonitor,
     OutOfMemoryMonitor,
+    SlotMonitor,
     SparkJob,
     cancel_jobs_on_interrupt,
 )
@@ -255,6 +256,13 @@ class ClassicApplication:
         that are being decommissioned.
         """
         return [OutOfMemoryMonitor(job, notify), DecommissionMonitor(job, notify)]
+
+    def rounds_monitors(self, job: SparkJob, reporting: FitReporting) -> list[FitListener]:
+        """Return the listeners that watch the Spark jobs of a fit in rounds.
+
+        One warns of killed containers and dead Python processes; one shows that no task has a slot.
+        """
+        return [OutOfMemoryMonitor(job, reporting.warn), SlotMonitor(job, reporting.progress.say)]
 
     def create_controller_placer(
         self,

@@ -301,6 +301,7 @@ class SparkRoundsStrategy(Strategy[ParameterAveragingTrainingMaster]):
             states,
             backend,
             make_job,
+            application.rounds_monitors,
             has_observer=session.request.early_stopping is not None,
             keeps_states=context.keep,
         )

@@ -5,7 +5,8 @@ errors of jobs, and ``cancel_jobs_on_interrupt`` replaces Spark's handler for Ct
 ``OutOfMemoryMonitor`` warns about containers that were killed because they used too much memory,
 and about Python processes that died: Spark replaces them, so users would only see a lost worker.
 ``DecommissionMonitor`` moves workers off executors that are about to be removed. ``StartMonitor``
-shows what a fit is waiting for at its start, and ends a fit that cannot start.
+shows what a fit is waiting for at its start, and ends a fit that cannot start. ``SlotMonitor``
+shows that a fit in rounds waits for task slots.
 """
 
 from __future__ import annotations
@@ -90,7 +91,11 @@ def _is_spark_handler(handler: Any) -> bool:
 
 
 TASK_RUNNING, TASK_FAILED = "RUNNING", "FAILED"  # a task's status in Spark's status store
+JOB_RUNNING = "RUNNING"  # the status of a submitted job, even if none of its tasks has a slot
 TASKS_MAX = 2**31 - 1  # all tasks of a stage
+# Newest Spark jobs of a fit that are looked at. Training in rounds has hundreds, and to read one
+# takes some ten calls into the JVM. Between two polls, it starts about ten.
+JOBS_MAX = 20
 FAILED_TASKS_MAX = 1000  # newest ones per stage; to read more would slow down each poll
 PYTHON_WORKER_EXITED = "Python worker exited unexpectedly"  # in the error of Spark's task
 PYTHON_WORKER_DIED = (
@@ -178,6 +183,11 @@ class SparkJob:
         errors = [task.errorMessage() for task in tasks if task.attempt() >= first_attempt]
         return list(dict.fromkeys(find_cause(each.get()) for each in errors if each.isDefined()))
 
+    def is_queued(self) -> bool:
+        """Return whether the newest of the Spark jobs is running, but none of its tasks is."""
+        running = [job for job in self._jobs()[-1:] if job.status == JOB_RUNNING]
+        return bool(running) and self.count_tasks()[0] == 0
+
     def executors(self) -> set[str]:
         """Return the ids of the executors on which tasks of the job are running."""
         return {
@@ -243,15 +253,23 @@ class SparkJob:
                     error = task.errorMessage()
                     yield task, error.get() if error.isDefined() else ""
 
+    def _jobs(self) -> list[Any]:
+        """Return the status of the newest JOBS_MAX Spark jobs, ordered by age, the oldest first.
+
+        Jobs that Spark has forgotten are left out.
+        """
+        tracker = self.context.statusTracker()
+        newest = sorted(tracker.getJobIdsForGroup(self.group))[-JOBS_MAX:]
+        return [job for job in map(tracker.getJobInfo, newest) if job]
+
     def _stages(self, *, only_last: bool = False) -> list[Any]:
-        """Return the status of all stages of the job, except those that Spark has forgotten.
+        """Return the status of all stages of ``_jobs``, except those that Spark has forgotten.
 
         If ``only_last`` is True, return only the last stage of each Spark job. It has the highest
         id, because Spark numbers the stages on which it depends first.
         """
         tracker = self.context.statusTracker()
-        jobs = map(tracker.getJobInfo, tracker.getJobIdsForGroup(self.group))
-        ids = [sorted(job.stageIds)[-1 if only_last else 0 :] for job in jobs if job]
+        ids = [sorted(job.stageIds)[-1 if only_last else 0 :] for job in self._jobs()]
         stages = [tracker.getStageInfo(stage) for of_job in ids for stage in of_job]
         return [stage for stage in stages if stage is not None]
 
@@ -402,7 +420,8 @@ def list_executors(context: Any) -> list[ExecutorState]:
     ]
 
 
-WAIT_MESSAGE_S = 10.0  # between two messages about what the fit waits for at its start
+WAIT_MESSAGE_S = 10.0  # between two messages about what the fit waits for
+NO_SLOT_HINT = "; the job is queued behind others, or executors are missing"
 SETUP_POLL_S = 0.5  # between two checks for hosts that cannot take part
 BLOCKED_NETWORK_HINT = (
     "If they heard nothing from the master: open UDP between executors and driver in both "
@@ -480,7 +499,7 @@ class StartMonitor(FitListener):
         text = (
             f"sparkstrom waits: {progress.workers} of {progress.partitions} workers joined"
             + ("" if running is None else f", {running} {have} a slot")
-            + ("; the job is queued behind others, or executors are missing" * (running == 0))
+            + NO_SLOT_HINT * (running == 0)
         )
         if text != self._last_message:  # the progress display shows the elapsed time anyway
             self._last_message = text
@@ -518,3 +537,32 @@ def _describe_blocked_hosts(hosts: int, progress: Progress, who: str) -> str:
         return f"{others}; no worker has joined so far"
     there = f"{progress.joined} of {progress.partitions} workers have joined"
     return f"{others}; {there}, so it is not the {who}'s host"
+
+
+class SlotMonitor(FitListener):
+    """Shows that a fit in rounds waits because none of its tasks has a slot.
+
+    Args:
+        job: The job whose thread trains the rounds.
+        say: Shows a line to the user.
+    """
+
+    def __init__(self, job: SparkJob, say: Callable[[str], None]) -> None:
+        self._job, self._say = job, say
+        self._due_s = time.monotonic() + WAIT_MESSAGE_S
+        self._waits_at: tuple[Phase, int] | None = None  # (phase, rounds) if no task had a slot
+        self._said_at: tuple[Phase, int] | None = None  # where the newest message was shown
+
+    def on_progress(self, progress: Progress) -> None:
+        """Show a message if no task had a slot at two checks, and no round ended between them.
+
+        The message is shown once for each wait.
+        """
+        if time.monotonic() < self._due_s:
+            return
+        self._due_s = time.monotonic() + WAIT_MESSAGE_S
+        place = (progress.phase, progress.commits)
+        before, self._waits_at = self._waits_at, place if self._job.is_queued() else None
+        if place == before == self._waits_at != self._said_at:
+            self._said_at = place
+            self._say(f"sparkstrom waits: no task of the fit has a slot{NO_SLOT_HINT}")

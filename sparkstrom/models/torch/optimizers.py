@@ -24,6 +24,7 @@ import copy
 import functools
 import inspect
 import re
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -43,6 +44,12 @@ REFUSED_OPTIMIZERS = {
     SparseAdam: "it takes sparse gradients only, and leaves all rows alone that a batch does not"
     " touch; use Adam without sparse=True, or SGD or Adagrad, which take sparse gradients, too",
 }
+
+INNER_STATE = (
+    "optimizer {} contains {}, whose state, such as momentum, is neither saved nor given to other"
+    " workers: it begins anew in each round, worker and fit; use {} alone, or a class that keeps"
+    " all state itself"
+)
 
 # Prefixes of attributes that torch and schedulers set on optimizers, besides ``_torch_attributes``.
 TORCH_PREFIXES = (
@@ -331,6 +338,7 @@ def dump_state(
     Arrays share memory with the live state where torch allows it.
     """
     state: State = {}
+    _warn_of_inner_state(optimizer)
     names = {id(p): name for name, p in named.items()}
     for owner, values in optimizer.state.items():
         if not isinstance(owner, torch.Tensor):  # state that belongs to no particular parameter
@@ -346,6 +354,15 @@ def dump_state(
     if scheduler is not None:
         _store_options(scheduler.state_dict(), "scheduler", state)
     return state
+
+
+def _warn_of_inner_state(optimizer: Optimizer) -> None:
+    """Warn if the optimizer's attributes contain optimizers with a state, which is not saved."""
+    for value in vars(optimizer).values():
+        for inner in value if isinstance(value, list | tuple) else [value]:
+            if isinstance(inner, Optimizer) and any(inner.state.values()):
+                wrapper, wrapped = type(optimizer).__name__, type(inner).__name__
+                warnings.warn(INNER_STATE.format(wrapper, wrapped, wrapped), stacklevel=2)
 
 
 def load_state(

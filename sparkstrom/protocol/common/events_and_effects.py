@@ -105,7 +105,8 @@ class WorkerShortage(enum.Enum):
     )
     LATER = (
         "partition {} has been without a worker for {:.0f} s: no replacement has started; on "
-        "Spark see the executors' state in its UI (lost, out of memory, no free slot?)"
+        "Spark see the executors' state in its UI (lost, out of memory, no free slot, or a "
+        "suspended Python process that keeps its slot?)"
     )
 
 

@@ -24,7 +24,7 @@ from sparkstrom.data.column_selection import ColumnSpec, check_column_spec
 from sparkstrom.data.row_sample import RowSample, merge_samples, sample_partition
 from sparkstrom.fit.evaluation import Evaluation, MetricSpec, merge_evaluations_or_raise
 from sparkstrom.fit.events import FitListener
-from sparkstrom.fit.fit_context import TaskSlots
+from sparkstrom.fit.fit_context import FitReporting, TaskSlots
 from sparkstrom.fit.strategy import GradientSharing, Strategy
 from sparkstrom.fit.supervisor import FitJob, cancel_job
 from sparkstrom.models.base import FlatModel
@@ -405,6 +405,10 @@ class ConnectApplication:
 
     def executor_monitors(self, job: SparkJob, notify: Notify) -> list[FitListener]:
         """Return []: Spark Connect does not report on executors."""
+        return []
+
+    def rounds_monitors(self, job: SparkJob, reporting: FitReporting) -> list[FitListener]:
+        """Return []: Spark Connect does not report on jobs and tasks."""
         return []
 
     def create_controller_placer(

@@ -275,7 +275,8 @@ def _write_parquet(url: str, blocks: Iterator[Block]) -> ExportedFile:
     ):
         for block in itertools.chain([first], blocks):
             first.form.unify(block.form)
-            writer.write_batch(records_to_arrow(block.form, block.records))
+            form = block.form.ordered_like(first.form)
+            writer.write_batch(records_to_arrow(form, block.form.repack(block.records, form)))
             rows += len(block.records)
     return ExportedFile(url, rows)
 

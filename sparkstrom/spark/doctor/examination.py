@@ -28,6 +28,7 @@ from sparkstrom.fit.strategy import GradientSharing
 from sparkstrom.fit.supervisor import find_cause
 from sparkstrom.options.gradient_sharing import SharedTrainingMaster
 from sparkstrom.options.network import AUTO, EXECUTOR, parse_controller
+from sparkstrom.options.network import DRIVER as DRIVER_CONTROLLER
 from sparkstrom.options.resolution import resolve
 from sparkstrom.planning.memory import count_driver_edges, count_executor_edges
 from sparkstrom.spark.controller.reachability import UdpEchoServer
@@ -374,7 +375,7 @@ class _Examination:
         """Where a fit's controller runs; in local mode, "auto" means the driver program."""
         controller = self._master.void.controller
         is_local = str(self._session.context.master).startswith("local")
-        return DRIVER if controller == AUTO and is_local else controller
+        return DRIVER_CONTROLLER if controller == AUTO and is_local else controller
 
     @property
     def _may_controller_leave(self) -> bool:

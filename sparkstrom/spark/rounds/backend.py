@@ -254,17 +254,17 @@ class SparkRoundsBackend(RoundsBackend):
         optimizer state before the first step, which later rounds may use as well.
         """
 
-        def send(payload: Payload) -> Payload:
-            """Register a payload to be destroyed, count its bytes, and return the payload."""
+        def send(payload: Payload, hosts: int) -> Payload:
+            """Register a payload that ``hosts`` hosts read; count its bytes, and return it."""
             if payload is not self._fresh:  # the fresh state is sent once per fit
                 sent.callback(payload.destroy)
                 traffic[DOWNLOADED] += hosts * payload.nbytes
             return payload
 
         hosts = max(1, len({one.host for one in self._facts}))
-        parameters = send(self._send_parameters(state))
-        updater = send(self._send_optimizer_state(state))
-        own = {p: send(self._send_state(load_state(state.own[p]))) for p in sorted(state.own)}
+        parameters = send(self._send_parameters(state), hosts)
+        updater = send(self._send_optimizer_state(state), hosts)
+        own = {p: send(self._send_state(load_state(state.own[p])), 1) for p in sorted(state.own)}
         return RoundInput(state.steps, parameters, updater, own, order.pace)
 
     def _send_parameters(self, state: RoundState) -> Payload:

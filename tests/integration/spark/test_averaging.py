@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import itertools
 import os
+import signal
 import time
 from pathlib import Path
 
 import numpy as np
 import pytest
+from pyspark import TaskContext
 
 from sparkstrom import EarlyStopping, ParameterAveragingTrainingMaster, SparkNetwork
 from sparkstrom.base.errors import TrainingError, UsageError
@@ -132,6 +135,27 @@ def test_an_executor_that_dies_changes_no_bit(spark, data, parts, victims, monke
     assert killing.killed not in victims.executors()
     assert (network.parameters == reference).all()
     assert summary.minibatches == summary.minibatches_expected == 45
+
+
+def test_a_python_process_that_dies_is_named(spark, data, tmp_path):
+    """Before, a summary of rounds had only that Spark repeated a task."""
+    flag = tmp_path / "died"
+
+    class DyingOnce(DenseNetwork):
+        """A model whose first step on an executor ends the process, as if memory had run out."""
+
+        def step(self, batch):
+            if TaskContext.get() is not None:
+                with contextlib.suppress(FileExistsError):
+                    flag.touch(exist_ok=False)
+                    os.kill(os.getpid(), signal.SIGKILL)
+            return super().step(batch)
+
+    network = SparkNetwork(spark, DyingOnce([64, 10], seed=1), master_of(), progress=False)
+    summary = network.fit(data)
+    text = "the Python process of partition "
+    assert any(each.startswith(text) for each in summary.warnings), summary.warnings
+    assert summary.minibatches == summary.minibatches_expected
 
 
 @pytest.mark.parametrize(("depth", "save_updater"), [(1, True), (3, True), (1, "own"), (2, "own")])

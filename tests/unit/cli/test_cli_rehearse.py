@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 import threading
 from contextlib import nullcontext
@@ -248,3 +249,30 @@ def test_a_thread_that_a_script_leaves_running_does_not_train(
         thread.join()
     assert not Path("trained").exists()
     rehearse_instead(lambda data: pytest.fail("no script is rehearsed"), "rows")  # type: ignore[arg-type]
+
+
+ENDLESS_THREAD = """
+import threading
+threading.Thread(target=threading.Event().wait, name="endless").start()
+"""
+COMMAND = """
+import sys
+from sparkstrom.cli.main import main
+from sparkstrom.rehearsal import script
+
+script.LEFT_THREADS_S = 0.0
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_a_thread_that_never_ends_does_not_keep_the_command(tmp_path: Path) -> None:
+    """Before, the figures were printed, and the command waited for the script's thread."""
+    path = tmp_path / "train.py"
+    path.write_text(ENDLESS_THREAD + PLAIN_FIT)
+    options = ["rehearse", "--workers", "1", "--step", "10ms", "--json", str(path)]
+    ended = subprocess.run(
+        [sys.executable, "-c", COMMAND, *options], capture_output=True, text=True, timeout=100
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert json.loads(ended.stdout)["runs"]
+    assert ended.stderr.endswith("the script's threads still run: endless\n")

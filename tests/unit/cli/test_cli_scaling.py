@@ -211,19 +211,36 @@ def test_a_script_imports_what_lies_beside_it_and_may_leave_tensors(
     assert json.loads(capsys.readouterr().out)["params"] == 8 * 16 + 16 + 16 * 4 + 4
 
 
+def rehearsed(directory: Path, density: float) -> Path:
+    """Write the figures of a rehearsal to a file, as ``sparkstrom rehearse --json`` prints them."""
+    times = {"step_s": 0.05, "jitter": 0.1, "encode_s": 0.002, "apply_s": 0.0}
+    conditions = {"link_bits_s": 1e8, "latency_s": 0.003, "times": times}
+    path = directory / "rehearsal.json"
+    path.write_text(json.dumps({"n_params": 5e6, "density": density, "conditions": conditions}))
+    return path
+
+
 def test_a_rehearsal_has_the_numbers_that_are_not_given(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     """--from takes all values that are not given from a saved rehearsal."""
-    times = {"step_s": 0.05, "jitter": 0.1, "encode_s": 0.002, "apply_s": 0.0}
-    conditions = {"link_bits_s": 1e8, "latency_s": 0.003, "times": times}
-    played = tmp_path / "rehearsal.json"
-    played.write_text(json.dumps({"n_params": 5e6, "density": 0.004, "conditions": conditions}))
+    played = rehearsed(tmp_path, density=0.004)
     assert main(["scaling", "--from", str(played), "--step", "70ms", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert told["params"] == 5_000_000
     assert (told["step_s"], told["density"], told["spread"]) == (0.07, 0.004, 0.1)
     assert (told["link_bits_s"], told["latency_s"], told["encoding_s"]) == (1e8, 0.003, 0.002)
+
+
+def test_a_rehearsal_without_updates_has_no_density(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """A single worker sends no updates. Before, the error blamed --density, which was not given."""
+    command = ["scaling", "--from", str(rehearsed(tmp_path, density=0.0))]
+    assert main(command) == 2
+    words = "no worker of that rehearsal sent updates, so it has no density: give --density"
+    assert words in capsys.readouterr().err
+    assert main([*command, "--density", "1e-3"]) == 0
 
 
 @pytest.mark.parametrize(

@@ -121,3 +121,10 @@ def test_one_iterator_cannot_be_both() -> None:
     rows = zip(X, Y, strict=True)
     with pytest.raises(UsageError, match="are one iterator, which is drawn once: make two"):
         read_blocks_with_held_out(rows, rows, ColumnSpec())
+
+
+def test_held_out_arrays_may_have_their_keys_in_another_order() -> None:
+    data, held = ({"a": X, "b": Y}, Y), ({"b": Y[:3], "a": X[:3]}, Y[:3])
+    *_, block = read_blocks_with_held_out(data, held, ColumnSpec())
+    features = block.form.batch(block.records).features
+    np.testing.assert_equal(features, {"a": X[:3], "b": Y[:3]})

@@ -195,3 +195,40 @@ def test_sparse_gradients_touch_their_rows_alone() -> None:
     model.step(Batch(words, np.array([0, 2])))
     moved = np.flatnonzero((params != model.initial())[:200].reshape(50, 4).any(axis=1))
     assert moved.tolist() == [1, 7, 30]
+
+
+class Wrapped(optim.Optimizer):  # type: ignore[misc]
+    """An optimizer that lets another one step, as Lookahead does."""
+
+    def __init__(self, parameters: Any, inner: Any, *, as_list: bool = False) -> None:
+        made = inner(parameters)
+        super().__init__(made.param_groups, {})
+        self.inner = [made] if as_list else made
+
+    def step(self, closure: Any = None) -> Any:
+        for one in self.inner if isinstance(self.inner, list) else [self.inner]:
+            one.step()
+
+
+@pytest.mark.parametrize("as_list", [False, True])
+def test_state_inside_a_wrapped_optimizer_is_not_lost_in_silence(as_list: bool) -> None:
+    """It is neither saved nor sent; before, nothing said so."""
+    model = make("SGD", {})
+    inner = partial(optim.SGD, lr=0.1, momentum=0.9)
+    wrapped = TorchModel(
+        model.module, functional.cross_entropy, partial(Wrapped, inner=inner, as_list=as_list)
+    )
+    bound(wrapped)
+    wrapped.updater_state()  # there is nothing to lose yet
+    wrapped.step(BATCH)
+    with pytest.warns(UserWarning, match=r"optimizer Wrapped contains SGD, whose state, such as"):
+        wrapped.updater_state()
+
+
+def test_a_wrapped_optimizer_without_state_loses_none() -> None:
+    model = make("SGD", {})
+    plain = partial(Wrapped, inner=partial(optim.SGD, lr=0.1))
+    wrapped = TorchModel(model.module, functional.cross_entropy, plain)
+    bound(wrapped)
+    wrapped.step(BATCH)
+    wrapped.updater_state()

@@ -328,6 +328,7 @@ def test_a_partition_without_a_worker_has_a_deadline(master_with: Any, make: Any
     abort = aborted(tick_alive(master, 31))
     assert (abort.kind, abort.partition) == (ev.Failure.SETUP, 1)
     assert abort.reason.startswith("partition 1 has been without a worker for 3")
+    assert "or a suspended Python process that keeps its slot?" in abort.reason
 
 
 def test_a_partition_without_a_worker_waits_while_others_train(master_with: Any, make: Any) -> None:

@@ -6,6 +6,7 @@ import json
 import math
 import os
 import sys
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -283,6 +284,24 @@ def of_fits(to_loss: float | None, *fits: tuple[str, str, float, str]) -> Rehear
     return Rehearsal(runs, conditions, 9, 0.1, 100, 100, 1, 10, False, to_loss)
 
 
+@pytest.mark.parametrize(
+    ("straggler", "text"),
+    [
+        ("5x0.5", ["Slow workers: 3 of 4, with 0.5 times the speed."]),
+        ("1x0.5", ["Slow workers: 1, with 0.5 times the speed."]),
+        (None, []),
+    ],
+)
+def test_the_slow_workers_are_counted_as_they_were_simulated(
+    straggler: str | None, text: list[str]
+) -> None:
+    """At least one worker is not slow. Before, the text had the five that were asked for."""
+    made = of_fits(None, (ONE_PROCESS, "", 8.0, ""), (SPARKSTROM, "", 2.0, ""))
+    conditions = RehearsalRequest.from_options(straggler=straggler).conditions(StepTimes(1.0))
+    lines = replace(made, conditions=conditions).describe()
+    assert [line for line in lines if line.startswith("Slow")] == text
+
+
 @pytest.mark.parametrize("to_loss", [1.0, None])
 def test_a_run_that_failed_reaches_no_loss_and_is_not_the_best(to_loss: float | None) -> None:
     """A failed run has no times or speedup and is never the best."""
@@ -344,7 +363,8 @@ def test_numbers_of_workers_may_be_numpys(given: Any) -> None:
         ({"workers": np.array(2.5)}, r"workers=array\(2.5\): must be numbers"),
         ({"workers": (10_000,)}, "workers=10000: at most 4,096"),
         ({"link": "fast"}, "link='fast': rate 'fast': write it as tc does"),
-        ({"link": 0}, "link=0.0: must be above 0"),
+        ({"link": 0}, "link=0.0: must be finite and above 0"),
+        ({"link": math.inf}, "link=inf: must be finite and above 0"),
         ({"latency": -1}, "latency=-1.0: must be 0 or more seconds"),
         ({"step": "soon"}, "step='soon': duration 'soon': write 300ms"),
         ({"jitter": 1.5}, "jitter=1.5: must be from 0 to below 1"),

@@ -140,6 +140,8 @@ def test_a_dataframe_s_row_is_found_by_its_value() -> None:
         ("größe", "`größe`"),
         ("a`b", "`a``b`"),
         ("a, b", "`a, b`"),
+        ("Null", "`Null`"),
+        ("true", "`true`"),
         ("x", "x"),
     ],
 )

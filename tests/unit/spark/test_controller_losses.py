@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import tempfile
 import threading
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -413,3 +414,18 @@ def test_a_listener_hears_that_there_is_no_further_one() -> None:
     fit._end()
     with pytest.raises(ControllerLost):
         answer.result(DEADLINE_S)
+
+
+@pytest.mark.parametrize(
+    ("restarts", "controller", "folders"),
+    [(1, "executor", 1), (0, "executor", 0), (1, "driver", 0)],
+)
+def test_only_a_fit_that_is_copied_has_a_folder_for_copies(
+    tmp_path: Path, monkeypatch: Any, restarts: int, controller: str, folders: int
+) -> None:
+    """Before, every fit had one, which a killed program left empty in the temporary directory."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    losses = Bench(tmp_path / "bench", restarts, controller).losses
+    with losses.create_folder():
+        assert len([*tmp_path.glob("sparkstrom-copies-*")]) == folders
+    assert not [*tmp_path.glob("sparkstrom-copies-*")]

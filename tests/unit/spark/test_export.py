@@ -154,6 +154,15 @@ def test_the_first_rows_of_an_export_are_read_for_a_trial_step(tmp_path: Path) -
     assert not list(first())
 
 
+def test_exported_rows_may_have_their_keys_in_another_order(tmp_path: Path) -> None:
+    rows = [({"a": 1, "b": 2}, 0), ({"b": 4, "a": 3}, 1)]
+    blocks = (block for row in rows for block in read_row_blocks(0, [row]))
+    written = export._write_parquet(str(tmp_path / "0.parquet"), blocks)
+    (block,) = export.read_exported_blocks((written,), 0, ())
+    features = block.form.batch(block.records).features
+    np.testing.assert_equal(features, {"a": np.float32([1, 3]), "b": np.float32([2, 4])})
+
+
 def test_an_export_that_cannot_be_deleted_leaves_no_files_of_workers() -> None:
     """``close`` deletes the workers' files even if the export cannot be deleted."""
 

@@ -325,6 +325,24 @@ def test_a_run_log_that_cannot_be_written_ends_no_fit(tmp_path: Path) -> None:
     assert diary.kinds == ["FitBegin", "WorkerChange", "Iteration", "FitEnd"]
 
 
+def test_a_listener_that_does_not_return_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before, the warning left open which of the listeners the fit no longer waits for."""
+    went_in, may_go_on = threading.Event(), threading.Event()
+
+    class Uploading(TrainingListener):
+        def on_fit_begin(self, event: FitBegin) -> None:
+            went_in.set()
+            assert may_go_on.wait(30)
+
+    monkeypatch.setattr("sparkstrom.fit.listeners.LISTENERS_END_S", 0.0)
+    heard = thread_of(Diary(), Uploading(), Diary())
+    run(heard, lambda: went_in.wait(30))
+    text = "listeners are still busy 0 s after the end, in Uploading.on_fit_begin; not waiting"
+    assert heard.warnings == [text]
+    may_go_on.set()
+    heard._thread.join(30)
+
+
 def test_the_run_log_has_the_end_although_a_listener_is_still_busy_with_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
+from contextlib import ExitStack
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from sparkstrom import ParameterAveragingTrainingMaster
 from sparkstrom.data.row_blocks import read_row_blocks
 from sparkstrom.fit.supervisor import FitCancelled
 from sparkstrom.models import DenseNetwork
+from sparkstrom.models.base import FitLength
+from sparkstrom.options.parameter_averaging import PER_WORKER
 from sparkstrom.planning.memory import PieceSizes
 from sparkstrom.protocol.common.fit_spec import FitSpec
+from sparkstrom.rounds.averaging import RoundOptions, RoundState
+from sparkstrom.rounds.backend import DOWNLOADED, EpochPlan, RoundOrder
+from sparkstrom.rounds.worker_round import RoundPace
+from sparkstrom.runtime.optimizer_states import OptimizerStates
 from sparkstrom.spark.data.partitioning import PartitionedData
 from sparkstrom.spark.rounds.rdd import RddRecords, RddRoundsBackend
 from sparkstrom.spark.rounds.tasks import SparkRoundsJob
@@ -104,3 +113,19 @@ def test_what_is_on_its_way_then_is_let_go() -> None:
     with pytest.raises(FitCancelled):
         backend_of(spark).send_parts(3, parts)
     assert (spark.asked, spark.destroyed) == (["broadcast"] * 2, 2)
+
+
+def test_a_workers_own_state_counts_for_the_host_that_reads_it() -> None:
+    """Before, each worker's state counted as many times as there are hosts."""
+    backend = backend_of(Spark(given_up_after=100))
+    hosts: Any = [SimpleNamespace(host="a"), SimpleNamespace(host="b"), SimpleNamespace(host="b")]
+    backend._facts, model = hosts, DenseNetwork([6, 3])
+    state = RoundState(
+        model, RoundOptions(1, PER_WORKER), model.initial(), OptimizerStates(), steps=0
+    )
+    state.own = {partition: {"moment": np.zeros(50, np.float32)} for partition in range(3)}
+    plan, pace = EpochPlan(0, 1, (0,) * 3, (1,) * 3, False), RoundPace(0, 3, 3, FitLength(1, 3))
+    traffic = Counter[str]()
+    with ExitStack() as sent:
+        backend._send_start(RoundOrder(plan, 0, pace), state, sent, traffic)
+    assert traffic == {DOWNLOADED: 2 * 4 * model.n_params + 3 * 200}

@@ -22,6 +22,7 @@ from sparkstrom.data.row_blocks import (
     read_row_blocks,
     shorten_value,
 )
+from sparkstrom.data.row_store import RowStore
 from sparkstrom.models import DenseNetwork
 from sparkstrom.models.base import Batch
 
@@ -45,6 +46,11 @@ def test_rows_without_labels_have_none(rows: list[Any]) -> None:
     assert (features.tolist(), labels) == ([[1], [1]], ())
     assert weights is None or weights.tolist() == [0.5, 0.5]
     assert arrays_to_batch((features, None, weights)).labels == ()
+
+
+def test_a_weight_of_none_is_no_weight() -> None:
+    assert read([([1], 0, None), ([2], 1, None)]).weights is None
+    assert read([([1], 0, None), ([2], 1)]).weights is None
 
 
 @pytest.mark.parametrize(
@@ -81,14 +87,44 @@ def test_several_inputs_and_outputs_and_a_weight() -> None:
     assert weights.tolist() == [0.25] * 3
 
 
+def test_the_order_of_keys_is_that_of_the_first_row() -> None:
+    """Rows from several functions may have the same keys in another order."""
+    (block,) = read_row_blocks(0, [({"a": 1, "b": [2, 3]}, 0), ({"b": [5, 6], "a": 4}, 1)])
+    features = block.form.batch(block.records).features
+    assert isinstance(features, dict)
+    assert {name: array.tolist() for name, array in features.items()} == {
+        "a": [1, 4],
+        "b": [[2, 3], [5, 6]],
+    }
+
+
+def test_partitions_may_have_their_keys_in_another_order() -> None:
+    """Each partition takes the order of its first row; the stored rows do not depend on it."""
+    rows: list[Any] = [({"b": [i, 7 * i], "a": i}, {"y": i, "x": 2.0 * i}) for i in range(9)]
+    turned = [tuple(dict(reversed(part.items())) for part in row) for row in rows]
+    ordered = []
+    for partitions in [(rows[:5], turned[5:]), (turned[5:], rows[:5]), (rows,)]:
+        store = RowStore()
+        for partition in partitions:
+            for block in read_row_blocks(0, partition):
+                store.add(block.form, block.records)
+        stored = store.finish()
+        batch = stored.form.batch(stored.read([(0, 9)]))
+        ordered.append({**dict(batch.features), **dict(batch.labels)})
+    np.testing.assert_array_equal(ordered[0]["b"], np.outer(ordered[0]["y"], [1, 7]))
+    for other in ordered[1:]:
+        np.testing.assert_equal({name: other[name] for name in ordered[0]}, ordered[0])
+
+
 @pytest.mark.parametrize(
     ("rows", "why"),
     [
         ([([1], 0), 7], r"row 1 of partition 3 is 7: an element must be a pair"),
         (
             [([1], 0), ([1], 0, 2)],
-            r"row 1 of partition 3 is \(\[1\], 0, 2\): it has different parts",
+            "row 1 of partition 3 has a weight, row 0 has none: give all rows a weight, such as 1",
         ),
+        ([([1], 0, 1), ([1], 0, None)], "row 1 of partition 3 has no weight, row 0 has one"),
         ([("cat", 0)], r"row 0 of partition 3 is \('cat', 0\)"),
         ([([1, 2], 0), ([1], 0)], r"row 1 of partition 3 has features float32\[1\], row 0 has"),
         ([([1], "cat")], r"row 0 of partition 3 is \(\[1\], 'cat'\)"),

@@ -1,4 +1,4 @@
-"""Tests of StartMonitor: which errors end a fit that is still gathering workers, and when."""
+"""Tests of StartMonitor and SlotMonitor: what a fit waits for, and which errors end its start."""
 
 from __future__ import annotations
 
@@ -16,7 +16,15 @@ from sparkstrom.fit import supervisor as start_watch
 from sparkstrom.fit.supervisor import setup_error_in
 from sparkstrom.options.network import VoidConfiguration
 from sparkstrom.runtime.master_control import Progress
-from sparkstrom.spark.jobs import SETUP_POLL_S, WAIT_MESSAGE_S, SparkJob, StartMonitor
+from sparkstrom.spark.jobs import (
+    JOBS_MAX,
+    NO_SLOT_HINT,
+    SETUP_POLL_S,
+    WAIT_MESSAGE_S,
+    SlotMonitor,
+    SparkJob,
+    StartMonitor,
+)
 
 NETWORK = "sparkstrom.base.errors.NetworkError: "
 SETUP = "sparkstrom.base.errors.SetupError: "
@@ -173,3 +181,70 @@ def test_of_other_errors_there_is_no_refusal() -> None:
     assert setup_error_in("ValueError: x") is None
     assert type(setup_error_in(f"{SETUP}x")) is SetupError
     assert type(setup_error_in(f"{NETWORK}x")) is NetworkError
+
+
+class Rounds:
+    """A SlotMonitor with a fake clock and a fake group of Spark jobs, the newest of which runs."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now_s, self.said = 0.0, list[str]()
+        self.running_tasks, self.newest, self.status = 0, 7, "RUNNING"
+        self.looked_at = list[int]()  # the jobs that were read
+        monkeypatch.setattr(start_watch.time, "monotonic", lambda: self.now_s)
+        tracker = SimpleNamespace(
+            getJobIdsForGroup=lambda group: range(self.newest, 0, -1),
+            getJobInfo=self.job,
+            getStageInfo=lambda stage: SimpleNamespace(
+                numActiveTasks=self.running_tasks * (stage == self.newest), numFailedTasks=0
+            ),
+        )
+        context = SimpleNamespace(statusTracker=lambda: tracker)
+        self.watch = SlotMonitor(SparkJob(context, "a fit's", list), self.said.append)
+
+    def job(self, number: int) -> Any:
+        self.looked_at.append(number)
+        status = self.status if number == self.newest else "SUCCEEDED"
+        return SimpleNamespace(stageIds=[number], status=status)
+
+    def look(self, rounds: int = 0) -> None:
+        """Let a check become due after this many rounds of the fit."""
+        self.now_s += WAIT_MESSAGE_S + 0.1
+        self.watch.on_progress(replace(GATHERING, phase=Phase.RUNNING, commits=rounds))
+
+
+def test_a_fit_in_rounds_says_once_that_none_of_its_tasks_has_a_slot(monkeypatch: Any) -> None:
+    rounds = Rounds(monkeypatch)
+    rounds.look()
+    assert rounds.said == []  # the first check may be between two stages
+    for _ in range(3):
+        rounds.look()
+    assert rounds.said == [f"sparkstrom waits: no task of the fit has a slot{NO_SLOT_HINT}"]
+    rounds.look(1)
+    rounds.look(1)
+    assert len(rounds.said) == 2
+
+
+@pytest.mark.parametrize("change", [{"running_tasks": 1}, {"status": "SUCCEEDED"}])
+def test_tasks_that_run_and_work_between_jobs_are_no_wait(monkeypatch: Any, change: Any) -> None:
+    """The driver program may compute for long between two jobs, as in an accumulator."""
+    rounds = Rounds(monkeypatch)
+    rounds.look()
+    vars(rounds).update(change)
+    rounds.look()
+    rounds.look()
+    assert rounds.said == []
+
+
+def test_rounds_that_end_between_two_checks_are_no_wait(monkeypatch: Any) -> None:
+    rounds = Rounds(monkeypatch)
+    for number in range(5):
+        rounds.look(number)
+    assert rounds.said == []
+
+
+def test_of_hundreds_of_jobs_only_the_newest_are_read(monkeypatch: Any) -> None:
+    """Each job is several calls into the JVM, and each check of a fit reads them again."""
+    rounds = Rounds(monkeypatch)
+    rounds.newest = 900
+    assert rounds.watch._job.count_tasks() == (0, 0)
+    assert set(rounds.looked_at) == set(range(900 - JOBS_MAX + 1, 901))
