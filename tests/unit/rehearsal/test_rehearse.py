@@ -321,6 +321,29 @@ def test_there_is_no_advice_if_all_runs_failed() -> None:
     assert all(line.endswith(" failed: too far") for line in failures)
 
 
+@pytest.mark.parametrize(
+    ("to_loss", "advice"),
+    [
+        (-1.0, ["No run reaches loss -1: add epochs.", "The lowest loss is that of one process."]),
+        (None, ["The lowest loss is that of one process."]),
+    ],
+)
+def test_no_run_is_called_the_fastest_if_none_reaches_a_loss(
+    to_loss: float | None, advice: list[str]
+) -> None:
+    """Without a loss that is reached, the verdict does not say that one process is fastest."""
+    made = of_fits(to_loss, (ONE_PROCESS, "", 8.0, ""), (SPARKSTROM, "", 2.0, ""))
+    assert made.verdict()[: len(advice)] == advice
+    assert "Use one machine" not in str(made)
+
+
+def test_losses_that_are_negative_are_plotted(tmp_path: Path) -> None:
+    """A page draws curves of losses that fall to 0 or below, as log-likelihoods do."""
+    made = of_fits(-1.0, (ONE_PROCESS, "", 8.0, ""), (SPARKSTROM, "", 2.0, ""))
+    made.save(page := tmp_path / "page.html")
+    assert page.read_text().count("<polyline") == 4  # two runs over time, and over rows
+
+
 def test_a_sample_is_said_to_be_one() -> None:
     """If only a sample was trained, the text has both numbers of rows."""
     made = rehearsed(momentum_network(), rows=64, workers=2)
