@@ -23,6 +23,7 @@ from sparkstrom.local import parallel_wrapper, worker_pool
 from sparkstrom.local.data import read_data_blocks
 from sparkstrom.models.base import Batch
 from sparkstrom.models.dense import DenseNetwork
+from sparkstrom.models.updaters import Sgd
 from sparkstrom.observe.progress import DisplayedFigures, ProgressDisplay, ProgressRate
 from sparkstrom.rehearsal import rehearse as rehearse_module
 from sparkstrom.rehearsal import runs as runs_module
@@ -37,7 +38,7 @@ from sparkstrom.rehearsal.result import (
     make_run,
     seconds_to,
 )
-from tests.unit.rehearsal.recipes import COLUMNS, ROWS, momentum_network, rows
+from tests.unit.rehearsal.recipes import COLUMNS, ROWS, momentum_network, network, rows
 
 SETTINGS: dict[str, Any] = {"step": "50ms", "epochs": 4, "workers": (1, 4)}
 
@@ -251,6 +252,23 @@ def test_a_loss_to_reach_may_be_out_of_reach() -> None:
     assert made.runs[0].seconds_to_loss is None
     assert "not reached" in str(made)
     assert math.isfinite(made.best.loss)
+
+
+def test_the_loss_to_reach_is_below_the_one_before_training() -> None:
+    """Where the loss improves by less than 5 %, the default target is not the initial loss."""
+    made = rehearsed(network(Sgd(3e-4)))
+    first, lowest = (made.runs[0].points[i].measures["loss"] for i in (0, -1))
+    assert lowest < first < 1.05 * lowest
+    assert made.to_loss == pytest.approx(lowest + 0.05 * (first - lowest))
+    quick = rehearsed(momentum_network())
+    lowest = min(point.measures["loss"] for point in quick.runs[0].points)
+    assert quick.to_loss == pytest.approx(1.05 * lowest)
+
+
+def test_a_loss_before_training_is_not_called_reached_first() -> None:
+    """If the target is not below the initial loss, the text asks for a lower one."""
+    made = of_fits(2.0, (ONE_PROCESS, "", 8.0, ""), (SPARKSTROM, "", 2.0, ""))
+    assert made.verdict() == ["The loss is as low before training: give a lower to_loss."]
 
 
 def test_a_loss_is_reached_after_one_that_was_infinite() -> None:
