@@ -143,7 +143,8 @@ def test_keras_losses_say_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def made(loss: Any) -> Any:
         dense = keras.layers.Dense(3, activation="sigmoid", kernel_initializer="identity")
-        out = KerasModel(keras.Sequential([keras.Input((3,)), dense]), loss, keras.optimizers.Adam())
+        network = keras.Sequential([keras.Input((3,)), dense])
+        out = KerasModel(network, loss, keras.optimizers.Adam())
         out.bind(out.initial())
         return out
 
