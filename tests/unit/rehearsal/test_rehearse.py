@@ -13,6 +13,7 @@ from typing import Any, ClassVar, cast
 from xml.etree import ElementTree
 
 import numpy as np
+import pyarrow
 import pytest
 from threadpoolctl import threadpool_info, threadpool_limits
 
@@ -445,6 +446,26 @@ def test_a_sample_has_its_size_and_is_the_same_for_a_seed() -> None:
     assert not np.array_equal(numbers[0], numbers[2])
     assert 8_000 < numbers[0].mean() < 12_000
     assert drawn(50_000, 0).rows == 20_000
+
+
+def test_a_sample_has_held_out_rows_although_they_are_few() -> None:
+    """If the user names held-out rows, the sample has a tenth as many, or all of them."""
+    features, held = np.arange(20_000, dtype=np.float32).reshape(-1, 1), np.zeros(20_000, bool)
+    held[100:180] = True
+    table = pyarrow.table({"x": features[:, 0], "y": held.astype(np.int64), "held": held})
+    blocks = list(read_data_blocks(table, ColumnSpec(["x"], "y", None, "held")))
+    for count, wanted in ((500, 50), (5_000, 80)):
+        part = RowSampler(count, 0)
+        for block in blocks:
+            part.add(block)
+        merged = RowSampler(count, 0)
+        merged.merge(part.take(), part.total)
+        sample = merged.finish()
+        found = sum(int(b.form.held_out(b.records).sum()) for b in sample.blocks)
+        assert wanted <= found < wanted + 10
+        assert (sample.rows, sample.total) == (count, 20_000)
+        drawn = sum(len(block.records) for block in sample.blocks)
+        assert count <= drawn <= count + wanted
 
 
 def test_a_sample_of_parts_is_one_of_all() -> None:
