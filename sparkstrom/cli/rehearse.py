@@ -66,7 +66,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         " (default: none)",
     )
     add("--kill", default="0", metavar="N", help="number of workers that die (default: none)")
-    add("--to-loss", metavar="LOSS", help="loss to reach (default: one process's lowest + 5 %%)")
+    add("--to-loss", metavar="LOSS", help="loss to reach (default: see docs/rehearse.md)")
     add(
         "--rows",
         default="20000",

@@ -35,6 +35,7 @@ from sparkstrom.models.row_checks import LABELS, BadValue
 BLOCK_BYTES = 2 << 20  # size of a block's records; making a block takes six times as much memory
 ROWS_PER_CHUNK_MAX = 4096
 SQL_LITERALS = ("null", "true", "false")  # Spark takes all other words for columns
+GOLDEN_STEP = 2654435769  # 2**32 / golden ratio: its multiples modulo 2**32 are evenly spaced
 
 
 class Block(NamedTuple):
@@ -523,8 +524,9 @@ def distribute_rows(
 ) -> Iterator[tuple[int, ShuffleBlock]]:
     """Distribute a source partition's rows randomly to workers; yield (worker, shuffle block).
 
-    Workers' numbers of rows from one source differ by at most one. The distribution is the same if
-    Spark recomputes it. The last block for each worker has no rows; see ``ShuffleBlock``.
+    Workers' numbers of rows from one source differ by at most one, and those from many small
+    sources little more. The distribution is the same if Spark recomputes it. The last block for
+    each worker has no rows; see ``ShuffleBlock``.
 
     Args:
         blocks: converts the source's rows to blocks.
@@ -534,7 +536,9 @@ def distribute_rows(
         rows: the source's rows.
     """
     chance = np.random.default_rng((seed, source))
-    turn, sent, refusal = int(chance.integers(workers)), 0, None
+    # Not random: random starts would give some workers twice as many of few rows as others.
+    start = (seed + source) * GOLDEN_STEP % 2**32
+    turn, sent, refusal = start * workers >> 32, 0, None
     try:
         for block in blocks(source, rows):
             order = chance.permutation(len(block.records))

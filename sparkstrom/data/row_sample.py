@@ -1,8 +1,9 @@
 """Draw a uniform random sample from blocks of rows, without keeping all rows in memory.
 
 Each row gets a random key. The sample consists of a given number of rows, those with the smallest
-keys, or of all rows if there are fewer. Partitions can thus be sampled separately, and
-``merge_samples`` merges their samples into a sample of all rows.
+keys, or of all rows if there are fewer. If the user names held-out rows, the sample also has a
+tenth as many of these, because they may be a small part of the data. Partitions can thus be sampled
+separately, and ``merge_samples`` merges their samples into a sample of all rows.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from numpy.typing import NDArray
 from sparkstrom.base.errors import UsageError
 from sparkstrom.data.row_blocks import Block, BlockReader
 
+HELD_OUT_SHARE = 10  # at least one held-out row for so many rows of the sample, if there are any
+
 
 class SampledBlock(NamedTuple):
     """Rows of one block that a sample may contain."""
@@ -28,7 +31,7 @@ class RowSample(NamedTuple):
     """A random sample of rows."""
 
     blocks: list[Block]  # the rows of the sample, in blocks
-    rows: int  # number of rows in the sample
+    rows: int  # number of rows in the sample, without additional held-out rows
     total: int  # number of rows in the data
 
     def head(self, rows: int) -> RowSample:
@@ -49,7 +52,7 @@ class RowSampler:
     """Draws a sample from the blocks that are added.
 
     Args:
-        rows: Size of the sample; all rows if there are fewer.
+        rows: Size of the sample, without additional held-out rows; all rows if there are fewer.
         seed: Seed of the choice.
         source: Number of the part of the data, such as a partition; parts choose independently.
     """
@@ -80,7 +83,7 @@ class RowSampler:
         blocks = [each.block for each in self.take() if len(each.block.records)]
         if not blocks:
             raise UsageError("the data have no rows to rehearse with: give data that are not empty")
-        return RowSample(blocks, sum(len(block.records) for block in blocks), self.total)
+        return RowSample(blocks, min(self._rows, self.total), self.total)
 
     def _count_kept(self) -> int:
         """Return the number of rows that are currently kept."""
@@ -90,13 +93,25 @@ class RowSampler:
         """Drop the rows that are not in the sample of what has been added so far."""
         if self._count_kept() <= self._rows:
             return
+        held = [each.block.form.held_out(each.block.records) for each in self._kept]
         keys = np.concatenate([each.keys for each in self._kept])
-        limit = np.partition(keys, self._rows - 1)[self._rows - 1]
-        chosen = [each.keys <= limit for each in self._kept]
+        limit = _find_limit(keys, self._rows)
+        held_limit = _find_limit(keys[np.concatenate(held)], self._rows // HELD_OUT_SHARE)
+        chosen = [
+            (each.keys <= limit) | (flags & (each.keys <= held_limit))
+            for each, flags in zip(self._kept, held, strict=True)
+        ]
         self._kept = [
             SampledBlock(each.block.select(rows), each.keys[rows])
             for each, rows in zip(self._kept, chosen, strict=True)
         ]
+
+
+def _find_limit(keys: NDArray[np.float64], count: int) -> float:
+    """Return the greatest of the ``count`` smallest keys; 0 for a count of 0, inf for few keys."""
+    if len(keys) <= count:
+        return np.inf
+    return float(np.partition(keys, count - 1)[count - 1]) if count else 0.0
 
 
 def sample_blocks(blocks: Iterable[Block], rows: int, seed: int) -> RowSample:

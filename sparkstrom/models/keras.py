@@ -98,6 +98,8 @@ class KerasModel(FlatJaxModel):
         UsageError: model, loss or optimizer cannot be trained here or sent to executors.
     """
 
+    step_weight: float | None = None  # see ``models.base.get_step_weight``
+
     def __init__(
         self, model: Any, loss: Any, optimizer: Any, *, outputs: str | None = None
     ) -> None:
@@ -224,8 +226,12 @@ class KerasModel(FlatJaxModel):
                 self._non_trainable[i] = jnp.array([share.seed % 2**32, i], variable.dtype)
 
     def step(self, batch: Batch) -> float:
-        """Train on one minibatch: change the bound parameters and buffers; return the mean loss."""
-        if not batch.total_weight:
+        """Train on one minibatch: change the bound parameters and buffers; return the mean loss.
+
+        If no row or label counts, change nothing and return 0.
+        """
+        self.step_weight = self._weigh(batch)
+        if not self.step_weight:
             return 0.0
         params = self._require_bound()
         changed, self._optimizer_state, self._non_trainable, loss = self._jit_step(
@@ -233,6 +239,21 @@ class KerasModel(FlatJaxModel):
         )
         np.copyto(params, changed)
         return float(loss)
+
+    def loss(self, batch: Batch) -> tuple[float, float]:
+        """Return (sum of weight x loss, sum of weights) in inference mode, without penalties."""
+        total, rows = super().loss(batch)
+        weight = self._weigh(batch)
+        return (total * weight / rows if rows else 0.0), weight
+
+    def _weigh(self, batch: Batch) -> float:
+        """Return the weight of the batch's mean loss: its rows' times the share of counted labels.
+
+        Keras' mean is over the labels that its loss does not ignore.
+        """
+        if self.ignored_label is None or not isinstance(batch.labels, np.ndarray):
+            return batch.total_weight
+        return batch.total_weight * float((batch.labels != self.ignored_label).mean())
 
     def horizons(self, workers: int) -> dict[str, str]:
         """Return what this many workers change in optimizer and BatchNorm: name -> text."""

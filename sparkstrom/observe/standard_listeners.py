@@ -8,6 +8,7 @@ import logging
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 from sparkstrom.base.errors import SetupError
@@ -296,7 +297,13 @@ def iteration_scalars(event: Iteration, last: Iteration | None) -> Iterator[tupl
 
 
 class TensorBoardListener(ScalarListener):
-    """Writes scalars to ``log_dir`` for TensorBoard; needs the ``tensorboard`` package."""
+    """Writes scalars to ``log_dir`` for TensorBoard; needs the ``tensorboard`` package.
+
+    Minibatches are counted over all fits of a network, as epochs are.
+    """
+
+    _before = 0  # minibatches of the network's earlier fits
+    _newest = 0  # minibatches of the current fit at the newest event
 
     def __init__(self, log_dir: str) -> None:
         super().__init__()
@@ -311,7 +318,15 @@ class TensorBoardListener(ScalarListener):
     def on_fit_begin(self, event: FitBegin) -> None:
         """Open an event file."""
         super().on_fit_begin(event)
+        if event.resumed_from is None:  # else the fit counts those before the resume itself
+            self._before = self._before + self._newest if event.first_epoch else 0
+        self._newest = 0
         self._writer = self._writers.EventFileWriter(self._log_dir)
+
+    def on_iteration(self, event: Iteration) -> None:
+        """Log the state of training, as in the base class."""
+        self._newest = event.minibatches
+        super().on_iteration(replace(event, minibatches=self._before + event.minibatches))
 
     def on_fit_end(self, event: FitEnd) -> None:
         """Close the event file."""

@@ -49,7 +49,9 @@ from sparkstrom.rounds.averaging import AveragingOptions
 DEFAULT_WORKERS = (1, 4, 16)
 DEFAULT_LINK_BITS_S, DEFAULT_LATENCY_S = 1e9, 1e-3
 DEFAULT_ROWS = 20_000
-TARGET_MARGIN = 0.05  # the default target is one process's lowest loss plus this fraction of it
+# The default target is one process's lowest loss plus this fraction of it or, if that is less, of
+# the improvement: losses of noisy labels improve by a few percent.
+TARGET_MARGIN = 0.05
 MeasureCluster = Callable[[FitRecipe, RowSample], ClusterMeasurement]
 STRAGGLERS = re.compile(r"(\d+)x(\d*\.?\d+)")  # NUMBERxSPEED
 
@@ -305,13 +307,16 @@ def _make_rehearsal(
 ) -> Rehearsal:
     """Return the result of a rehearsal; ``results`` belong to ``runs``, one process first.
 
-    If the request names no target loss, it is derived from the lowest loss of one process.
+    If the request names no target loss, it is derived from the lowest loss of one process; there is
+    none if that is the initial one.
     """
     recipe, data, conditions = simulator.recipe, simulator.data, simulator.conditions
     one, to_loss, n_params = results[0], request.to_loss, recipe.model.n_params
     if to_loss is None and one.points and not one.error:
         lowest = min(point.measures[LOSS] for point in one.points)
-        to_loss = lowest + TARGET_MARGIN * abs(lowest)
+        improvement = one.points[0].measures[LOSS] - lowest
+        if improvement > 0:
+            to_loss = lowest + TARGET_MARGIN * min(abs(lowest), improvement)
     ours = [fit for run, fit in zip(runs, results, strict=True) if run.system == SPARKSTROM]
     density = sum(fit.entries for fit in ours) / max(1, sum(fit.publications for fit in ours))
     return Rehearsal(

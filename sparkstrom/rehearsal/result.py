@@ -148,11 +148,17 @@ class Rehearsal:
     def verdict(self) -> list[str]:
         """Return the advice that follows from the runs, as a list of sentences."""
         best, lines = self.best, []
-        if self.to_loss is not None and best.seconds_to_loss is not None:
+        if self.to_loss is not None and best.seconds_to_loss:
             after = format_duration(best.seconds_to_loss)
             lines.append(f"Loss {format_number(self.to_loss)} first: {best.name}, after {after}.")
         if best.error:
             lines.append("Every run failed, so there is no advice on the number of workers.")
+        elif best.seconds_to_loss is None:
+            if self.to_loss is not None:
+                lines.append(f"No run reaches loss {format_number(self.to_loss)}: add epochs.")
+            lines.append(f"The lowest loss is that of {best.name}.")
+        elif not best.seconds_to_loss:
+            lines.append("The loss is as low before training: give a lower to_loss.")
         elif best.system == ONE_PROCESS:
             lines.append("Use one machine: no number of workers that was rehearsed is faster.")
         elif best.system == ALL_REDUCE:
@@ -475,7 +481,8 @@ def _plot(
         )
         for style, run in enumerate(runs)
     ]
-    return TimePlot(title, measure, curves, is_log=measure == "loss")
+    is_positive = all(value > 0 for curve in curves for _, value in curve.known)
+    return TimePlot(title, measure, curves, is_log=measure == "loss" and is_positive)
 
 
 def _choose_runs(rehearsal: Rehearsal) -> list[RehearsedRun]:

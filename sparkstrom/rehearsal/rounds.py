@@ -383,7 +383,7 @@ class RehearsedRounds(RoundsBackend):
         simulated.examples += sum(report.examples for report in reports)
         simulated.update_bytes += sum(report.sent_bytes for report in reports)
         simulated.link_bytes = self._cluster.link_bytes
-        if weight := math.fsum(report.loss_weight for report in reports):
+        if weight := math.fsum(report.weight for report in reports):
             loss_sum = math.fsum(report.loss_sum for report in reports)
             self.losses.append((weight, loss_sum / weight))
 

@@ -2,8 +2,8 @@
 
 All workers start a round with the same parameters and train independently for some steps. The next
 round starts from the weighted mean of their parameters, or from the parameters that a user-defined
-accumulator or an outer optimizer computes. A worker's weight is the number (or the summed weights)
-of its trained rows, so one step of SGD per round equals one step of one machine on all rows.
+accumulator or an outer optimizer computes. A worker's weight is the sum of the weights of its rows
+and their labels, so one step of SGD per round equals one step of one machine on all rows.
 
 Sums are float64 and depend on the order of their terms. Callers pass the workers in order of
 partition, so that a repeated round gives bit-identical results.

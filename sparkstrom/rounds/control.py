@@ -94,9 +94,9 @@ class WorkerTally:
         self._steps += report.steps
         self._examples += report.examples
         self._loss_sum += report.loss_sum
-        self._loss_weight += report.loss_weight
+        self._loss_weight += report.weight
         self._epoch_loss += report.loss_sum
-        self._epoch_weight += report.loss_weight
+        self._epoch_weight += report.weight
         self._epoch_examples += report.examples
         self._rounds += report.steps > 0
         self._sent_bytes += report.sent_bytes

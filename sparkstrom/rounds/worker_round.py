@@ -85,9 +85,10 @@ class RoundReport(WorkerReport):
     executor: str = ""  # id of the executor that ran the task
     steps: int = 0  # minibatches trained
     examples: int = 0  # rows in all minibatches of the round
-    weight: float = 0.0  # sum of the rows' weights; if 0, the worker's parameters do not count
+    # Sum of the minibatches' weights, see ``get_step_weight``; if 0, the worker's parameters do not
+    # count.
+    weight: float = 0.0
     loss_sum: float = 0.0  # sum over minibatches of weight x mean loss
-    loss_weight: float = 0.0  # sum of these weights, in which labels may also be weighted
     sent_bytes: int = 0  # size of the results that the worker sent
     buffers: bytes = b""  # the model's buffers after the round
 
@@ -184,11 +185,10 @@ class LocalRoundResult:
     parameters: Flat  # f32[n_params]
     buffers: bytes  # b"" if the model has none
     updater: State  # the model's live optimizer state, not a copy
-    weight: float  # sum of the trained rows' weights
+    weight: float  # sum of the minibatches' weights, in which labels may also be weighted
     steps: int  # trained minibatches
     examples: int  # trained rows
     loss_sum: float  # sum over minibatches of weight x mean loss
-    loss_weight: float  # sum of these weights, in which labels may also be weighted
 
 
 def train_locally(
@@ -205,8 +205,7 @@ def train_locally(
         model.set_fit_length(start.pace.length)  # before the state: schedules may depend on it
     model.load_updater_state(start.updater)
     start.updater.clear()  # the model has a copy; free this memory
-    weight, steps, examples = 0.0, 0, 0
-    loss_sum, loss_weight = 0.0, 0.0
+    weight, loss_sum, steps, examples = 0.0, 0.0, 0, 0
     for batch, place in batches:
         if isinstance(model, EpochAware):
             model.set_position(*place)
@@ -214,15 +213,11 @@ def train_locally(
         loss = model.step(batch)
         if not np.isfinite(loss):
             raise TrainingError(NOT_FINITE_LOSS.format(loss, steps))
-        weight += batch.total_weight
-        steps += 1
-        examples += batch.rows
         counted = get_step_weight(model, batch)
-        loss_sum, loss_weight = loss_sum + counted * loss, loss_weight + counted
+        weight, loss_sum = weight + counted, loss_sum + counted * loss
+        steps, examples = steps + 1, examples + batch.rows
     buffers, state = get_buffers(model), model.updater_state()
-    return LocalRoundResult(
-        start.parameters, buffers, state, weight, steps, examples, loss_sum, loss_weight
-    )
+    return LocalRoundResult(start.parameters, buffers, state, weight, steps, examples, loss_sum)
 
 
 def train_and_report(
@@ -233,8 +228,7 @@ def train_and_report(
     result = train_locally(model, start, batches)
     report.add_seconds("stepping", began_s + report.seconds.get("reading", 0.0))
     report.steps, report.examples = result.steps, result.examples
-    report.weight = result.weight
-    report.loss_sum, report.loss_weight = result.loss_sum, result.loss_weight
+    report.weight, report.loss_sum = result.weight, result.loss_sum
     report.buffers = result.buffers
     return result
 

@@ -11,7 +11,7 @@ import pytest
 from sparkstrom.base.errors import UsageError
 from sparkstrom.fit.evaluation import Evaluation, MetricSpec, evaluate_batch, merge_evaluations
 from sparkstrom.models import DenseNetwork
-from sparkstrom.models.base import Batch
+from sparkstrom.models.base import Batch, get_step_weight
 from sparkstrom.models.output_interpretation import measure_batch, to_class_indices
 
 pytest.importorskip("torch", reason="torch is not installed: pip install 'sparkstrom[torch]'")
@@ -143,7 +143,8 @@ def test_keras_losses_say_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def made(loss: Any) -> Any:
         dense = keras.layers.Dense(3, activation="sigmoid", kernel_initializer="identity")
-        out = KerasModel(keras.Sequential([keras.Input((3,)), dense]), loss, keras.optimizers.SGD())
+        network = keras.Sequential([keras.Input((3,)), dense])
+        out = KerasModel(network, loss, keras.optimizers.Adam())
         out.bind(out.initial())
         return out
 
@@ -153,3 +154,14 @@ def test_keras_losses_say_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
         ignoring = made(keras.losses.SparseCategoricalCrossentropy(ignore_class=ignored))
         assert ignoring.ignored_label == 2
     assert not ignoring.per_label
+    labels = np.array([2] * 30 + [0, 1] * 5)
+    counted = labels != 2
+    total, weight = ignoring.loss(Batch(X, labels))
+    assert weight == pytest.approx(10)
+    assert total == pytest.approx(ignoring.loss(Batch(X[counted], labels[counted]))[0], rel=1e-5)
+    ignoring.step(Batch(X, labels))
+    assert get_step_weight(ignoring, Batch(X, labels)) == pytest.approx(10)
+    before = ignoring.module.get_weights()
+    assert ignoring.loss(Batch(X[:30], labels[:30])) == (0.0, 0.0)
+    assert ignoring.step(Batch(X[:30], labels[:30])) == 0.0
+    assert all(map(np.array_equal, before, ignoring.module.get_weights()))

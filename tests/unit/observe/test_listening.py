@@ -279,6 +279,25 @@ def test_tensorboard_reads_what_is_written(tmp_path: Path) -> None:
     assert [(p.step, p.value) for p in found.Scalars("epoch/validation")] == [(1, 0.25)]
 
 
+def test_curves_of_tensorboard_continue_in_the_next_fit(tmp_path: Path) -> None:
+    """Fits that follow one another count minibatches on; a resumed fit counts its earlier ones."""
+    reading: Any = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    listener = TensorBoardListener(str(tmp_path))
+    fits = [
+        (BEGIN, 10),
+        (replace(BEGIN, first_epoch=5), 20),
+        (replace(BEGIN, first_epoch=5, resumed_from="ck/3"), 30),
+        (BEGIN, 15),  # of another network
+    ]
+    for begin, minibatches in fits:
+        listener.on_fit_begin(begin)
+        listener.on_iteration(later(minibatches))
+        listener.on_iteration(later(40, seconds=1.0))  # too early to be written
+        listener.on_fit_end(FitEnd(None, None, 9.0))
+    found = reading.EventAccumulator(str(tmp_path)).Reload()
+    assert [point.step for point in found.Scalars("train/loss")] == [10, 60, 70, 15]
+
+
 def test_mlflow_reads_what_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """MLflow's client finds the parameters, metrics and status that the listener wrote."""
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")  # a server needs a database

@@ -14,6 +14,7 @@ from typing import Any, ClassVar, cast
 from xml.etree import ElementTree
 
 import numpy as np
+import pyarrow
 import pytest
 from threadpoolctl import threadpool_info, threadpool_limits
 
@@ -24,6 +25,7 @@ from sparkstrom.local import parallel_wrapper, worker_pool
 from sparkstrom.local.data import read_data_blocks
 from sparkstrom.models.base import Batch
 from sparkstrom.models.dense import DenseNetwork
+from sparkstrom.models.updaters import Sgd
 from sparkstrom.observe.progress import DisplayedFigures, ProgressDisplay, ProgressRate
 from sparkstrom.rehearsal import rehearse as rehearse_module
 from sparkstrom.rehearsal import runs as runs_module
@@ -38,7 +40,7 @@ from sparkstrom.rehearsal.result import (
     make_run,
     seconds_to,
 )
-from tests.unit.rehearsal.recipes import COLUMNS, ROWS, momentum_network, rows
+from tests.unit.rehearsal.recipes import COLUMNS, ROWS, momentum_network, network, rows
 
 SETTINGS: dict[str, Any] = {"step": "50ms", "epochs": 4, "workers": (1, 4)}
 
@@ -254,6 +256,23 @@ def test_a_loss_to_reach_may_be_out_of_reach() -> None:
     assert math.isfinite(made.best.loss)
 
 
+def test_the_loss_to_reach_is_below_the_one_before_training() -> None:
+    """Where the loss improves by less than 5 %, the default target is not the initial loss."""
+    made = rehearsed(network(Sgd(3e-4)))
+    first, lowest = (made.runs[0].points[i].measures["loss"] for i in (0, -1))
+    assert lowest < first < 1.05 * lowest
+    assert made.to_loss == pytest.approx(lowest + 0.05 * (first - lowest))
+    quick = rehearsed(momentum_network())
+    lowest = min(point.measures["loss"] for point in quick.runs[0].points)
+    assert quick.to_loss == pytest.approx(1.05 * lowest)
+
+
+def test_a_loss_before_training_is_not_called_reached_first() -> None:
+    """If the target is not below the initial loss, the text asks for a lower one."""
+    made = of_fits(2.0, (ONE_PROCESS, "", 8.0, ""), (SPARKSTROM, "", 2.0, ""))
+    assert made.verdict() == ["The loss is as low before training: give a lower to_loss."]
+
+
 def test_a_loss_is_reached_after_one_that_was_infinite() -> None:
     """An infinite loss before the target is reached does not count as reached."""
     points = [
@@ -340,6 +359,29 @@ def test_there_is_no_advice_if_all_runs_failed() -> None:
     assert all(line.endswith(" failed: too far") for line in failures)
 
 
+@pytest.mark.parametrize(
+    ("to_loss", "advice"),
+    [
+        (-1.0, ["No run reaches loss -1: add epochs.", "The lowest loss is that of one process."]),
+        (None, ["The lowest loss is that of one process."]),
+    ],
+)
+def test_no_run_is_called_the_fastest_if_none_reaches_a_loss(
+    to_loss: float | None, advice: list[str]
+) -> None:
+    """Without a loss that is reached, the verdict does not say that one process is fastest."""
+    made = of_fits(to_loss, (ONE_PROCESS, "", 8.0, ""), (SPARKSTROM, "", 2.0, ""))
+    assert made.verdict()[: len(advice)] == advice
+    assert "Use one machine" not in str(made)
+
+
+def test_losses_that_are_negative_are_plotted(tmp_path: Path) -> None:
+    """A page draws curves of losses that fall to 0 or below, as log-likelihoods do."""
+    made = of_fits(-1.0, (ONE_PROCESS, "", 8.0, ""), (SPARKSTROM, "", 2.0, ""))
+    made.save(page := tmp_path / "page.html")
+    assert page.read_text().count("<polyline") == 4  # two runs over time, and over rows
+
+
 def test_a_sample_is_said_to_be_one() -> None:
     """If only a sample was trained, the text has both numbers of rows."""
     made = rehearsed(momentum_network(), rows=64, workers=2)
@@ -424,6 +466,26 @@ def test_a_sample_has_its_size_and_is_the_same_for_a_seed() -> None:
     assert not np.array_equal(numbers[0], numbers[2])
     assert 8_000 < numbers[0].mean() < 12_000
     assert drawn(50_000, 0).rows == 20_000
+
+
+def test_a_sample_has_held_out_rows_although_they_are_few() -> None:
+    """If the user names held-out rows, the sample has a tenth as many, or all of them."""
+    features, held = np.arange(20_000, dtype=np.float32).reshape(-1, 1), np.zeros(20_000, bool)
+    held[100:180] = True
+    table = pyarrow.table({"x": features[:, 0], "y": held.astype(np.int64), "held": held})
+    blocks = list(read_data_blocks(table, ColumnSpec(["x"], "y", None, "held")))
+    for count, wanted in ((500, 50), (5_000, 80)):
+        part = RowSampler(count, 0)
+        for block in blocks:
+            part.add(block)
+        merged = RowSampler(count, 0)
+        merged.merge(part.take(), part.total)
+        sample = merged.finish()
+        found = sum(int(b.form.held_out(b.records).sum()) for b in sample.blocks)
+        assert wanted <= found < wanted + 10
+        assert (sample.rows, sample.total) == (count, 20_000)
+        drawn = sum(len(block.records) for block in sample.blocks)
+        assert count <= drawn <= count + wanted
 
 
 def test_a_sample_of_parts_is_one_of_all() -> None:

@@ -78,8 +78,38 @@ def test_a_round_of_one_step_of_sgd_is_the_step_of_one_machine(weighted) -> None
     model.bind(together)
     loss = model.step(union)
     assert np.abs(OuterStep().step(began, mean) - together).max() < 1e-6
-    weight = sum(one.loss_weight for one in alone)
+    weight = sum(one.weight for one in alone)
     assert sum(one.loss_sum for one in alone) / weight == pytest.approx(loss, rel=1e-6)
+
+
+@pytest.mark.parametrize("class_weights", [None, [1.0, 5.0, 0.2]])
+def test_workers_count_by_the_weights_of_their_labels(class_weights) -> None:
+    """With class weights and ignored labels, too, a round of one step is one machine's step."""
+    torch = pytest.importorskip("torch", reason="torch is not here")
+    torch_model = pytest.importorskip("sparkstrom.models.torch")
+    torch.manual_seed(0)
+    weight = None if class_weights is None else torch.tensor(class_weights)
+    model = torch_model.TorchModel(
+        torch.nn.Linear(6, 3),
+        torch.nn.CrossEntropyLoss(weight=weight),
+        lambda p: torch.optim.SGD(p, lr=0.3),
+    )
+    began, union = model.initial(), rows_of(30, weighted=True)
+    union.labels[3:20] = -100  # the second worker has no labels
+    alone = [
+        train_locally(
+            copy.deepcopy(model),
+            beginning_for(model, began),
+            [RoundBatch(part_of(union, first, end), (0, 0, 1))],
+        )
+        for first, end in [(0, 5), (5, 15), (15, 30)]
+    ]
+    assert [bool(one.weight) for one in alone] == [True, False, True]
+    mean = weighted_mean([one.parameters for one in alone], [one.weight for one in alone])
+    together = began.copy()
+    model.bind(together)
+    model.step(union)
+    assert np.abs(mean - together).max() < 1e-6
 
 
 def test_a_round_is_a_function_of_what_goes_in() -> None:

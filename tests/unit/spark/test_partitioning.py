@@ -58,6 +58,15 @@ def test_every_row_has_one_worker_and_shares_differ_by_the_partitions_at_most(
     assert max(each) - min(each) <= len(parts)
 
 
+@pytest.mark.parametrize("every", [1, 2, 5])
+@pytest.mark.parametrize("workers", [2, 4, 7])
+def test_partitions_of_one_row_are_dealt_evenly(workers: int, every: int) -> None:
+    """Workers get about as many rows of many small partitions, also if most of these are empty."""
+    parts = [int(index % every == 0) for index in range(30 * workers * every)]
+    counts = Counter(worker for worker, _ in shares(parts, workers, 0))
+    assert [abs(counts[worker] - 30) <= 3 for worker in range(workers)] == [True] * workers
+
+
 @given(parts=Parts, workers=st.integers(1, 7), seed=st.integers(0, 100))
 def test_a_partition_that_is_computed_again_is_dealt_the_same(
     parts: list[int], workers: int, seed: int
