@@ -234,7 +234,7 @@ def test_a_row_that_does_not_fit_is_named(
     """The error names the row, also if rows with which it is compared came in an earlier batch."""
     parts = [{"x": values}] if together else [{"x": values[:1]}, {"x": values[1:]}]
     first = {"x": values[:1] * 4}
-    with pytest.raises(UsageError, match=rf"row 5 of partition 3: {why}|row 5 .*{why}"):
+    with pytest.raises(UsageError, match=rf"^row 5 of partition 3: .*{why}"):
         read({"x": kind}, first, *parts)
 
 

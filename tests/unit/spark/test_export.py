@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import builtins
+import sys
 import threading
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,8 +24,20 @@ fs = pytest.importorskip("pyarrow.fs")
 
 
 @pytest.mark.parametrize("url", ["/a/b", "file:/a/b", "file:///a/b"])
-def test_local_directories_need_no_package_but_pyarrow(url: str) -> None:
-    filesystem, path = open_filesystem(url)
+def test_local_directories_need_no_package_but_pyarrow(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Opening a local directory imports no package but pyarrow."""
+    imported, original = set[str](), builtins.__import__
+
+    def record(name: str, *args: Any, **options: Any) -> Any:
+        imported.add(name.partition(".")[0])
+        return original(name, *args, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(builtins, "__import__", record)
+        filesystem, path = open_filesystem(url)
+    assert imported - sys.stdlib_module_names == {"pyarrow"}
     assert isinstance(filesystem, fs.LocalFileSystem)
     assert path == "/a/b"
 
