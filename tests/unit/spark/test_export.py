@@ -162,6 +162,12 @@ def test_the_first_rows_of_an_export_are_read_for_a_trial_step(tmp_path: Path) -
     assert data.first is not None
     (block,) = data.first()
     np.testing.assert_array_equal(block.form.batch(block.records).features, [[1.0, 2.0]])
+    (path,) = [str(each) for each in tmp_path.rglob("*") if each.is_file()]
+    files = (export.ExportedFile("an empty one", 0), export.ExportedFile(path, 1))
+    two = export.ExportedData(None, ColumnSpec(), 2, "", files)
+    first = export.partition_export(context, two).first
+    assert first is not None
+    assert [block.numbers.tolist() for block in first()] == [[0]]
     empty = export.ExportedData(None, ColumnSpec(), 1, "", (export.ExportedFile("", 0),))
     first = export.partition_export(context, empty).first
     assert first is not None
