@@ -1,8 +1,9 @@
 """Rows of text from the language reference that ``help()`` shows, some 460,000 characters.
 
 It comes with Python (``pydoc_data.topics``), so nothing is downloaded. It differs a little between
-versions, so compare losses only within one run. Pages are split before rows are cut out of them, so
-that no row to test contains text to train on.
+versions, so compare losses only within one run. Pages are split before rows are cut out of them.
+Some pages repeat parts of others, however: with seed 0 on CPython 3.11, 6 % of the text to test and
+49 % of the text to validate are also in the text to train on (passages of 200 characters or more).
 """
 
 from __future__ import annotations

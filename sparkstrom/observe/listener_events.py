@@ -315,9 +315,9 @@ def _parse_line(line: str) -> dict[str, Any] | None:
 
 
 def _ends_mid_line(path: Path) -> bool:
-    """Return whether the file ends without a line break."""
+    """Return whether the file ends without a line break; False for a device such as a terminal."""
     with path.open("rb") as file:
-        if not file.seek(0, os.SEEK_END):
+        if not file.seekable() or not file.seek(0, os.SEEK_END):
             return False
         file.seek(-1, os.SEEK_END)
         return file.read(1) != b"\n"

@@ -307,6 +307,10 @@ def test_rrelu_answers_what_dl4j_does(tmp_path: Path) -> None:
     told = network(layer("DenseLayer", act=act, nin=3, nout=4))
     found = predicted(tmp_path, told, x, f(w), b)
     np.testing.assert_allclose(found, np.maximum(x @ w + b, 0.25), **CLOSE)
+
+
+def test_rejects_softmax_over_other_dimension(tmp_path: Path) -> None:
+    """A softmax over a dimension that depends on the version of DL4J is refused."""
     told = network(layer("LSTM", nin=2, nout=4), layer("ActivationLayer", act="Softmax"))
     with pytest.raises(NotImported, match="its softmax is over a dimension"):
         predicted(tmp_path, told, SEQUENCE, np.zeros(112))

@@ -280,6 +280,9 @@ def test_gains_are_penalized_as_weights_are(tmp_path: Path) -> None:
     model = from_dl4j(write(tmp_path / "g.zip", told, np.full(6 + 2 + 2 + 8 + 12, 2.0)))
     model.bind(model.initial())
     assert model.penalty() == pytest.approx(0.5 / 2 * 4 * (6 + 2))
+
+
+def test_rejects_clipping_per_parameter_type_in_graves_lstm(tmp_path: Path) -> None:
     clipped = {"gradientNormalization": "ClipL2PerParamType"}
     told = network(
         layer("GravesLSTM", nin=3, nout=1, **clipped), output(1, 2, kind="RnnOutputLayer")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import subprocess
 import sys
 from types import ModuleType
@@ -49,10 +50,13 @@ def test_a_refusal_is_one_message_and_code_two(capsys: pytest.CaptureFixture[str
 
 
 def test_help_names_the_sub_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    """Help lists all subcommands but ``simulate``, which is hidden."""
     with pytest.raises(SystemExit) as left:
         command.main(["--help"])
     assert left.value.code == 0
-    assert "fetch-aeron" in capsys.readouterr().out
+    listed = re.findall(r"^    ([a-z-]+)(?: |$)", capsys.readouterr().out, re.MULTILINE)
+    assert listed == ["doctor", "fetch-aeron", "plan", "rehearse", "report", "scaling"]
+    assert {*command._load_commands()} == {*listed, "simulate"}
 
 
 def test_without_a_sub_command_it_is_a_wrong_call() -> None:

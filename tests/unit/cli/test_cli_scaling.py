@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -95,7 +96,7 @@ def test_a_script_is_measured(capsys: pytest.CaptureFixture[str], tmp_path: Path
         ("x = 1", "it defines no model and no batch"),
         (SCRIPT + "model = 3", "defines no model: model=3: pass"),
         (SCRIPT + "batch = batch[0]", "`batch` is a ndarray"),
-        (SCRIPT + "batch = batch[0][:, :5], batch[1]", "5"),
+        (SCRIPT + "batch = batch[0][:, :5], batch[1]", "rows have 5 features, the network takes 8"),
         (SCRIPT + "batch = batch[0][:0], batch[1][:0]", "`batch` has no rows"),
         (SCRIPT + "batch = 'rows', batch[1]", "the features of `batch` are not rows"),
         (SCRIPT + "batch = batch[0], 3", "the labels of `batch` are not rows"),
@@ -128,16 +129,19 @@ def test_what_a_script_prints_is_no_part_of_the_answer(
 @pytest.mark.parametrize(
     ("flag", "value"),
     [("--workers", "4..2"), ("--link", "wide"), ("--latency", "x"), ("--step", "soon"),
-     ("--params", "0"), ("--encoding", "x"), ("--spread", "2"), ("--fan-out", "0")],
+     ("--params", "0"), ("--encoding", "x"), ("--spread", "2"), ("--fan-out", "0"),
+     ("--density", "thin")],
 )  # fmt: skip
 def test_flags_are_looked_at_before_a_script_runs(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, flag: str, value: str
 ) -> None:
     """A script may take minutes to load its data, so flags are checked first."""
-    script = tmp_path / "mine.py"
-    script.write_text("raise AssertionError('ran')")
+    script, trace = tmp_path / "mine.py", tmp_path / "ran"
+    script.write_text(f"open({str(trace)!r}, 'w')\n{SCRIPT}")
     assert main(["scaling", "--measure", str(script), flag, value]) == 2
-    assert value in capsys.readouterr().err
+    name = flag.removeprefix("--").replace("-", "_")
+    assert re.match(rf"sparkstrom scaling: (--)?{name}[ =]'?{value}", capsys.readouterr().err)
+    assert not trace.exists()
 
 
 @pytest.mark.parametrize(

@@ -10,11 +10,8 @@ import numpy as np
 import pytest
 
 import sparkstrom
-from sparkstrom.codec.payload import decode_update_untrusted
-from sparkstrom.encoding import backends, thresholds
-from sparkstrom.encoding.encoder import Encoder
+from sparkstrom.encoding import thresholds
 from sparkstrom.encoding.forms import Form
-from sparkstrom.encoding.grid import quantum
 from sparkstrom.encoding.thresholds import (
     ALGORITHMS,
     AveragingThreshold,
@@ -24,8 +21,9 @@ from sparkstrom.encoding.thresholds import (
 from sparkstrom.options import resolution as option_json
 from sparkstrom.options import resolution as settings
 from sparkstrom.options.gradient_sharing import SharedTrainingMaster
+from tests.unit.encoding.encoding_worker import Worker
 
-K, N = 20, 2000
+N = 2000
 
 
 @dataclass(frozen=True)
@@ -58,24 +56,20 @@ class Regression:
 
     def __init__(self, threshold: Any) -> None:
         assert SharedTrainingMaster(threshold=threshold).threshold is threshold
-        self.encoder = Encoder(N, K, threshold)
+        self.worker = Worker(threshold, n=N)
+        self.encoder = self.worker.encoder
         self.wanted = np.random.default_rng(1).normal(0, 1, N).astype(np.float32)
-        self.local, self.theta, self.elsewhere = np.zeros((3, N), np.float32)
         self.forms: list[Form] = []
         self.sent: list[float] = []
 
     def step(self) -> None:
-        self.local += np.float32(0.2) * (self.wanted - self.local)
-        made = self.encoder.publish(self.local, self.theta)
+        made = self.worker.learn(np.float32(0.2) * (self.wanted - self.worker.local))
         assert made is not None
-        announced = (made.form, made.count, made.tau_quanta, N)
-        hits = decode_update_untrusted(made.payload, *announced)
-        backends.kernels().apply_hits(self.elsewhere, *hits, quantum(K))
         self.forms.append(made.form)
         self.sent.append(made.sent_fraction)
 
     def loss(self) -> float:
-        return float(((self.elsewhere - self.wanted) ** 2).mean())
+        return float(((self.worker.elsewhere - self.wanted) ** 2).mean())
 
 
 def test_one_that_steers_trains() -> None:

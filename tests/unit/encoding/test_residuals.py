@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import pytest
 
 from sparkstrom.encoding import backends
 from sparkstrom.encoding.encoder import Encoder
@@ -43,16 +42,6 @@ def test_clipping_cuts_to_a_multiple_of_tau_when_it_is_due() -> None:
     clipping = ResidualClipping(2.0, 3)
     assert [clipping.process(residual, at, number, 0.5) for number in (1, 2, 3)] == [0, 0, 3 + 2]
     assert at.learnt.tolist() == [1, -1, 0.5]
-
-
-@pytest.mark.parametrize("train_on", ["local", "replica"])
-def test_an_encoder_clips_after_the_message_and_counts_what_that_destroys(train_on: str) -> None:
-    encoder = Encoder(5, 3, FixedThreshold(0.5), ResidualClipping(1.0, 1), train_on=train_on)
-    theta, learnt = np.zeros(5, np.float32), np.array([4, 0, 0, 0, 0], np.float32)
-    encoder.publish(learnt, theta)
-    assert theta[0] == 0.5
-    assert encoder.residual(learnt, theta)[0] == 0.5
-    assert encoder.counters.mass_clipped == 3.0
 
 
 def test_an_encoder_runs_a_post_processor_of_somebody_elses() -> None:

@@ -12,7 +12,7 @@ from sparkstrom.base.errors import TrainingError, UsageError
 from sparkstrom.encoding.encoder import Encoded, Encoder
 from sparkstrom.encoding.layers import SAMPLE_PARAMS, tau_reached_by
 from sparkstrom.encoding.residual import ResidualClipping
-from sparkstrom.encoding.tau import FeedbackTau, NextPublication, ShakeUpTau, WarmUp
+from sparkstrom.encoding.tau import WarmUp
 from sparkstrom.encoding.thresholds import AdaptiveThreshold, FixedThreshold
 from sparkstrom.options.gradient_sharing import SharedTrainingMaster
 from sparkstrom.options.resolution import resolve
@@ -121,14 +121,6 @@ def test_the_sample_sees_every_column_of_a_matrix() -> None:
     moved[:, 5] = 0.5
     tau = tau_reached_by(0.01, 1, moved.reshape(-1), np.zeros(moved.size, np.float32), -1)
     assert tau == 0.5
-
-
-def test_when_shake_ups_come() -> None:
-    """Every third publication is shaken with shake_frequency 3."""
-    stage = ShakeUpTau(FeedbackTau(FixedThreshold(1.0)), 3)
-    coming = [NextPublication(number, None, lambda fraction: None) for number in range(1, 10)]
-    shaken = [each.number for each in coming if stage.next_tau({}, each).divisor > 1]
-    assert shaken == [3, 6, 9]
 
 
 @pytest.mark.flips("SharedTrainingMaster.shake_frequency")

@@ -40,7 +40,6 @@ from tests.unit.models.mlp_in_jax import (  # noqa: E402
             "init makes batch_stats besides params",
         ),
         ({"apply": 3}, "apply is a int"),
-        ({"optimizer": optax.adam}, r"^pass optimizer=optax\.adam\(1e-3\) instead"),
         ({"outputs": "classes"}, "outputs='classes'"),
     ],
 )

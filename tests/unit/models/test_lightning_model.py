@@ -370,13 +370,26 @@ def test_metrics_begin_anew_with_each_epoch() -> None:
     model, _ = travelled(LightningModel(made()))
     steps(model)
     assert int(model.module.accuracy.update_count) == BATCHES
-    assert copy.deepcopy(model).n_params == model.n_params
 
 
+def test_trained_model_is_copied_with_its_module() -> None:
+    """A deep copy after training predicts the same with the same parameters."""
+    model, params = travelled(LightningModel(made()))
+    steps(model)
+    twin = copy.deepcopy(model)
+    assert twin.module is not model.module
+    twin.bind(params.copy())
+    np.testing.assert_array_equal(twin.predict(ROWS), model.predict(ROWS))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
 def test_a_device_is_demanded() -> None:
     """device='cuda' is refused where there is no GPU."""
-    share = Share(threads=1, gpu=None, seed=0)
-    LightningModel(made(), device="cpu").place(share)
-    if not torch.cuda.is_available():
-        with pytest.raises(UsageError, match="device='cuda'"):
-            LightningModel(made(), device="cuda").place(share)
+    with pytest.raises(UsageError, match="device='cuda'"):
+        LightningModel(made(), device="cuda").place(Share(threads=1, gpu=None, seed=0))
+
+
+def test_cpu_is_used_where_spark_gives_gpu() -> None:
+    model = LightningModel(made(), device="cpu")
+    model.place(Share(threads=1, gpu=0, seed=0))
+    assert model.cuda_device is None

@@ -119,7 +119,7 @@ SCHEDULES = {
     "milestones": partial(lr_scheduler.MultiStepLR, milestones=[2, 4, 4]),
     "one cycle": partial(lr_scheduler.OneCycleLR, max_lr=0.5, total_steps=20),
     "restarts": partial(lr_scheduler.CosineAnnealingWarmRestarts, T_0=4),
-    "plateau": partial(lr_scheduler.ReduceLROnPlateau, patience=1),
+    "plateau": partial(lr_scheduler.ReduceLROnPlateau, patience=1, mode="max"),  # the loss falls
     "sequence": lambda made: lr_scheduler.SequentialLR(
         made, [lr_scheduler.ConstantLR(made), lr_scheduler.CosineAnnealingLR(made, 9)], [4]
     ),
@@ -136,7 +136,7 @@ def test_a_schedule_goes_on_elsewhere(name: str) -> None:
     for _ in range(8):
         alone.step(BATCH)
         rates.append(alone.updater_state()["groups/0/lr"])
-    assert len(set(rates)) > 1 or name == "plateau"
+    assert len(set(rates[2:])) > 1  # the rate changes after the move, too
     params = bound(first)
     for _ in range(3):
         first.step(BATCH)

@@ -261,6 +261,7 @@ def test_a_plateau_that_uses_up_the_rate_is_warned_of_once() -> None:
         partial(lr_scheduler.OneCycleLR, max_lr=0.1, total_steps=40),
         partial(lr_scheduler.LambdaLR, lr_lambda=lambda step: max(0.0, 1 - step / 40)),
         partial(lr_scheduler.CosineAnnealingWarmRestarts, T_0=100),
+        partial(lr_scheduler.LambdaLR, lr_lambda=lambda step: 0.85**step),  # a factor of 600
         WARM_UP,
         lr_scheduler.ReduceLROnPlateau,
     ],

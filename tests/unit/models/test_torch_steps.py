@@ -264,13 +264,8 @@ BY_STEPS = {
 }
 
 
-@pytest.mark.parametrize(
-    ("workers", "told"),
-    [(1, False), (1, True), (2, True)],
-    ids=["own steps", "the fit's steps", "two workers"],
-)
 @pytest.mark.parametrize("name", [*BY_EPOCHS, *BY_STEPS])
-def test_a_schedule_has_the_rates_of_a_plain_loop(name: str, told: bool, workers: int) -> None:
+def test_a_schedule_has_the_rates_of_a_plain_loop(name: str) -> None:
     """Two workers alternate, as in a fit: each has every other minibatch and its rate."""
     options = BY_EPOCHS.get(name) or BY_STEPS[name]
     schedule = partial(getattr(torch.optim.lr_scheduler, name), **options)
@@ -286,17 +281,16 @@ def test_a_schedule_has_the_rates_of_a_plain_loop(name: str, told: bool, workers
         if name in BY_EPOCHS:
             by_hand.step()
     models = []
-    for _ in range(workers):
+    for _ in range(2):
         models.append(
             travelled(TorchModel(mlp(), nn.CrossEntropyLoss(), optimizer, scheduler=schedule))
         )
         models[-1].bind(TorchModel(mlp(), nn.CrossEntropyLoss(), optimizer).initial())
     rates = []
     for done in range(EPOCHS * BATCHES):
-        model = models[done % workers]
-        model.set_position(done // BATCHES, done % BATCHES // workers, BATCHES // workers)
-        if told:
-            model.keep_pace(workers, done, done)
+        model = models[done % 2]
+        model.set_position(done // BATCHES, done % BATCHES // 2, BATCHES // 2)
+        model.keep_pace(2, done, done)
         with model._scaling.scaled_step(*model._get_optimizer()):
             rates.append(model._get_optimizer()[0].param_groups[0]["lr"])
         model.step(Batch(X, Y))
@@ -331,20 +325,6 @@ def test_the_interval_can_be_chosen_and_is_checked() -> None:
     ):
         TorchModel(mlp(), nn.CrossEntropyLoss(), SGD, scheduler=warmed_up)
     TorchModel(mlp(), nn.CrossEntropyLoss(), SGD, scheduler=warmed_up, scheduler_interval="epoch")
-
-
-def test_a_schedule_that_is_exhausted_in_the_first_epoch_is_warned_of() -> None:
-    by_epochs = partial(torch.optim.lr_scheduler.LambdaLR, lr_lambda=lambda epoch: 0.95**epoch)
-    for batches, warns in ((50, False), (200, True)):
-        model = TorchModel(mlp(), nn.CrossEntropyLoss(), SGD, scheduler=by_epochs)
-        bound(model)
-        if warns:
-            with pytest.warns(UserWarning, match="LambdaLR .* fall by a factor of 2.7.*'epoch'"):
-                model.set_position(0, 0, batches)
-        else:
-            model.set_position(0, 0, batches)
-        model.step(Batch(X, Y))
-        model.set_position(0, 0, batches)
 
 
 def test_nan_losses_without_gradients_are_warned_of() -> None:

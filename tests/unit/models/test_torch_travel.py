@@ -146,10 +146,13 @@ def test_on_a_device_the_vector_is_copied_in_and_out_of_each_step() -> None:
 
 
 def test_the_cpu_can_be_chosen_where_spark_gives_a_gpu() -> None:
+    """With device="cpu", the module stays on the CPU although its task has a GPU."""
     model = TorchModel(mlp(), functional.cross_entropy, SGD, device="cpu")
     model.place(Share(threads=torch.get_num_threads(), gpu=0, seed=0))
     bound(model)
     model.step(BATCH)
+    assert model.cuda_device is None
+    assert {parameter.device.type for parameter in model.module.parameters()} == {"cpu"}
 
 
 def test_a_state_dict_is_exported_that_torch_opens_alone(tmp_path: Any) -> None:

@@ -40,6 +40,19 @@ def travelled(model: TorchModel) -> tuple[TorchModel, np.ndarray]:
     return twin, params
 
 
+def assert_trains_as_in_torch(module: nn.Module, loss: Any) -> None:
+    """Compare one step on an executor with one in plain torch."""
+    alone = nn.Linear(4, 3)
+    alone.load_state_dict(nn.Linear.state_dict(module), strict=False)
+    model, params = travelled(TorchModel(module, loss, SGD))
+    model.step(Batch(ROWS, TARGETS))
+    optimizer = SGD(alone.parameters())
+    loss(alone(torch.from_numpy(ROWS)), torch.from_numpy(TARGETS)).backward()
+    optimizer.step()
+    wanted = np.concatenate([p.detach().numpy().reshape(-1) for p in alone.parameters()])
+    np.testing.assert_allclose(params, wanted, rtol=1e-5, atol=1e-6)
+
+
 # -- modules ---------------------------------------------------------------------------------------
 
 
@@ -324,9 +337,10 @@ def test_every_function_inside_the_module_is_checked(kind: str) -> None:
 
 
 def test_hooks_that_training_does_not_call_are_taken() -> None:
+    """A module trains as in torch although a hook of ``state_dict`` captures it."""
     net = Own()
     net._register_state_dict_hook(lambda _part, state, *_: state.update(own=net.bias))
-    TorchModel(net, mse, SGD)
+    assert_trains_as_in_torch(net, mse)
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method`:DeprecationWarning")
@@ -372,10 +386,11 @@ def test_labels_that_the_loss_or_the_rows_explain_are_taken() -> None:
 
 
 def test_functions_that_hold_other_things_are_taken() -> None:
+    """A loss may hold a part of the module without parameters, or another module."""
     net, teacher = Own(), nn.Linear(3, 3)
-    TorchModel(net, net.criterion, SGD)
-    TorchModel(net, lambda out, y: mse(out, teacher(y).detach()), SGD)
-    TorchModel(nn.Linear(4, 3), by_name, SGD)
+    assert_trains_as_in_torch(net, net.criterion)
+    assert_trains_as_in_torch(net, lambda out, y: mse(out, teacher(y).detach()))
+    assert_trains_as_in_torch(nn.Linear(4, 3), by_name)
 
 
 def test_a_loss_that_no_parameter_sees_is_refused() -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import math
 import os
+import pty
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -245,7 +247,9 @@ def test_iterations_do_not_flood_the_file(tmp_path: Path) -> None:
     tell(lines, *(later(n, seconds=n / 100) for n in range(1, 201)))
     lines.on_fit_end(FitEnd(None, None, 2.0))
     told = [line for line in read_run_log(lines.path) if line["event"] == "iteration"]
+    seconds = [line["seconds"] for line in told]
     assert 3 <= len(told) <= 5
+    assert min(after - before for before, after in pairwise(seconds)) >= 0.5
 
 
 def test_odd_values_become_plain_ones() -> None:
@@ -342,6 +346,16 @@ def test_a_named_pipe_is_no_run_log(tmp_path: Path) -> None:
 
 
 def test_a_device_may_be_a_run_log() -> None:
-    log = JsonLines("/dev/null")
+    """A terminal gets the lines of a run log; /dev/null drops them, and remains a device."""
+    ours, theirs = pty.openpty()
+    log = JsonLines(os.ttyname(theirs))
     log.on_fit_begin(BEGIN)
+    written = os.read(ours, 100_000)
     log.on_fit_end(FitEnd(None, None, 1.0))
+    os.close(theirs)
+    os.close(ours)
+    assert json.loads(written)["event"] == "fit_begin"
+    nowhere = JsonLines("/dev/null")
+    nowhere.on_fit_begin(BEGIN)
+    nowhere.on_fit_end(FitEnd(None, None, 1.0))
+    assert Path("/dev/null").is_char_device()

@@ -71,13 +71,16 @@ def test_a_log_gets_a_plain_line_now_and_then(clock: Clock) -> None:
 
 
 def test_a_long_fit_fills_no_log(clock: Clock) -> None:
-    """In a fit of six hours, the plain display writes about six lines a minute."""
-    stream = io.StringIO()
+    """In the sixth hour of a fit, the plain display writes one line a minute."""
+    stream, written = io.StringIO(), list[int]()
     shown = PlainTextDisplay(stream)
-    for _ in range(6 * 3600):
-        clock.now_s += 1.0
-        shown.show(line())
-    assert len(stream.getvalue().splitlines()) < 6 * 60 + 100
+    for _ in range(6):
+        for _ in range(3600):
+            clock.now_s += 1.0
+            shown.show(line())
+        written.append(len(stream.getvalue().splitlines()))
+    assert written[-1] - written[-2] == 60
+    assert written[-1] < 6 * 60 + 100
 
 
 def test_another_phase_is_told_at_once(clock: Clock) -> None:

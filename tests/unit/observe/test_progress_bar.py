@@ -95,7 +95,7 @@ def test_it_is_not_drawn_more_often_than_is_of_use(terminal: Terminal) -> None:
     with shown_on(terminal) as bar:
         for _ in range(100):
             bar.show(line())
-        assert terminal.getvalue().count("training") <= 2  # tqdm draws a new bar at once
+        assert terminal.getvalue().count("training") in (1, 2)  # tqdm draws a new bar at once
 
 
 @pytest.mark.parametrize("columns", [20, 40, 80, 120, 250])

@@ -130,8 +130,8 @@ def test_what_clipping_took() -> None:
 
 def test_nobody_is_told_to_use_what_is_used() -> None:
     """With threshold='auto', no warning recommends it, and no sent fraction is too large."""
-    tiny = replace(WAITS, sent_fraction=0.5, clipped_share=0.5, publications=3)
-    for text in density_warnings(AUTO, tiny):
+    for fit in (replace(WAITS, clipped_share=0.5), replace(WAITS, publications=3)):
+        (text,) = density_warnings(AUTO, fit)
         assert "threshold='auto'" not in text
     assert density_warnings(AUTO, replace(HEALTHY, sent_fraction=0.5)) == []
 

@@ -234,7 +234,7 @@ def test_a_row_that_does_not_fit_is_named(
     """The error names the row, also if rows with which it is compared came in an earlier batch."""
     parts = [{"x": values}] if together else [{"x": values[:1]}, {"x": values[1:]}]
     first = {"x": values[:1] * 4}
-    with pytest.raises(UsageError, match=rf"row 5 of partition 3: {why}|row 5 .*{why}"):
+    with pytest.raises(UsageError, match=rf"^row 5 of partition 3: .*{why}"):
         read({"x": kind}, first, *parts)
 
 
@@ -286,7 +286,9 @@ def test_blocks_are_cut_and_gathered_by_bytes(monkeypatch: pytest.MonkeyPatch) -
     batches = table({"x": F32}, *({"x": list(range(n))} for n in (700, 3, 0, 100, 5)))
     made = list(read_arrow_blocks(reading_of(batches[0].schema), 0, messages(*batches)))
     assert [int(n) for block in made for n in block.numbers] == list(range(808))
-    assert all(block.records.nbytes <= 2 * 1200 for block in made)
+    sizes = [block.records.nbytes for block in made]
+    assert max(sizes) <= 2 * 1200
+    assert min(sizes[:-1]) >= 1200  # only the last may be smaller
     assert list(count_arrow_rows(reading_of(batches[0].schema), messages(*batches))) == [808]
 
 

@@ -188,6 +188,7 @@ def test_more_parameters_and_slots_need_more_memory() -> None:
     """The overhead has a media driver and, for each worker, its buffers and its parameters."""
     worker = 140 + 66 + 64 + 2 * 6  # interpreter, rows, log, own updates and inbox
     assert advised(SMALL) == DRIVER + 4 * (worker + 480)
+    assert advised(SMALL, n_params=20 * MIB) == DRIVER + 4 * (worker + 2 * 480)
     one = dataclasses.replace(SMALL, workers_per_node=1)
     assert advised(one) == DRIVER + worker + 480
 

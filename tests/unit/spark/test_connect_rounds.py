@@ -175,12 +175,6 @@ def test_parameters_come_before_the_rows(monkeypatch: pytest.MonkeyPatch) -> Non
             made.unpack(iter(lost))
 
 
-def test_small_parameters_travel_with_the_job() -> None:
-    made = send_payload(lambda nbytes, parts: InlineParts(b"".join(parts)), ARRAYS, {"rate": 1}, 64)
-    found = pickle.loads(pickle.dumps(made)).unpack(iter(()))
-    assert (found["b"] == ARRAYS["b"]).all()
-
-
 def test_who_gets_which_shipment() -> None:
     """Each payload has the list of workers that receive it."""
     ships = [Payload((), InlineParts(b"%d" % number)) for number in range(3)]
@@ -305,6 +299,22 @@ class Views:
             self.done("create")
 
         return SimpleNamespace(createOrReplaceTempView=create)
+
+
+def test_small_parameters_travel_with_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Payloads of up to a quarter of the limit, with two workers, are pickled with the job."""
+    backend = backend_of()
+    backend._session = Views()
+    monkeypatch.setattr(frame_parts, "INLINE_TOTAL_MAX", 4 * 504)
+    made = pickle.loads(pickle.dumps(send_payload(backend.send_parts, ARRAYS, {"rate": 1}, 64)))
+    found = made.unpack(iter(()))
+    assert {name: array.tolist() for name, array in found.items()} == {
+        name: array.tolist() for name, array in ARRAYS.items()
+    }
+    assert (made.plain, backend._session.views) == ({"rate": 1}, set())
+    monkeypatch.setattr(frame_parts, "INLINE_TOTAL_MAX", 4 * 504 - 1)
+    send_payload(backend.send_parts, ARRAYS, {}, 64)
+    assert len(backend._session.views) == 1
 
 
 @pytest.mark.parametrize("call", ["create", "drop", "persist", "unpersist"])

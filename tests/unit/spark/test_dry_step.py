@@ -165,10 +165,18 @@ def examining(model: Any, estimator: SparkstromEstimator) -> Any:
     return network._examine_outputs
 
 
-@pytest.mark.parametrize("kind", ["built in", "torch", "Lightning"])
-def test_a_wrong_number_of_features_is_named(kind: str) -> None:
-    with pytest.raises(UsageError, match="4"):
-        attempt(KINDS[kind](), classes(width=4))
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        ("built in", "rows have 7 features, the network takes 3"),
+        ("torch", r"features float32\[8, 7\]: .* cannot be multiplied \(8x7 and 3x2\)"),
+        ("Lightning", r"batch \(float32\[8, 7\], .* cannot be multiplied \(8x7 and 3x2\)"),
+    ],
+)
+def test_a_wrong_number_of_features_is_named(kind: str, words: str) -> None:
+    """The error names the number of features of the rows and that which the model takes."""
+    with pytest.raises(UsageError, match=words):
+        attempt(KINDS[kind](), classes(width=7))
 
 
 @pytest.mark.parametrize("kind", ["built in", "torch"])

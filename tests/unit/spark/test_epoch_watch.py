@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 
 import numpy as np
 import pytest
@@ -229,8 +229,23 @@ def test_what_cannot_be_judged_is_refused(
 
 
 def test_accuracy_needs_predictions_only() -> None:
-    """With the metric accuracy, a model needs no loss."""
-    check_validation(cast(Any, Unmeasured()), 0.1, EarlyStopping(metric="accuracy"))
+    """A model that only predicts can be judged by accuracy, and is refused for its loss."""
+
+    class Predicting:
+        outputs = "probabilities"
+
+        def predict(self, features: Any) -> Any:
+            return features
+
+        def loss(self, batch: Any) -> tuple[float, float]:
+            return self.need_loss()
+
+        def need_loss(self) -> NoReturn:
+            raise UsageError("created without a loss")
+
+    check_validation(cast(Any, Predicting()), 0.1, EarlyStopping(metric="accuracy"))
+    with pytest.raises(UsageError, match="created without a loss"):
+        check_validation(cast(Any, Predicting()), 0.1, EarlyStopping(metric="loss"))
 
 
 @pytest.mark.parametrize(("rule", "kept"), [(EarlyStopping(patience=2), True), (None, False)])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import builtins
+import sys
 import threading
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,8 +24,20 @@ fs = pytest.importorskip("pyarrow.fs")
 
 
 @pytest.mark.parametrize("url", ["/a/b", "file:/a/b", "file:///a/b"])
-def test_local_directories_need_no_package_but_pyarrow(url: str) -> None:
-    filesystem, path = open_filesystem(url)
+def test_local_directories_need_no_package_but_pyarrow(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Opening a local directory imports no package but pyarrow."""
+    imported, original = set[str](), builtins.__import__
+
+    def record(name: str, *args: Any, **options: Any) -> Any:
+        imported.add(name.partition(".")[0])
+        return original(name, *args, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(builtins, "__import__", record)
+        filesystem, path = open_filesystem(url)
+    assert imported - sys.stdlib_module_names == {"pyarrow"}
     assert isinstance(filesystem, fs.LocalFileSystem)
     assert path == "/a/b"
 
@@ -148,6 +162,12 @@ def test_the_first_rows_of_an_export_are_read_for_a_trial_step(tmp_path: Path) -
     assert data.first is not None
     (block,) = data.first()
     np.testing.assert_array_equal(block.form.batch(block.records).features, [[1.0, 2.0]])
+    (path,) = [str(each) for each in tmp_path.rglob("*") if each.is_file()]
+    files = (export.ExportedFile("an empty one", 0), export.ExportedFile(path, 1))
+    two = export.ExportedData(None, ColumnSpec(), 2, "", files)
+    first = export.partition_export(context, two).first
+    assert first is not None
+    assert [block.numbers.tolist() for block in first()] == [[0]]
     empty = export.ExportedData(None, ColumnSpec(), 1, "", (export.ExportedFile("", 0),))
     first = export.partition_export(context, empty).first
     assert first is not None

@@ -399,7 +399,7 @@ def test_rows_that_do_not_suit_the_model_do_not_lose_its_checkpoint(
     options: dict[str, Any] = {"training_mode": "AVERAGING", "checkpoint_directory": directory}
     with ParallelWrapper(model, 2, progress=False, **options) as wrapper:
         wrapper._checkpoints.fits = 1
-        with pytest.raises(UsageError, match="99"):
+        with pytest.raises(UsageError, match=r"'label' \(label\) is 99: labels must be"):
             wrapper.fit(rows, epochs=5)
         again = find(wrapper._checkpoints)
     assert again is not None

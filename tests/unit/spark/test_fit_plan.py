@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -146,10 +147,22 @@ def test_a_torch_models_demand() -> None:
 
 
 def test_text_adds_up_and_fits_the_screen() -> None:
-    """The text of a plan contains the overhead to set, in lines of at most 100 characters."""
-    text = format_plan(plan())
-    assert "spark.executor.memoryOverhead=" in text
+    """Parts sum up to totals, and these to the overheads to set; lines have at most 100 columns."""
+    made = plan()
+    text = format_plan(made)
     assert max(map(len, text.splitlines())) <= 100
+    totals = []
+    for section in text.split("\n\n")[:3]:  # a worker, a media driver, the driver program
+        *parts, total = [
+            int(size.replace(",", "")) for size in re.findall(r"([\d,]+) MiB", section)
+        ]
+        assert sum(parts) == total
+        totals.append(total)
+    worker, media_driver, driver = totals
+    settings = set_in(made)
+    assert settings["spark.executor.memoryOverhead"] == f"{2 * worker + media_driver}m"
+    assert settings["spark.driver.memoryOverhead"] == f"{driver + media_driver}m"
+    assert all(line in text for line in made.conf())
 
 
 @pytest.mark.parametrize(

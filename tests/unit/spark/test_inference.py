@@ -99,11 +99,12 @@ def test_a_process_opens_the_same_model_once() -> None:
 
 def test_it_keeps_the_few_that_were_used_last() -> None:
     """Only the CACHED_MODELS_MAX most recently used models stay open."""
-    first = get_open_model(trained(0))
-    for seed in range(1, CACHED_MODELS_MAX + 1):
-        get_open_model(trained(seed))
+    first, second, *_ = [get_open_model(trained(seed)) for seed in range(CACHED_MODELS_MAX)]
+    get_open_model(trained(0))  # now the second one has not been used for longest
+    get_open_model(trained(CACHED_MODELS_MAX))
     assert len(inference._open_models) == CACHED_MODELS_MAX
-    assert get_open_model(trained(0)) is not first
+    assert get_open_model(trained(0)) is first
+    assert get_open_model(trained(1)) is not second
 
 
 def test_other_parameters_or_another_architecture_have_another_digest() -> None:

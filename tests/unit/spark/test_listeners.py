@@ -313,8 +313,13 @@ def fit_with(master: Master, *listeners: FitListener) -> None:
 def test_a_fit_ends_after_all_of_it_has_stopped(heard: Heard) -> None:
     """Listeners get the end of the fit after the controller has ended."""
     master = Master()
-    fit_with(master, heard)
-    assert master.calls == ["start", "end", "outcome"]
+
+    class Last(FitListener):
+        def on_fit_end(self, end: FinishedFit) -> None:
+            master.calls.append("on_fit_end")
+
+    fit_with(master, heard, Last())
+    assert master.calls == ["start", "end", "outcome", "on_fit_end"]
     assert (heard.told[0], heard.told[1], heard.told[-1].spec) == (SPEC, Phase.DONE, SPEC)
 
 
@@ -335,7 +340,7 @@ def test_what_a_listener_raises_ends_the_fit(monkeypatch: pytest.MonkeyPatch) ->
             raise ValueError("no")
 
     master = Master()
-    with pytest.raises(ValueError, match="no"):
+    with pytest.raises(ValueError, match=r"^no$"):
         fit_with(master, Refusing())
     assert master.calls == ["start", "give up: ValueError", "end"]
 

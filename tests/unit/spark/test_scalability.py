@@ -232,7 +232,9 @@ def test_a_dent_at_the_next_level_of_a_mesh_does_not_end_it() -> None:
      ("step_s", float("nan")), ("encoding_s", -1.0)],
 )  # fmt: skip
 def test_what_cannot_be_is_refused(field: str, value: float) -> None:
-    with pytest.raises(UsageError, match="must be"):
+    """The error names the value as the command's flag does: ``step``, not ``step_s``."""
+    flag = field.removeprefix("n_").removesuffix("_s").removesuffix("_bits")
+    with pytest.raises(UsageError, match=rf"^{flag}={value}: must be"):
         replace(WORK, **{field: value})
 
 

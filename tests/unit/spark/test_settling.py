@@ -67,7 +67,9 @@ def test_seeds_differ_by_partition_fit_and_option_and_repeat(
 
 def test_a_model_that_does_not_ask_is_left_alone(job_of: Callable[..., TrainingJob]) -> None:
     """A model without a method ``place`` is accepted."""
-    place_model(job_of(), TaskEnvironment(0, 5, "host", "jvm", Path("/nowhere")))
+    job = job_of()
+    assert not hasattr(job.model, "place")
+    place_model(job, TaskEnvironment(0, 5, "host", "jvm", Path("/nowhere")))
 
 
 @pytest.mark.parametrize(

@@ -95,8 +95,13 @@ def test_a_row_that_does_not_fit_is_told_to_every_worker(worker: int) -> None:
 
 
 def test_shares_of_a_block_keep_the_numbers_of_their_rows() -> None:
-    for dealt in of_worker(0, sources=1, rows=10):
-        if dealt.block is not None:
-            features = dealt.block.form.batch(dealt.block.records).features
-            assert isinstance(features, np.ndarray)
-            np.testing.assert_array_equal(features[:, 1], dealt.block.numbers)
+    """Each worker's rows have the numbers that they had in their source, and none is lost."""
+    found: list[int] = []
+    for worker in range(2):
+        for dealt in of_worker(worker, sources=1, rows=10):
+            if dealt.block is not None:
+                features = dealt.block.form.batch(dealt.block.records).features
+                assert isinstance(features, np.ndarray)
+                np.testing.assert_array_equal(features[:, 1], dealt.block.numbers)
+                found += dealt.block.numbers.tolist()
+    assert sorted(found) == [*range(10)]

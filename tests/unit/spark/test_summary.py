@@ -254,6 +254,7 @@ def test_phases_add_up_to_the_whole() -> None:
 )
 def test_replicas_are_equal_only_where_nothing_speaks_against_it(changes: dict[str, Any]) -> None:
     """Replicas are not equal if hashes differ, a parameter overflowed, or a breach was counted."""
+    assert summary().replicas_equal
     assert not summary(**changes).replicas_equal
 
 

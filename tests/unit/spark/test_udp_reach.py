@@ -43,20 +43,21 @@ def test_who_is_there_is_heard() -> None:
     assert not heard(port.endpoint, port.token)  # the server is closed
 
 
-def test_what_another_port_sends_is_no_answer() -> None:
+@pytest.mark.parametrize("is_other", [True, False])
+def test_what_another_port_sends_is_no_answer(is_other: bool) -> None:
     """An answer from another port, such as that of a middlebox, does not count."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as silent:
-        silent.bind((HERE, 0))
-        endpoint, token = Endpoint(HERE, silent.getsockname()[1]), bytes(16)
+    kind = socket.AF_INET, socket.SOCK_DGRAM
+    with socket.socket(*kind) as asked, socket.socket(*kind) as other:
+        asked.bind((HERE, 0))
+        endpoint, token = Endpoint(HERE, asked.getsockname()[1]), bytes(16)
 
         def answer() -> None:
-            datagram, sender = silent.recvfrom(64)
-            with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as other:
-                other.sendto(datagram, sender)
+            datagram, sender = asked.recvfrom(64)
+            (other if is_other else asked).sendto(datagram, sender)
 
         thread = threading.Thread(target=answer)
         thread.start()
-        assert not heard(endpoint, token)
+        assert heard(endpoint, token) is not is_other
         thread.join()
 
 
