@@ -342,8 +342,10 @@ def test_of_a_fit_that_fails_the_last_drawing_stays_and_the_error_follows_it(
 
 
 def test_no_thread_of_tqdm_is_started() -> None:
-    """tqdm's monitor thread is switched off."""
-    assert progress_bar.TqdmBar.monitor_interval == 0
+    """A bar starts no thread, as tqdm's own does to redraw bars that are not updated."""
+    before = set(threading.enumerate())
+    with progress_bar.TqdmBar(total=1, file=io.StringIO()):
+        assert set(threading.enumerate()) <= before
 
 
 @pytest.mark.parametrize(("room", "text"), [(3, ""), (4, "abcd"), (9, "abcd"), (10, "abcd  efgh")])

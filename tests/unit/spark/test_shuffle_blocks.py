@@ -95,8 +95,9 @@ def test_a_row_that_does_not_fit_is_told_to_every_worker(worker: int) -> None:
 
 
 def test_shares_of_a_block_keep_the_numbers_of_their_rows() -> None:
-    for dealt in of_worker(0, sources=1, rows=10):
-        if dealt.block is not None:
-            features = dealt.block.form.batch(dealt.block.records).features
-            assert isinstance(features, np.ndarray)
-            np.testing.assert_array_equal(features[:, 1], dealt.block.numbers)
+    blocks = [dealt.block for dealt in of_worker(0, 1, rows=10) if dealt.block is not None]
+    assert sum(len(block.numbers) for block in blocks) == 5
+    for block in blocks:
+        features = block.form.batch(block.records).features
+        assert isinstance(features, np.ndarray)
+        np.testing.assert_array_equal(features[:, 1], block.numbers)
