@@ -331,7 +331,7 @@ class ListenerFailure:
 
 def check_listeners(listeners: Sequence[Any]) -> None:
     """Raise UsageError unless this is a sequence of objects with at least one listener method."""
-    if isinstance(listeners, str) or not isinstance(listeners, Sequence):
+    if isinstance(listeners, str | bytes | bytearray) or not isinstance(listeners, Sequence):
         raise UsageError(f"listeners={shown(listeners)}: must be a list of listeners, or ()")
     for listener in listeners:
         known = [

@@ -263,7 +263,8 @@ def resolve_round_options(
     averages = AVERAGES[KEY].read("average_updaters", averages)
     is_custom = mode is TrainingMode.CUSTOM
     reason = "training_mode=CUSTOM needs one: a function (before, after, rows) -> parameters"
-    require(not is_custom or callable(accumulator), "accumulator", accumulator, reason)
+    is_function = callable(accumulator) and not isinstance(accumulator, type)
+    require(not is_custom or is_function, "accumulator", accumulator, reason)
     reason = "training_mode=AVERAGING takes the mean; one of yours is for training_mode='CUSTOM'"
     require(is_custom or accumulator is None, "accumulator", accumulator, reason)
     outer = OUTER_OPTIMIZER[KEY].read("outer", outer)

@@ -300,6 +300,8 @@ class JaxModel(FlatJaxModel):
         seed: int = 0,
     ) -> None:
         require_callables(init=init, apply=apply, loss=loss)
+        if apply_train is not None:
+            require_callables(apply_train=apply_train)
         self._outputs, seed = resolve_outputs(outputs, loss), SEED.read("seed", seed)
         if not (hasattr(optimizer, "init") and hasattr(optimizer, "update")):
             raise UsageError(explain_invalid_optimizer(optimizer))

@@ -306,6 +306,8 @@ def _sum_losses(losses: Any, output_names: Sequence[str]) -> RowLoss:
 
     Raise UsageError unless ``losses``, a list or a dict by name, has one loss for each output.
     """
+    if not losses:
+        raise UsageError(f"loss={losses!r}: give each output a loss")
     keys = list(losses) if isinstance(losses, dict) else list(output_names)
     if sorted(map(str, keys)) != sorted(output_names) or len(losses) != len(output_names):
         given = ", ".join(map(str, losses)) if isinstance(losses, dict) else len(losses)

@@ -32,6 +32,6 @@ def test_each_version_stays_as_it_was_and_answers_as_a_dict(
 
 
 def test_keys_come_in_the_order_in_which_they_were_put_within_a_block() -> None:
-    shared = PersistentMap().put(3, 0).put(1, 0).put(2, 0).without(3).put(3, 1)
-    assert list(shared) == [1, 2, 3]
+    shared = PersistentMap().put(2, 0).put(3, 0).put(1, 0).without(2).put(2, 1)
+    assert list(shared) == [3, 1, 2]
     assert "1" not in shared

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import fields
 from typing import Any
 
 import msgspec
@@ -12,13 +13,16 @@ from sparkstrom.protocol.common import events_and_effects as ev
 from sparkstrom.protocol.common import events_and_effects as performing
 from sparkstrom.protocol.common.events_and_effects import Effect
 from sparkstrom.protocol.worker.joining import Joining
+from sparkstrom.protocol.worker.node import Deadlines
 from sparkstrom.simulation.fuzzing import simulate_seed
 from sparkstrom.simulation.invariants import TopologyChecker
-from sparkstrom.simulation.replica import N_PARAMS, SimLearner
+from sparkstrom.simulation.replica import N_PARAMS, SimLearner, SimReplica
+from sparkstrom.simulation.run_options import NO_FAULTS
 
 Plant = Callable[[pytest.MonkeyPatch], None]
 SEEDS = range(60)  # one of them must show the bug; mostly the first does
 
+CALM = {field.name: getattr(NO_FAULTS, field.name) for field in fields(NO_FAULTS)}
 ROUGH = {"crashes": 3, "cuts": 2, "loss": 0.1, "stop": 0.0, "failure": 0.0}
 NARROW = ROUGH | {"window_bytes": 600, "log_bytes": 300, "max_lead": 6}
 DEATHS = ROUGH | {"driver_deaths": 12}
@@ -40,6 +44,18 @@ def drops_a_residual(patch: pytest.MonkeyPatch) -> None:
         return payload
 
     patch.setattr(SimLearner, "publish", lossy)
+
+
+def hashes_something_else(patch: pytest.MonkeyPatch) -> None:
+    """Replace every third hash of a replica by another one."""
+    digest = SimReplica.digest
+    calls = iter(range(10_000))
+    patch.setattr(SimReplica, "digest", lambda self: "0" if next(calls) % 3 == 1 else digest(self))
+
+
+def waits_without_deadline(patch: pytest.MonkeyPatch) -> None:
+    """Disable the deadlines of all waits."""
+    patch.setattr(Deadlines, "timeout_directive", lambda self, now_s: None)
 
 
 def drops_the_rest(patch: pytest.MonkeyPatch) -> None:

@@ -30,6 +30,7 @@ from tests.simulation.planted import (
     SEEDS,
     Plant,
     drops_a_residual,
+    hashes_something_else,
     violations,
 )
 
@@ -246,13 +247,6 @@ def begins_without_its_grants(patch: pytest.MonkeyPatch) -> None:
         apply(self, item)
 
     patch.setattr(TrainingLoop, "_apply", forgetful)
-
-
-def hashes_something_else(patch: pytest.MonkeyPatch) -> None:
-    """Replace every third hash of a replica by another one."""
-    digest = SimReplica.digest
-    calls = iter(range(10_000))
-    patch.setattr(SimReplica, "digest", lambda self: "0" if next(calls) % 3 == 1 else digest(self))
 
 
 def installs_without_its_own_updates(patch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from sparkstrom.protocol.master.master import Master
 from sparkstrom.protocol.master.members import Partition
 from sparkstrom.protocol.master.phases import Phases
 from sparkstrom.protocol.worker import node
-from sparkstrom.protocol.worker.node import Deadlines, Directives
+from sparkstrom.protocol.worker.node import Directives
 from sparkstrom.protocol.worker.parent_link import InFlight, ParentLink
 from sparkstrom.simulation.process import SimProcess
 from tests.simulation.planted import (
@@ -26,14 +26,10 @@ from tests.simulation.planted import (
     drops_the_rest,
     drops_the_rest_unseen,
     violations,
+    waits_without_deadline,
 )
 
 # -- I4: memory and waits are bounded ----------------------------------------------------------
-
-
-def waits_without_deadline(patch: pytest.MonkeyPatch) -> None:
-    """Disable the deadlines of all waits."""
-    patch.setattr(Deadlines, "timeout_directive", lambda self, now_s: None)
 
 
 def sends_nothing_again(patch: pytest.MonkeyPatch) -> None:
@@ -144,20 +140,20 @@ def names_nobody(patch: pytest.MonkeyPatch) -> None:
 PLANTED: list[tuple[Plant, str, dict[str, Any]]] = [
     (waits_without_deadline, "I4: not over", {"master_lost": 1, "stop": 0.0, "failure": 0.0}),
     (waits_without_deadline, "I4: p", {"exiles": 1, "stop": 0.0, "failure": 0.0}),
-    (sends_nothing_again, "I", ROUGH),
-    (trusts_an_edge_on_which_something_is_heard, "I", ROUGH | {"breaks": 6}),
+    (sends_nothing_again, "I5: p", ROUGH),
+    (trusts_an_edge_on_which_something_is_heard, "I5: p", ROUGH | {"breaks": 6}),
     (keeps_the_whole_log, "I4: the log holds", NARROW),
     (ignores_its_window, "I4: p", {"window_bytes": 100, "delay_ms_max": 200.0}),
     (ignores_the_slowest, "I4: ", {"max_lead": 1, "publish_every": 1, "crashes": 0}),
     (looks_at_no_commit, "I4: p", {"max_lead": None, "max_staleness": 1, "publish_every": 1}),
     (tells_more_than_is_committed, "I2: ", {}),
-    (waits_for_an_empty_partition, "I", {"empty_partitions": 1}),
+    (waits_for_an_empty_partition, "I4: not over", {"empty_partitions": 1}),
     (repeats_a_phase, "I4: not over", {}),
     (drops_the_rest, "I4: p", DEATHS),
     (drops_the_rest_unseen, "I5: p", DEATHS),
     (drops_the_rest_unseen, "I4: not over", DEATHS | {"crashes": 8, "stop": 0.5}),
     (swallows_a_failure, "I5: a reported failure", {"failure": 1.0, "stop": 0.0}),
-    (keeps_its_former_id_at_its_endpoint, "I", {"cuts": 6, "empty_partitions": 2} | ROUGH),
+    (keeps_its_former_id_at_its_endpoint, "I4: p", ROUGH | {"cuts": 6, "empty_partitions": 2}),
     (says_what_nobody_can_read, "WireError: control message", ROUGH),
     (names_nobody, "I5: aborted", {"failure": 1.0, "stop": 0.0}),
 ]
@@ -172,3 +168,8 @@ def test_a_planted_bug_is_caught(
     """One of the seeds shows a violation that begins with the expected text."""
     plant(monkeypatch)
     assert any(text.startswith(begins) for text in violations(given, SEEDS))
+
+
+@pytest.mark.parametrize("given", {str(given): given for _, _, given in PLANTED}.values(), ids=str)
+def test_no_setting_shows_a_violation_without_a_bug(given: dict[str, Any]) -> None:
+    assert list(violations(given, range(2))) == []

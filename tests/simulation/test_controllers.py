@@ -8,7 +8,7 @@ import pytest
 
 from sparkstrom.protocol.master.members import Partition, Partitions
 from sparkstrom.simulation.fuzzing import simulate_seed, simulate_seeds
-from tests.simulation.test_seeds import CALM
+from tests.simulation.planted import CALM
 
 CORES = os.cpu_count() or 1
 RUNS = [("plain", 4, range(24), 2), ("mesh", 9, range(12), 1), ("links", 3, range(2), 1)]

@@ -82,7 +82,10 @@ def test_what_is_heard_twice_or_was_never_said_is_found() -> None:
     hearing.check_received(None, 7, slot, CommitsRequest(1))
     assert found == []
     hearing.check_received(None, 7, slot, CommitsRequest(1))
-    assert found == ["I7: the master received CommitsRequest of 7, not sent to it, or twice"]
+    twice = "I7: the master received CommitsRequest of 7, not sent to it, or twice"
+    assert found == [twice]
+    hearing.check_received(None, 7, slot, ProbeReply(7))
+    assert found == [twice, twice.replace("CommitsRequest", "ProbeReply")]
 
 
 def test_what_is_missing_on_a_stream_that_lives_is_found() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import fields
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -21,19 +20,21 @@ from sparkstrom.protocol.master.members import Member
 from sparkstrom.protocol.master.statuses import Statuses
 from sparkstrom.protocol.master.tree_placement import Placement
 from sparkstrom.protocol.worker.joining import Joining
-from sparkstrom.protocol.worker.node import Deadlines
 from sparkstrom.protocol.worker.parent_link import ParentLink
 from sparkstrom.simulation.fuzzing import simulate_seed
 from sparkstrom.simulation.invariants import TopologyChecker
 from sparkstrom.simulation.process import OPTIMIZER_STRUCT
 from sparkstrom.simulation.replica import SimReplica
-from sparkstrom.simulation.run_options import NO_FAULTS
 from tests.simulation.planted import (
+    CALM,
+    ROUGH,
     SEEDS,
     Plant,
     drops_a_residual,
     drops_the_rest,
+    hashes_something_else,
     says_not_alone,
+    waits_without_deadline,
 )
 
 
@@ -61,18 +62,6 @@ def applies_twice(patch: pytest.MonkeyPatch) -> None:
 
 def forgets_one(patch: pytest.MonkeyPatch) -> None:
     misses_the_tenth(patch, 0)
-
-
-def hashes_something_else(patch: pytest.MonkeyPatch) -> None:
-    """Replace every third hash of a replica by another one."""
-    digest = SimReplica.digest
-    calls = iter(range(10_000))
-    patch.setattr(SimReplica, "digest", lambda self: "0" if next(calls) % 3 == 1 else digest(self))
-
-
-def waits_without_deadline(patch: pytest.MonkeyPatch) -> None:
-    """Disable the deadlines of all waits."""
-    patch.setattr(Deadlines, "timeout_directive", lambda self, now_s: None)
 
 
 def cuts_a_subtree_off(patch: pytest.MonkeyPatch) -> None:
@@ -162,8 +151,6 @@ def never_says_that_it_copies_again(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Statuses, "on_status", sticking)
 
 
-ROUGH = {"crashes": 3, "cuts": 2, "loss": 0.1, "stop": 0.0, "failure": 0.0}
-CALM = {field.name: getattr(NO_FAULTS, field.name) for field in fields(NO_FAULTS)}
 INNER = CALM | {"fan_out": 2, "crashes": 3, "step_s_max": 0.6, "epochs": 5}
 SUMS = CALM | {"loss": 0.2, "merged_bytes": 100, "downlink_bytes": 300, "log_bytes": 4_000}
 PAUSED = CALM | {

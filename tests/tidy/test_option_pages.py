@@ -15,6 +15,7 @@ from sparkstrom.local.parallel_wrapper import ParallelWrapper
 from sparkstrom.local.wrapper_options import WrapperOptions
 from sparkstrom.options.common import DOC, WHEN, options_in
 from sparkstrom.options.resolution import ENVIRONMENT_PREFIX, NESTED, OPTION_CLASSES, PREFIX
+from sparkstrom.spark.network import SparkNetwork
 
 DOCS = Path(__file__).parents[2] / "docs"
 OPTIONS = [
@@ -63,10 +64,14 @@ def test_an_option_describes_its_valid_values(owner: type, option: Any) -> None:
 
 @pytest.mark.parametrize(("owner", "option"), OPTIONS)
 def test_help_has_the_same_texts(owner: type, option: Any) -> None:
-    if owner is WrapperOptions and option.name == "progress":
-        return  # the docstring refers to SparkNetwork's
+    """The docstring of an option's class has its texts; ``progress`` refers to SparkNetwork's."""
     shown = ParallelWrapper if owner is WrapperOptions else owner
     documented = " ".join((shown.__doc__ or "").split())
+    if owner is WrapperOptions and option.name == "progress":
+        assert "``progress`` is as in ``SparkNetwork``" in documented
+        documented = " ".join((SparkNetwork.__doc__ or "").split())
+        assert "progress: Whether or how to show progress:" in documented
+        return
     assert f"{option.name}: {option.metadata[DOC]}. {option.metadata[WHEN]}" in documented
 
 

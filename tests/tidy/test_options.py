@@ -51,6 +51,7 @@ def flipped() -> set[str]:
 
 @pytest.mark.parametrize("option", OPTIONS)
 def test_some_test_flips_the_option_and_sees_a_difference(option: str) -> None:
+    """A test is marked as flipping the option; only readers can tell that it sees a difference."""
     assert option in flipped()
 
 

@@ -1,7 +1,9 @@
 """Tests of wrong option values: each is refused by name or converted to Python's own type.
 
-Each option gets some hundred wrong values. A ``UsageError`` must name the option. No other
-exception may be raised, no call may hang, and no NumPy scalar may be kept.
+Each option gets some hundred values, most of which are wrong for it. A ``UsageError`` must name the
+option. No other exception may be raised, no call may hang, and no NumPy scalar may be kept. What
+``find_mistake`` describes must be refused; ``test_a_field_takes_values_of_its_own_kind_only``
+compares each accepted value with the default. Otherwise an accepted value must be converted.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import enum
 import fractions
 import functools
 import math
+import numbers
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -108,6 +111,36 @@ FIELDS = [
 ]
 
 
+# Options that take True and False; for others, a truth value in place of a number is a mistake.
+FLAGS = {
+    *("resume", "keep_best", "collect_training_stats", "save_updater", "limit_overshoot"),
+    *("encoding_debug_mode", "average_updaters", "verbose"),
+}
+MAY_BE_NEGATIVE = {
+    *("best_expected_score", "max_score", "min_improvement", "seed"),
+    "workers_per_node",  # -1: as many as there are cores
+}
+NO_OPTION_TAKES = (
+    *(bytes, bytearray, complex, decimal.Decimal, np.ndarray, np.datetime64, range, slice, type),
+    *(type(...), type(NotImplemented), Colour),
+)
+
+
+def find_mistake(name: str, value: Any) -> str:
+    """Return why the option must refuse this value, whatever else it takes; "" if it may not."""
+    if isinstance(value, NO_OPTION_TAKES) or type(value) is object:
+        return "no option takes such a type"
+    if isinstance(value, bool | np.bool_):
+        return "" if name in FLAGS else "it is a truth value"
+    if isinstance(value, numbers.Real):
+        if name in FLAGS:
+            return "it is a number"
+        if isinstance(value, float | np.floating) and not math.isfinite(value):
+            return "it is not finite"
+        return "it is negative" if value < 0 and name not in MAY_BE_NEGATIVE else ""
+    return ""
+
+
 def told(name: str, call: Callable[[Any], object], value: Any) -> str | None:
     """Return the text of the ``UsageError``, or None if the value is accepted."""
     try:
@@ -122,11 +155,23 @@ def told(name: str, call: Callable[[Any], object], value: Any) -> str | None:
 def survives(
     name: str, call: Callable[[Any], object], values: Sequence[Any] = tuple(WRONG)
 ) -> None:
-    """Pass each wrong value; fail if another error is raised or the name is not in the text."""
+    """Pass each value; fail if a mistake is accepted, or refused in another way than by name.
+
+    An option that takes numbers may take no text but "auto"; only ``validation`` takes a fraction
+    or a column.
+    """
+    accepted: list[Any] = []
     for i, value in enumerate(values):
         said = told(name, call, value)
         assert said is None or name in said, f"value {i} ({value!r:.60}): {said}"
         assert said is None or len(said) < 1000, f"value {i}: {len(said)} characters"
+        if said is None:
+            mistake = find_mistake(name, value)
+            assert not mistake, f"value {i} ({value!r:.60}) is accepted: {mistake}"
+            accepted.append(value)
+    takes_numbers = any(isinstance(value, numbers.Real) for value in accepted)
+    if takes_numbers and name != "validation":
+        assert {value for value in accepted if isinstance(value, str)} <= {"auto"}
 
 
 @pytest.mark.parametrize(("made", "name"), FIELDS, ids=lambda x: getattr(x, "__name__", x))
@@ -139,9 +184,27 @@ def test_a_field_refuses_or_means_every_wrong_value(made: type[Any], name: str) 
         assert not isinstance(kept, float) or math.isfinite(kept), kept
         is_truth = isinstance(value, bool | np.bool_)
         assert not is_truth or isinstance(kept, bool), f"{value!r} stands for {kept!r}"
-        assert not isinstance(kept, type), "a class stands where an object is needed"
 
     survives(name, construct)
+
+
+@pytest.mark.parametrize(("made", "name"), FIELDS, ids=lambda x: getattr(x, "__name__", x))
+def test_a_field_takes_values_of_its_own_kind_only(made: type[Any], name: str) -> None:
+    """An option whose default is a number or flag takes only those; other kinds are refused."""
+    field = next(option for option in dataclasses.fields(made) if option.name == name)
+    default = NEEDED.get(made, {}).get(name, field.default)
+    accepted = [
+        value
+        for value in WRONG
+        if told(name, lambda v: made(**{**NEEDED.get(made, {}), name: v}), value) is None
+    ]
+    if isinstance(default, bool):
+        assert accepted == [True, False, np.True_]
+    elif isinstance(default, numbers.Real):
+        others = [value for value in accepted if not isinstance(value, numbers.Real)]
+        assert [value for value in others if value not in (None, "auto")] == []
+    elif isinstance(default, enum.Enum):
+        assert accepted == []
 
 
 @pytest.mark.parametrize(("made", "name"), FIELDS, ids=lambda x: getattr(x, "__name__", x))

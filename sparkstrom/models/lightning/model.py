@@ -21,7 +21,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.optim.swa_utils import AveragedModel
 
 from sparkstrom.base.errors import UsageError
-from sparkstrom.base.option_types import is_real, is_whole
+from sparkstrom.base.option_types import is_real, is_whole, shown
 from sparkstrom.models.base import Batch, Columns, count_rows
 from sparkstrom.models.torch.flat_module import (
     CLIP_NORM,
@@ -435,6 +435,10 @@ class LightningModel(FlatModule):
         outputs: str = "logits",
     ) -> None:
         check_module(module)
+        if batch is not None and not callable(batch):
+            raise UsageError(f"batch={shown(batch)}: pass a function of a TorchBatch, or None")
+        if not isinstance(monitor, str):
+            raise UsageError(f"monitor={shown(monitor)}: pass the name of a logged value")
         module.configure_model()
         self._make_batch, self._monitor = batch, monitor
         self._device_wanted = check_device_name(device)

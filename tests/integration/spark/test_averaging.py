@@ -102,7 +102,9 @@ def test_what_epochs_and_rounds_have_shuffled_is_removed(spark, data, monkeypatc
     assert others - before  # so shuffle_files sees new files
     model = DenseNetwork([64, 32, 10], updater=Sgd(0.1), seed=1)
     network = SparkNetwork(spark, model, master_of(averaging_frequency=2), progress=False)
+    first_id = spark.sparkContext._jsc.sc().newShuffleId()
     network.fit(data, epochs=4)
+    assert spark.sparkContext._jsc.sc().newShuffleId() > first_id + 4  # each epoch shuffles
     until_s = time.monotonic() + 30
     while left := shuffle_files(spark) - others:
         assert time.monotonic() < until_s, left
@@ -251,9 +253,9 @@ def test_a_fit_goes_on_from_its_checkpoint(spark, data, parts, tmp_path, monkeyp
 def test_early_stopping_delivers_the_best_epoch_s_parameters(spark, digits):
     """A fit that early stopping ends returns the parameters of the best epoch's own commit."""
     rows = spark.sparkContext.parallelize(digits.rows()[:400], 2)
-    model = DenseNetwork([64, 32, 10], updater=Sgd(3.0), seed=1)
+    fresh = DenseNetwork([64, 32, 10], updater=Sgd(3.0), seed=1)
     master = ParameterAveragingTrainingMaster(averaging_frequency=2, batch_size_per_worker=8)
-    network = SparkNetwork(spark, model, master, progress=False)
+    network = SparkNetwork(spark, copy.deepcopy(fresh), master, progress=False)
     rule = EarlyStopping(patience=2)
     summary = network.fit(rows, epochs=30, validation=0.2, early_stopping=rule)
     assert summary.stopped
@@ -262,10 +264,13 @@ def test_early_stopping_delivers_the_best_epoch_s_parameters(spark, digits):
     losses = {epoch.epoch: epoch.validation for epoch in summary.history}
     assert min(losses, key=losses.get) == summary.best.epoch == max(losses) - 2
     assert summary.best.commit == summary.best.epoch * (summary.updates // max(losses))
+    so_far = SparkNetwork(spark, copy.deepcopy(fresh), master, progress=False)
+    so_far.fit(rows, epochs=summary.best.epoch, validation=0.2)
+    assert (network.parameters == so_far.parameters).all()
 
 
 def test_what_is_wrong_is_said_once_and_by_its_place(spark, data, digits):
-    """Errors in rows, losses and a user's code name the partition and the activity."""
+    """Errors in rows, losses and a user's code name the partition and the activity, once."""
     master = master_of(averaging_frequency=2)
     wide = DenseNetwork([63, 10], seed=1)
     with pytest.raises(UsageError, match="64 features, the network takes 63"):
@@ -281,8 +286,9 @@ def test_what_is_wrong_is_said_once_and_by_its_place(spark, data, digits):
     sorry = FailsWhenMeasured([64, 32, 10], seed=1)
     with pytest.raises(
         TrainingError, match=r"^ValueError: no loss \(partition 0 on .*, measuring\)"
-    ):
+    ) as caught:
         SparkNetwork(spark, sorry, master, progress=False).fit(data, validation=0.3)
+    assert str(caught.value).count("no loss") == 1
     with pytest.raises(UsageError, match="partitions are empty"):
         SparkNetwork(spark, wild, master, progress=False).fit(data.filter(lambda row: False))
 

@@ -21,6 +21,7 @@ def noisy(digits):
 
 @pytest.mark.parametrize("metric", ["loss", "accuracy"])
 def test_it_stops_and_delivers_the_best(spark, make_network, noisy, metric):
+    """A fit stops after epochs without progress; its summary has the best epoch and figure."""
     model = DenseNetwork([64, 64, 10], updater=Sgd(0.2), seed=1)
     network = make_network(model, debug_longer_iterations=50)  # epochs longer than a poll
     data = spark.sparkContext.parallelize(noisy, 4)

@@ -61,5 +61,7 @@ def test_the_quickstart_runs_and_says_what_it_promises(tmp_path: Path) -> None:
 
 
 def test_the_readme_names_the_same_script() -> None:
+    """README.md and docs/quickstart.md name the script, which exists."""
+    assert "scripts/quickstart" in README.read_text()
     assert "scripts/quickstart" in PAGE.read_text()
     assert (ROOT / "scripts/quickstart").is_file()

@@ -48,7 +48,10 @@ def test_dataframe_trains_the_same_rows(spark, digits, make_network):
 
 
 def test_three_fits_carry_residual_threshold_and_updater_state(spark, digits, make_network):
-    """Later fits continue with the workers' residuals, and with the adapted threshold."""
+    """Later fits continue with the workers' residuals, and with the adapted threshold.
+
+    The updater's state is not compared here.
+    """
     model = DenseNetwork([64, 32, 10], updater=Adam(), seed=1)
     adaptive = AdaptiveThreshold(1e-5)  # far too low: it rises at every publication
     network = make_network(model, threshold=adaptive)

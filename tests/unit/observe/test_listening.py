@@ -319,7 +319,7 @@ def test_mlflow_reads_what_is_written(tmp_path: Path, monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize("kind", [lambda: TensorBoardListener("x"), MlflowListener])
 def test_a_tool_that_fails_later_ends_no_fit(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An error at the beginning of a fit ends it; a later one does not."""
+    """``fails_fit`` is None, so only its first event may end a fit; see test_listener_thread."""
     monkeypatch.setattr(tracking.importlib, "import_module", Mock())
     assert kind().fails_fit is None
 

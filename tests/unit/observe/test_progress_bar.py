@@ -17,7 +17,7 @@ from contextlib import closing, contextmanager, redirect_stderr, redirect_stdout
 from typing import Any
 
 import pytest
-from tqdm import tqdm
+from tqdm import TMonitor, tqdm
 
 from sparkstrom.observe import progress_bar
 from sparkstrom.observe.progress import RehearsalFigures
@@ -342,8 +342,10 @@ def test_of_a_fit_that_fails_the_last_drawing_stays_and_the_error_follows_it(
 
 
 def test_no_thread_of_tqdm_is_started() -> None:
-    """tqdm's monitor thread is switched off."""
-    assert progress_bar.TqdmBar.monitor_interval == 0
+    """A bar starts no thread, as tqdm's own does to redraw bars that are not updated."""
+    with progress_bar.TqdmBar(total=1, file=io.StringIO()):
+        monitors = [each for each in threading.enumerate() if isinstance(each, TMonitor)]
+    assert [each for each in monitors if each.tqdm_cls is progress_bar.TqdmBar] == []
 
 
 @pytest.mark.parametrize(("room", "text"), [(3, ""), (4, "abcd"), (9, "abcd"), (10, "abcd  efgh")])

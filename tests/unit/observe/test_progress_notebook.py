@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from contextlib import closing
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from sparkstrom.observe import progress
 from sparkstrom.observe import progress_display as progress_notebook
 from sparkstrom.observe.progress import ProgressRate
 from sparkstrom.observe.progress_display import (
@@ -79,13 +81,17 @@ def test_where_nothing_was_shown_nothing_is_ended(cell: Cell) -> None:
     assert cell.displayed == []
 
 
-def test_it_is_drawn_now_and_then(cell: Cell) -> None:
-    """Updates in quick succession are drawn once."""
+def test_it_is_drawn_now_and_then(cell: Cell, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Updates in quick succession are drawn once, and again after DRAW_EVERY_S."""
+    now_s = 0.0
+    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: now_s))
     bar = NotebookBar()
     for _ in range(100):
         bar.show(line())
     assert cell.drawings == 1
-    assert progress_notebook.DRAW_EVERY_S > 0.2
+    now_s = progress_notebook.DRAW_EVERY_S
+    bar.show(line())
+    assert cell.drawings == 2
 
 
 def test_no_word_is_markup() -> None:

@@ -6,6 +6,7 @@ import copy
 import math
 import os
 import random
+import re
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -37,7 +38,7 @@ class Page(HTMLParser):
         super().__init__()
         self.tags: list[str] = []
         self.attributes: list[tuple[str, str | None]] = []
-        self.plots, self.said = 0, ""
+        self.plots, self.said, self.text = 0, "", text
         self.feed(text)
         self.close()
 
@@ -132,8 +133,10 @@ def test_a_torn_line_is_told_and_what_was_before_it_is_there(tmp_path: Path) -> 
 
 
 def test_of_several_fits_each_has_a_row_and_the_newest_their_plots(tmp_path: Path) -> None:
-    """With several fits, all are counted but only the newest are plotted; ``only`` selects one."""
+    """With several fits, each has a row but only the newest are plotted; ``only`` selects one."""
     made = page(tmp_path, real() * 6)
+    (all_fits,) = re.findall("All fits.*?</table>", made.text)
+    assert re.findall(r"<tr><td>(\d+)</td>", all_fits) == ["6", "5", "4", "3", "2", "1"]
     assert made.plots == FITS_SHOWN * PLOTS
     assert "6 fits" in made.said
     assert "2 fits of the log not shown below" in made.said
@@ -170,14 +173,26 @@ def test_hours_of_iterations_make_a_small_page(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("loss", [math.nan, math.inf, None])
 def test_a_loss_that_is_no_number_is_a_gap_and_a_mark(tmp_path: Path, loss: float | None) -> None:
-    """A loss that is not a finite number is a gap in the plot and is mentioned."""
+    """A loss that is not a finite number is no point of the curve, and is marked and mentioned."""
     lines = real()
+    whole = page(tmp_path, lines)
     for line in lines[len(lines) // 2 :]:
         if line["event"] in ("iteration", "epoch"):
             line["loss"] = loss
     made = page(tmp_path, lines)
     assert made.plots == PLOTS
     assert "the loss is not a number" in made.said
+    assert ("class", "mark bad") in made.attributes
+    assert ("class", "mark bad") not in whole.attributes
+    last_x, last_x_of_whole = (float(loss_points(one)[-1].split(",")[0]) for one in (made, whole))
+    (mark_x,) = map(float, set(re.findall(r'class="mark bad">.*?x1="(.*?)"', made.text)))
+    assert last_x < mark_x < last_x_of_whole
+
+
+def loss_points(made: Page) -> list[str]:
+    """Return the points "x,y" of the first curve, which is that of the training loss."""
+    (points, *_) = re.findall('<polyline points="(.*?)" class="curve c0">', made.text)
+    return str(points).split()
 
 
 def test_an_epoch_whose_rows_were_not_told_in_time_is_no_fault(tmp_path: Path) -> None:

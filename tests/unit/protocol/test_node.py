@@ -175,7 +175,7 @@ def test_silence_of_half_a_lease_opens_another_edge(node: Any) -> None:
 
 
 def test_a_parent_that_does_not_answer_the_attach_is_left(node: Any, make: Any) -> None:
-    """If the attach reply does not come within half a lease, the node asks for another edge."""
+    """If a new parent sends nothing for half a lease, the node asks for another edge."""
     node.opened()
     node.told(make.welcome())
     assert not every(node.tick(4.9), ev.ReopenStreams)

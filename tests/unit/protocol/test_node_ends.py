@@ -336,7 +336,9 @@ def test_one_sleep_does_not_excuse_the_next_silence(node: Any, make: Any) -> Non
     node.training()
     node.hear(make.state(), 3_600.0)  # after the pause it first reads a message
     node.tick()
-    beat(node, 31)
+    beat(node, 30)
+    assert node.order is Command.TRAIN
+    beat(node, 1)
     assert "nothing heard from the master" in failed_with(node)
 
 

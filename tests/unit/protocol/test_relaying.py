@@ -8,7 +8,6 @@ import pytest
 
 from sparkstrom.base.identity import MASTER
 from sparkstrom.codec.messages import (
-    AttachReply,
     ChildSilent,
     ChunkRequest,
     Commit,
@@ -56,12 +55,6 @@ def test_updates_from_below_go_up_as_they_are(relay: Any, make: Any) -> None:
     update = make.update(8, 3)
     assert relay.hear(update, sender=5) == [ev.Send(PARENT, update)]
     assert relay.me.in_flight.uncommitted == ()  # the origin stores them
-
-
-def test_without_a_parent_updates_are_not_kept_either(relay: Any, make: Any) -> None:
-    """Without a parent, updates of nodes below are dropped; their origins resend them later."""
-    relay.opened()
-    assert relay.hear(make.update(8, 3), sender=5) == []
 
 
 def test_words_from_below_go_up_as_they_are_and_once(relay: Any, make: Any) -> None:
@@ -305,15 +298,6 @@ def test_all_edges_are_gone_with_the_media_driver(relay: Any) -> None:
     effects = relay.opened(alone=True)
     assert {closed.node for closed in every(effects, ev.CloseEdge)} == {PARENT, 5, 6}
     assert relay.me.children.by_node == {}
-
-
-def test_a_child_attaches_again_with_the_same_words_and_gets_the_same_answer(
-    relay: Any, make: Any
-) -> None:
-    """A repeated attach message gets the same reply, although commits have followed."""
-    again = make.attach(0, 5, whole=True)
-    relay.hear(make.committed(1))
-    assert relay.hear(again, sender=5) == [ev.Send(5, AttachReply(base=0, snapshot=False, last=[]))]
 
 
 def test_what_only_parents_or_the_master_say_is_nothing_from_a_child(relay: Any, make: Any) -> None:

@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
-from sparkstrom.codec.messages import OptimizerChunk
+from sparkstrom.codec.messages import Data, OptimizerChunk
+from sparkstrom.protocol.common import events_and_effects as ev
+from sparkstrom.protocol.common.children import FlowLimits
 from sparkstrom.protocol.common.flow_control import (
     HEADER_BYTES,
     LAST_SEQ_BYTES,
@@ -19,6 +21,8 @@ from sparkstrom.protocol.common.flow_control import (
     entries_in_sum,
     message_weight,
 )
+from tests.unit.protocol.parents import CHUNK_BYTES
+from tests.unit.protocol.spoken import only, sent
 
 PLENTY = 1 << 40
 KIB = 1 << 10
@@ -80,7 +84,10 @@ class Wire:
 
 
 def test_what_a_message_counts_is_the_same_at_both_ends(make: Any) -> None:
-    """Both ends compute the same weight of a message, also for chunks."""
+    """The weight follows from what both ends know; the bytes of chunks do not count.
+
+    That both ends of an edge reach the same sum is checked below.
+    """
     assert message_weight(make.update(1, 1, b"12345"), 0) == HEADER_BYTES + 5
     assert message_weight(make.committed(1, payload=b""), 0) == HEADER_BYTES
     assert message_weight(make.chunk(3), 1000) == HEADER_BYTES + 1000
@@ -92,6 +99,18 @@ def test_what_a_message_counts_is_the_same_at_both_ends(make: Any) -> None:
         message_weight(OptimizerChunk(asker=1, copy=1, index=0, count=1, payload=b"x" * 99), 1000)
         == 0
     )
+
+
+def test_sender_and_receiver_count_the_same_bytes(parent: Any, node_with: Any, make: Any) -> None:
+    """A parent counts as sent what the child counts as received: commits, sums and chunks."""
+    child = node_with(flow_limits=FlowLimits(PLENTY, PLENTY, PLENTY, CHUNK_BYTES)).joined()
+    parent.attach(whole=False)
+    assert only(parent.asks(0), ev.SendChunk).index == 0
+    child.hear(make.chunk(0))
+    for message in sent(parent.commit(2) + parent.append(make.merged(2, 6)), Data):
+        child.hear(message)
+    assert child.me.replication.received == 6
+    assert child.me.link.bytes_received == parent.child().link.sent > CHUNK_BYTES
 
 
 def test_a_sum_has_as_many_entries_as_fall_on_different_places() -> None:

@@ -69,7 +69,7 @@ def test_older_words_change_nothing(make: Any) -> None:
 
 
 def test_an_old_acknowledgement_takes_nothing_back(make: Any) -> None:
-    """A repeated older acknowledgement neither restores nor removes pending statuses."""
+    """An overtaken acknowledgement neither restores nor removes pending statuses."""
     ledger = filled(make, 1)
     old, _ = ledger.next_report()
     ledger.update(make.status(2), 5)

@@ -162,7 +162,7 @@ def test_without_a_parent_what_comes_from_below_is_credited_and_dropped(
 ) -> None:
     """Without a parent, a child's update is dropped but counts as received and forwarded."""
     relay.opened()
-    assert up(relay.hear(make.update(5, 1), sender=5)) == []
+    assert relay.hear(make.update(5, 1), sender=5) == []
     child = relay.me.children.by_node[5]
     assert (child.bytes_received, child.bytes_forwarded) == (ONE, ONE)
 

@@ -45,6 +45,8 @@ def test_the_driver_takes_what_is_most_explicit(monkeypatch: pytest.MonkeyPatch)
     assert choose_driver_address(MASK, "127.0.0.1") == "10.1.2.3"
     both = VoidConfiguration(network_mask="10.0.0.0/8", controller_address="127.0.0.1")
     assert choose_driver_address(both, "192.168.7.8") == "127.0.0.1"
+    alone = VoidConfiguration(controller_address="10.1.2.3")
+    assert choose_driver_address(alone, "127.0.0.1") == "10.1.2.3"
 
 
 def test_an_executor_takes_mask_environment_and_route(monkeypatch: pytest.MonkeyPatch) -> None:
