@@ -524,9 +524,10 @@ def distribute_rows(
 ) -> Iterator[tuple[int, ShuffleBlock]]:
     """Distribute a source partition's rows randomly to workers; yield (worker, shuffle block).
 
-    Workers' numbers of rows from one source differ by at most one, and those from many small
-    sources little more. The distribution is the same if Spark recomputes it. The last block for
-    each worker has no rows; see ``ShuffleBlock``.
+    Workers' numbers of rows from one source differ by at most one. Those from many small sources of
+    equal size differ little more; if some sources are empty, they differ about as at random. The
+    distribution is the same if Spark recomputes it. The last block for each worker has no rows; see
+    ``ShuffleBlock``.
 
     Args:
         blocks: converts the source's rows to blocks.
@@ -536,7 +537,8 @@ def distribute_rows(
         rows: the source's rows.
     """
     chance = np.random.default_rng((seed, source))
-    # Not random: random starts would give some workers twice as many of few rows as others.
+    # Not random: for consecutive sources of a few rows, random starts would give some workers twice
+    # as many rows as others.
     start = (seed + source) * GOLDEN_STEP % 2**32
     turn, sent, refusal = start * workers >> 32, 0, None
     try:

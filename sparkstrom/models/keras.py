@@ -247,13 +247,35 @@ class KerasModel(FlatJaxModel):
         return (total * weight / rows if rows else 0.0), weight
 
     def _weigh(self, batch: Batch) -> float:
-        """Return the weight of the batch's mean loss: its rows' times the share of counted labels.
+        """Return the weight of the batch's mean loss.
 
-        Keras' mean is over the labels that its loss does not ignore.
+        It is the sum of each row's weight times the share of its labels that are not ignored.
         """
         if self.ignored_label is None or not isinstance(batch.labels, np.ndarray):
             return batch.total_weight
-        return batch.total_weight * float((batch.labels != self.ignored_label).mean())
+        shares = (batch.labels != self.ignored_label).reshape(batch.rows, -1).mean(axis=1)
+        return float(shares.sum() if batch.weights is None else batch.weights @ shares)
+
+    def _mean_loss(self, outputs: Any, features: Any, labels: Any, weights: Any) -> Any:
+        """Return the mean loss over labels that are not ignored, each with its row's weight.
+
+        This is a pure function. The losses of rows are already divided by the share of counted
+        labels in the batch, in which rows do not have weights.
+        """
+        mean = mean_loss(self._compute_losses(outputs, labels), features, weights)
+        if self.ignored_label is None or weights is None or not hasattr(labels, "reshape"):
+            return mean
+        counted = (labels.astype(jnp.float32) != self.ignored_label).reshape(len(weights), -1)
+        shares = counted.mean(axis=1)
+        total = (weights * shares).sum()
+        return mean * shares.mean() * weights.sum() / jnp.where(total > 0, total, 1.0)
+
+    def _compute_loss(
+        self, flat: Any, non_trainable: Any, features: Any, labels: Any, weights: Any
+    ) -> Any:
+        """Return the mean loss in inference mode. This is a pure function of its arguments."""
+        outputs = self._compute_outputs(flat, non_trainable, features)
+        return self._mean_loss(outputs, features, labels, weights)
 
     def horizons(self, workers: int) -> dict[str, str]:
         """Return what this many workers change in optimizer and BatchNorm: name -> text."""
@@ -331,7 +353,7 @@ class KerasModel(FlatJaxModel):
             outputs, changed, penalties = self._model.stateless_call(
                 variables, non_trainable, features, training=True, return_losses=True
             )
-            loss = mean_loss(self._compute_losses(outputs, labels), features, weights)
+            loss = self._mean_loss(outputs, features, labels, weights)
             return loss + sum(penalties), (loss, changed)
 
         variables = self._split_params(flat)

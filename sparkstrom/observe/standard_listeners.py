@@ -299,7 +299,8 @@ def iteration_scalars(event: Iteration, last: Iteration | None) -> Iterator[tupl
 class TensorBoardListener(ScalarListener):
     """Writes scalars to ``log_dir`` for TensorBoard; needs the ``tensorboard`` package.
 
-    Minibatches are counted over all fits of a network, as epochs are.
+    Minibatches are counted over all fits of a network that this object has followed. A fit that
+    failed is not counted, because the network stays as it was before.
     """
 
     _before = 0  # minibatches of the network's earlier fits
@@ -330,6 +331,8 @@ class TensorBoardListener(ScalarListener):
 
     def on_fit_end(self, event: FitEnd) -> None:
         """Close the event file."""
+        if event.error is not None:
+            self._newest = 0
         if self._writer is not None:
             self._writer.close()
             self._writer = None

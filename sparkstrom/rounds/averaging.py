@@ -202,8 +202,12 @@ class RoundState:
         if results.updater is not None:
             self.updater = results.updater
         self.own.update(results.own)
-        self.steps += max(report.steps for report in trained)
+        self.count_steps(results.reports)
         self.rounds += 1
+
+    def count_steps(self, reports: Sequence[RoundReport]) -> None:
+        """Count a round's steps, from which schedules continue, also if none has a weight."""
+        self.steps += max((report.steps for report in reports), default=0)
 
     def copy_states(self) -> OptimizerSnapshot:
         """Return a snapshot of the optimizer states, which later rounds do not change."""

@@ -311,6 +311,8 @@ class RoundsControl:
             self._traffic.by_kind.update(results.traffic)
             if results.parameters is not None:
                 self.state.advance(results)
+            else:
+                self.state.count_steps(results.reports)
             for report in results.reports:
                 self._tallies[report.partition].add(report)
                 self._executors.add(report.executor)

@@ -165,3 +165,16 @@ def test_keras_losses_say_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     assert ignoring.loss(Batch(X[:30], labels[:30])) == (0.0, 0.0)
     assert ignoring.step(Batch(X[:30], labels[:30])) == 0.0
     assert all(map(np.array_equal, before, ignoring.module.get_weights()))
+    weights = np.linspace(0, 3, 40, dtype=np.float32)
+    weights[:30] *= labels[0]  # rows that do not count have more weight
+    weights[35:] = 0
+    for kept in (counted, weights > 0):
+        ignoring.bind(ignoring.initial())
+        part = Batch(X[counted], labels[counted], weights[counted])
+        whole = Batch(X, labels, np.where(kept, weights, 0).astype(np.float32))
+        assert ignoring.loss(whole) == pytest.approx(ignoring.loss(part), rel=1e-5)
+        assert ignoring.step(whole) == pytest.approx(made(ignoring._loss).step(part), rel=1e-4)
+    only_ignored = np.where(counted, 0, 1).astype(np.float32)
+    assert ignoring.loss(Batch(X, labels, only_ignored)) == (0.0, 0.0)
+    assert ignoring.step(Batch(X, labels, only_ignored)) == 0.0
+    assert ignoring.loss(Batch(X, labels.astype(np.uint8), weights))[1] > 0

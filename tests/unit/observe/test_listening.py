@@ -288,18 +288,20 @@ def test_curves_of_tensorboard_continue_in_the_next_fit(tmp_path: Path) -> None:
     reading: Any = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     listener = TensorBoardListener(str(tmp_path))
     fits = [
-        (BEGIN, 10),
-        (replace(BEGIN, first_epoch=5), 20),
-        (replace(BEGIN, first_epoch=5, resumed_from="ck/3"), 30),
-        (BEGIN, 15),  # of another network
+        (BEGIN, 10, None),
+        (replace(BEGIN, first_epoch=5), 20, None),
+        (replace(BEGIN, first_epoch=5, resumed_from="ck/3"), 30, None),
+        (replace(BEGIN, first_epoch=10), 25, "a worker failed"),
+        (replace(BEGIN, first_epoch=10), 35, None),  # starts where the failed one did
+        (BEGIN, 15, None),  # of another network
     ]
-    for begin, minibatches in fits:
+    for begin, minibatches, error in fits:
         listener.on_fit_begin(begin)
         listener.on_iteration(later(minibatches))
         listener.on_iteration(later(40, seconds=1.0))  # too early to be written
-        listener.on_fit_end(FitEnd(None, None, 9.0))
+        listener.on_fit_end(FitEnd(None, error, 9.0))
     found = reading.EventAccumulator(str(tmp_path)).Reload()
-    assert [point.step for point in found.Scalars("train/loss")] == [10, 60, 70, 15]
+    assert [point.step for point in found.Scalars("train/loss")] == [10, 60, 70, 105, 115, 15]
 
 
 def test_mlflow_reads_what_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
