@@ -151,13 +151,17 @@ def limit_left_threads() -> None:
     Python would wait for those that are not daemons, which may wait forever for the script's rest.
     """
     left = [] if _script is None or _script.left is None else list(_script.left)
+    ended = threading.Event()
 
     def end() -> None:
-        threading.main_thread().join()
+        ended.wait()
         time.sleep(LEFT_THREADS_S)
         names = ", ".join(thread.name for thread in left if thread.is_alive())
         print(f"sparkstrom rehearse: the script's threads still run: {names}", file=sys.stderr)
         os._exit(0)
 
     if any(thread.is_alive() and not thread.daemon for thread in left):
+        # Joining the main thread is not enough: it counts as alive while it waits for the threads
+        # of a ThreadPoolExecutor.
+        threading._register_atexit(ended.set)  # type: ignore[attr-defined]
         threading.Thread(target=end, daemon=True).start()

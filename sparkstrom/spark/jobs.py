@@ -254,12 +254,16 @@ class SparkJob:
                     yield task, error.get() if error.isDefined() else ""
 
     def _jobs(self) -> list[Any]:
-        """Return the status of the newest JOBS_MAX Spark jobs, ordered by age, the oldest first.
+        """Return the status of all running and of the newest JOBS_MAX Spark jobs, oldest first.
 
         Jobs that Spark has forgotten are left out.
         """
         tracker = self.context.statusTracker()
-        newest = sorted(tracker.getJobIdsForGroup(self.group))[-JOBS_MAX:]
+        ids = sorted(tracker.getJobIdsForGroup(self.group))
+        older, newest = ids[:-JOBS_MAX], ids[-JOBS_MAX:]
+        if older:  # a query with many shuffles runs one job for each at the same time
+            active = set(tracker.getActiveJobsIds())
+            newest = [job for job in older if job in active] + newest
         return [job for job in map(tracker.getJobInfo, newest) if job]
 
     def _stages(self, *, only_last: bool = False) -> list[Any]:

@@ -358,9 +358,15 @@ def dump_state(
 
 def _warn_of_inner_state(optimizer: Optimizer) -> None:
     """Warn if the optimizer's attributes contain optimizers with a state, which is not saved."""
+    is_delegating = type(optimizer).load_state_dict is not Optimizer.load_state_dict
     for value in vars(optimizer).values():
-        for inner in value if isinstance(value, list | tuple) else [value]:
-            if isinstance(inner, Optimizer) and any(inner.state.values()):
+        inside = list(value.values()) if isinstance(value, dict) else value
+        for inner in inside if isinstance(inside, list | tuple) else [value]:
+            if not isinstance(inner, Optimizer) or (
+                is_delegating and inner.state is optimizer.state
+            ):
+                continue  # a wrapper such as Accelerate's passes the inner state on as its own
+            if any(not isinstance(each, dict) or each for each in inner.state.values()):
                 wrapper, wrapped = type(optimizer).__name__, type(inner).__name__
                 warnings.warn(INNER_STATE.format(wrapper, wrapped, wrapped), stacklevel=2)
 

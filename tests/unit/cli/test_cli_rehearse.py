@@ -255,6 +255,11 @@ ENDLESS_THREAD = """
 import threading
 threading.Thread(target=threading.Event().wait, name="endless").start()
 """
+ENDLESS_POOL = """
+import threading
+from concurrent.futures import ThreadPoolExecutor
+ThreadPoolExecutor(thread_name_prefix="endless").submit(threading.Event().wait)
+"""
 COMMAND = """
 import sys
 from sparkstrom.cli.main import main
@@ -265,14 +270,19 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
-def test_a_thread_that_never_ends_does_not_keep_the_command(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("script", "name"), [(ENDLESS_THREAD, "endless"), (ENDLESS_POOL, "endless_0")]
+)
+def test_a_thread_that_never_ends_does_not_keep_the_command(
+    tmp_path: Path, script: str, name: str
+) -> None:
     """Before, the figures were printed, and the command waited for the script's thread."""
     path = tmp_path / "train.py"
-    path.write_text(ENDLESS_THREAD + PLAIN_FIT)
+    path.write_text(script + PLAIN_FIT)
     options = ["rehearse", "--workers", "1", "--step", "10ms", "--json", str(path)]
     ended = subprocess.run(
         [sys.executable, "-c", COMMAND, *options], capture_output=True, text=True, timeout=100
     )
     assert ended.returncode == 0, ended.stderr
     assert json.loads(ended.stdout)["runs"]
-    assert ended.stderr.endswith("the script's threads still run: endless\n")
+    assert ended.stderr.endswith(f"the script's threads still run: {name}\n")

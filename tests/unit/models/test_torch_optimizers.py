@@ -232,3 +232,54 @@ def test_a_wrapped_optimizer_without_state_loses_none() -> None:
     bound(wrapped)
     wrapped.step(BATCH)
     wrapped.updater_state()
+
+
+class Passing(Wrapped):
+    """An optimizer whose state is that of the one inside, as Accelerate's and timm's are."""
+
+    @property
+    def state(self) -> Any:
+        return self.inner.state if "inner" in vars(self) else {}
+
+    @state.setter
+    def state(self, state: Any) -> None:
+        pass
+
+    def load_state_dict(self, state: Any) -> None:
+        self.inner.load_state_dict(state)
+
+
+def test_state_that_a_wrapper_passes_on_is_not_called_lost() -> None:
+    """It is saved and restored. Before, the warning said that it is not."""
+    inner = partial(optim.SGD, lr=0.1, momentum=0.9)
+    models = [
+        TorchModel(make("SGD", {}).module, functional.cross_entropy, partial(Passing, inner=inner))
+        for _ in range(2)
+    ]
+    for model in models:
+        bound(model)
+    models[0].step(BATCH)
+    state = models[0].updater_state()
+    moments = {key: value for key, value in state.items() if key.endswith("momentum_buffer")}
+    assert moments
+    models[1].load_updater_state(state)
+    restored = models[1].updater_state()
+    for key, value in moments.items():
+        np.testing.assert_array_equal(restored[key], value)
+
+
+@pytest.mark.parametrize("wrap", [list, lambda made: {"first": made[0]}])
+def test_inner_state_may_be_tensors_of_no_parameter(wrap: Any) -> None:
+    """Before, saving such a state raised "Boolean value of Tensor ... is ambiguous"."""
+
+    def make_wrapped(parameters: Any) -> Any:
+        made = Wrapped(parameters, partial(optim.SGD, lr=0.1))
+        made.inner.state["scale"] = torch.ones(2)
+        made.others = wrap([made.inner])
+        made.inner = None
+        return made
+
+    model = TorchModel(make("SGD", {}).module, functional.cross_entropy, make_wrapped)
+    bound(model)
+    with pytest.warns(UserWarning, match="optimizer Wrapped contains SGD, whose state"):
+        model.updater_state()

@@ -189,13 +189,16 @@ class Rounds:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now_s, self.said = 0.0, list[str]()
         self.running_tasks, self.newest, self.status = 0, 7, "RUNNING"
+        self.older = list[int]()  # jobs that run besides the newest
         self.looked_at = list[int]()  # the jobs that were read
         monkeypatch.setattr(start_watch.time, "monotonic", lambda: self.now_s)
         tracker = SimpleNamespace(
             getJobIdsForGroup=lambda group: range(self.newest, 0, -1),
+            getActiveJobsIds=lambda: [*self.older, self.newest],
             getJobInfo=self.job,
             getStageInfo=lambda stage: SimpleNamespace(
-                numActiveTasks=self.running_tasks * (stage == self.newest), numFailedTasks=0
+                numActiveTasks=self.running_tasks * (stage == min([*self.older, self.newest])),
+                numFailedTasks=0,
             ),
         )
         context = SimpleNamespace(statusTracker=lambda: tracker)
@@ -248,3 +251,14 @@ def test_of_hundreds_of_jobs_only_the_newest_are_read(monkeypatch: Any) -> None:
     rounds.newest = 900
     assert rounds.watch._job.count_tasks() == (0, 0)
     assert set(rounds.looked_at) == set(range(900 - JOBS_MAX + 1, 901))
+
+
+def test_an_old_job_that_still_runs_is_read_as_well(monkeypatch: Any) -> None:
+    """A query with many shuffles starts a job for each, of which the oldest have the slots."""
+    rounds = Rounds(monkeypatch)
+    rounds.newest, rounds.older, rounds.running_tasks = 40, [3], 2
+    assert rounds.watch._job.count_tasks() == (2, 0)
+    assert set(rounds.looked_at) == {3, *range(40 - JOBS_MAX + 1, 41)}
+    rounds.look()
+    rounds.look()
+    assert rounds.said == []
