@@ -52,7 +52,7 @@ def pytest_collection() -> Generator[None, object, object]:
 
 
 @pytest.fixture(autouse=True)
-def no_thread_left() -> Iterator[None]:
+def check_no_leftover_threads() -> Iterator[None]:
     """Fail a test that leaves a thread which would keep the interpreter alive."""
     before = set(threading.enumerate())
     yield

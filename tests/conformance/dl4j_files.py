@@ -109,7 +109,7 @@ def write(path: Path, configuration: Any, *arrays: np.ndarray, **entries: bytes)
     return path
 
 
-def drawn(seed: int, *shape: int) -> np.ndarray:
+def draw_normal(seed: int, *shape: int) -> np.ndarray:
     """Return random normal values."""
     return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
 
@@ -120,7 +120,7 @@ def f(array: np.ndarray) -> np.ndarray:
 
 
 # Rows with their classes, for a softmax output layer with 3 inputs and 4 outputs.
-X, LABELS = drawn(11, 8, 3), np.arange(8) % 4
+X, LABELS = draw_normal(11, 8, 3), np.arange(8) % 4
 
 
 def gradients(w: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -133,10 +133,10 @@ def gradients(w: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 CLOSE = {"rtol": 1e-4, "atol": 1e-5}
-SEQUENCE = drawn(90, 3, 2, 7)  # [rows, features, steps]
+SEQUENCE = draw_normal(90, 3, 2, 7)  # [rows, features, steps]
 
 
-def predicted(path: Path, told: Any, x: np.ndarray, *arrays: np.ndarray) -> np.ndarray:
+def predict_imported(path: Path, told: Any, x: np.ndarray, *arrays: np.ndarray) -> np.ndarray:
     """Return the predictions of an imported network."""
     made: np.ndarray = from_dl4j(write(path / "m.zip", told, *arrays), training=False).predict(x)
     return made

@@ -26,7 +26,7 @@ from sparkstrom.models.dl4j import NoDl4jNetwork, NotImported
 from sparkstrom.models.dl4j.configuration import parse_network
 from sparkstrom.models.dl4j.parameters import count_parameters
 from tests.conformance.dl4j_files import (
-    drawn,
+    draw_normal,
     f,
     graph,
     layer,
@@ -37,7 +37,7 @@ from tests.conformance.dl4j_files import (
     write,
 )
 
-W, B = drawn(1, 3, 4), drawn(2, 4)
+W, B = draw_normal(1, 3, 4), draw_normal(2, 4)
 FLAT = np.concatenate([f(W), B]).reshape(1, -1)
 
 
@@ -65,7 +65,9 @@ def header(count: int, *info: int, mode: str = "MIXED_DATA_TYPES") -> bytes:
         (utf("MIXED_DATA_TYPES") + struct.pack(">q", 8) + utf("UTF8"), "of type UTF8|announced"),
     ],
 )
-def test_damaged_arrays(tmp_path: Path, coefficients: bytes, said: str) -> None:
+def test_damaged_array_error_names_file_and_reason(
+    tmp_path: Path, coefficients: bytes, said: str
+) -> None:
     path = write(tmp_path / "d.zip", network(output(3, 4)), coefficients_bin=coefficients)
     with pytest.raises(NoDl4jNetwork, match=said) as refused:
         from_dl4j(path)
@@ -102,7 +104,9 @@ def test_damaged_arrays(tmp_path: Path, coefficients: bytes, said: str) -> None:
         (json.dumps(network(output(3, 4), iterationCount="x")).encode(), "iterationCount='x'"),
     ],
 )
-def test_damaged_configurations(tmp_path: Path, configuration: bytes, said: str) -> None:
+def test_damaged_configuration_is_refused_with_reason(
+    tmp_path: Path, configuration: bytes, said: str
+) -> None:
     path = write(tmp_path / "d.zip", {}, configuration_json=b"", coefficients_bin=nd4j(FLAT))
     with zipfile.ZipFile(path, "w") as file:
         file.writestr("configuration.json", configuration)
@@ -114,7 +118,7 @@ def test_damaged_configurations(tmp_path: Path, configuration: bytes, said: str)
 ODD = (None, 0, 1, -1, 3.5, "x", "NaN", [], [1], [[0]], {}, {"a": 1}, True, 1 << 40, ["v0"], 1e300)
 
 
-def test_configurations_with_any_value_anywhere(tmp_path: Path) -> None:
+def test_odd_configuration_values_raise_only_import_errors(tmp_path: Path) -> None:
     """With an odd value at any place, only the two errors of from_dl4j are raised, or none."""
     random = np.random.default_rng(0)
     inner = layer("LSTM", nin=2, nout=4, act="TanH")
@@ -139,7 +143,7 @@ def test_configurations_with_any_value_anywhere(tmp_path: Path) -> None:
     bases[0]["topologicalOrderStr"] = ["in", "v0", "v1", "v2", "v3"]
     for _ in range(160):
         told = json.loads(json.dumps(bases[random.integers(len(bases))]))
-        places = list(places_of(told))
+        places = list(iterate_places(told))
         where, key = places[random.integers(len(places))]
         where[key] = ODD[random.integers(len(ODD))]
         path = write(tmp_path / "o.zip", told, np.zeros(300, np.float32))
@@ -151,16 +155,16 @@ def test_configurations_with_any_value_anywhere(tmp_path: Path) -> None:
             from_dl4j(path)
 
 
-def places_of(value: Any) -> Iterator[tuple[Any, Any]]:
+def iterate_places(value: Any) -> Iterator[tuple[Any, Any]]:
     """Yield the container and key of each value inside a JSON value, recursively."""
     if isinstance(value, dict | list):
         keys = list(value) if isinstance(value, dict) else list(range(len(value)))
         for key in keys:
             yield value, key
-            yield from places_of(value[key])
+            yield from iterate_places(value[key])
 
 
-def test_no_zip_no_entry_and_flipped_bytes(tmp_path: Path) -> None:
+def test_damaged_zip_files_raise_only_import_errors(tmp_path: Path) -> None:
     """Other files, missing entries and changed bytes raise only the errors of from_dl4j."""
     text = tmp_path / "text.zip"
     text.write_text("not a zip")
@@ -213,71 +217,73 @@ def test_an_updaters_state_of_another_network_is_refused(tmp_path: Path) -> None
 # -- normalizers -----------------------------------------------------------------------------------
 
 
-def normalized(tmp_path: Path, kind: str, body: bytes) -> Any:
+def import_normalizer(tmp_path: Path, kind: str, body: bytes) -> Any:
     """Return the imported normalizer of a file with this kind and body."""
     content = utf("NORMALIZER") + struct.pack(">i", 1) + utf(kind) + body
     path = write(tmp_path / "n.zip", network(output(3, 4)), f(W), B, normalizer_bin=content)
     return from_dl4j(path).normalizer
 
 
-def test_standardize(tmp_path: Path) -> None:
-    mean, std = drawn(3, 1, 3), np.array([[0.5, 2, 0]], np.float32)
+def test_standardize_normalizer_matches_formula(tmp_path: Path) -> None:
+    mean, std = draw_normal(3, 1, 3), np.array([[0.5, 2, 0]], np.float32)
     body = b"\0" + nd4j(mean) + nd4j(std)
-    normalizer = normalized(tmp_path, "STANDARDIZE", body)
-    x = drawn(4, 6, 3)
+    normalizer = import_normalizer(tmp_path, "STANDARDIZE", body)
+    x = draw_normal(4, 6, 3)
     wanted = (x - mean) / np.array([0.5, 2, 1])
     np.testing.assert_allclose(normalizer.transform(x), wanted, rtol=1e-6)
     series = np.stack([x, x + 1], axis=2)
     np.testing.assert_allclose(normalizer.transform(series)[:, :, 0], wanted, rtol=1e-6)
     np.testing.assert_array_equal(normalizer.transform_labels(x), x)
     fitted = b"\1" + nd4j(mean) + nd4j(std) + nd4j(mean) + nd4j(std)
-    normalizer = normalized(tmp_path, "STANDARDIZE", fitted)
+    normalizer = import_normalizer(tmp_path, "STANDARDIZE", fitted)
     np.testing.assert_allclose(
         normalizer.revert_labels(normalizer.transform_labels(x)), x, atol=1e-6
     )
 
 
-def test_those_of_several_inputs_where_there_is_one(tmp_path: Path) -> None:
+def test_multi_input_normalizers_are_imported_for_one_input(tmp_path: Path) -> None:
     """Normalizers for several inputs (MULTI_*) are imported if there is one input."""
-    mean, std = drawn(3, 1, 3), np.array([[0.5, 2, 1]], np.float32)
-    x = drawn(4, 6, 3)
+    mean, std = draw_normal(3, 1, 3), np.array([[0.5, 2, 1]], np.float32)
+    x = draw_normal(4, 6, 3)
     body = b"\1" + struct.pack(">2i", 1, 1) + nd4j(mean) + nd4j(std) + nd4j(mean + 1) + nd4j(std)
-    normalizer = normalized(tmp_path, "MULTI_STANDARDIZE", body)
+    normalizer = import_normalizer(tmp_path, "MULTI_STANDARDIZE", body)
     np.testing.assert_allclose(normalizer.transform(x), (x - mean) / std, rtol=1e-6)
     np.testing.assert_allclose(normalizer.transform_labels(x), (x - mean - 1) / std, rtol=1e-5)
     body = b"\0" + struct.pack(">2i2d", 1, -1, 0, 2) + nd4j(mean) + nd4j(mean + 4)
-    normalizer = normalized(tmp_path, "MULTI_MIN_MAX", body)
+    normalizer = import_normalizer(tmp_path, "MULTI_MIN_MAX", body)
     np.testing.assert_allclose(normalizer.transform(x), (x - mean) / 2, rtol=1e-5, atol=1e-6)
 
 
-def test_min_max_and_images(tmp_path: Path) -> None:
+def test_min_max_and_image_normalizers_match_formulas(tmp_path: Path) -> None:
     low, high = np.array([[0, -1, 2]], np.float32), np.array([[10, 1, 2]], np.float32)
     body = b"\1" + struct.pack(">2d", -1, 1) + nd4j(low) + nd4j(high) + nd4j(low) + nd4j(high)
-    normalizer = normalized(tmp_path, "MIN_MAX", body)
+    normalizer = import_normalizer(tmp_path, "MIN_MAX", body)
     x = np.array([[5, 0, 2], [10, 1, 2]], np.float32)
     np.testing.assert_allclose(normalizer.transform(x), [[0, 0, -1], [1, 1, -1]], atol=1e-6)
     np.testing.assert_allclose(normalizer.revert_labels(normalizer.transform_labels(x)), x)
-    image = normalized(tmp_path, "IMAGE_MIN_MAX", struct.pack(">3d", -1, 1, 255))
+    image = import_normalizer(tmp_path, "IMAGE_MIN_MAX", struct.pack(">3d", -1, 1, 255))
     pixels = np.array([[0, 127.5, 255]], np.float32)
     np.testing.assert_allclose(image.transform(pixels), [[-1, 0, 1]], atol=1e-6)
 
 
-def test_other_normalizers_and_damaged_ones(tmp_path: Path) -> None:
+def test_unsupported_and_damaged_normalizers_are_refused(tmp_path: Path) -> None:
     two = b"\0" + struct.pack(">2i", 2, -1)
     with pytest.raises(NotImported, match=r"normalizer MULTI_STANDARDIZE.* has 2 inputs"):
-        normalized(tmp_path, "MULTI_STANDARDIZE", two)
+        import_normalizer(tmp_path, "MULTI_STANDARDIZE", two)
     with pytest.raises(NotImported, match="normalizer MULTI_HYBRID"):
-        normalized(tmp_path, "MULTI_HYBRID", b"")
+        import_normalizer(tmp_path, "MULTI_HYBRID", b"")
     with pytest.raises(NoDl4jNetwork, match=r"normalizer\.bin: 12 bytes of values announced"):
-        normalized(tmp_path, "STANDARDIZE", b"\0" + nd4j(drawn(3, 1, 3))[:-2])
+        import_normalizer(tmp_path, "STANDARDIZE", b"\0" + nd4j(draw_normal(3, 1, 3))[:-2])
     with pytest.raises(NoDl4jNetwork, match="3 and 2 statistics of the same features"):
-        normalized(tmp_path, "STANDARDIZE", b"\0" + nd4j(drawn(3, 1, 3)) + nd4j(drawn(3, 1, 2)))
+        import_normalizer(
+            tmp_path, "STANDARDIZE", b"\0" + nd4j(draw_normal(3, 1, 3)) + nd4j(draw_normal(3, 1, 2))
+        )
 
 
 @pytest.mark.parametrize("act", ["Softmax", "Sigmoid"])  # the built-in network, a TorchModel
 @pytest.mark.parametrize("kind", ["STANDARDIZE", "MIN_MAX", "IMAGE_MIN_MAX", None])
 def test_a_normalizer_is_saved_with_its_network(tmp_path: Path, act: str, kind: str | None) -> None:
-    fitted = nd4j(drawn(3, 1, 3)) + nd4j(drawn(4, 1, 3) ** 2)
+    fitted = nd4j(draw_normal(3, 1, 3)) + nd4j(draw_normal(4, 1, 3) ** 2)
     bodies = {
         "STANDARDIZE": b"\1" + fitted * 2,
         "MIN_MAX": b"\0" + struct.pack(">2d", -1, 1) + fitted,
@@ -289,7 +295,7 @@ def test_a_normalizer_is_saved_with_its_network(tmp_path: Path, act: str, kind: 
     model = from_dl4j(write(tmp_path / "n.zip", told, f(W), B, **entry))
     save_model(tmp_path / "m.npz", model.describe(), model.initial(), 1)
     again, _, _ = load_model(tmp_path / "m.npz")
-    x = drawn(5, 4, 3)
+    x = draw_normal(5, 4, 3)
     for other in (again, copy.deepcopy(again)):
         if kind is None:
             assert getattr(other, "normalizer", None) is None
@@ -301,12 +307,12 @@ def test_a_normalizer_is_saved_with_its_network(tmp_path: Path, act: str, kind: 
 
 
 @pytest.mark.parametrize("shape", [(3, 1), (3, 2), (3,), (), (0, 4)])
-def test_rows_of_another_width_than_the_normalizers(tmp_path: Path, shape: Any) -> None:
+def test_normalizer_refuses_rows_of_other_width(tmp_path: Path, shape: Any) -> None:
     """Arrays of another width are refused, also one column, which NumPy would broadcast."""
-    fitted = nd4j(drawn(3, 1, 3)) + nd4j(drawn(4, 1, 3) ** 2)
+    fitted = nd4j(draw_normal(3, 1, 3)) + nd4j(draw_normal(4, 1, 3) ** 2)
     low = b"\1" + struct.pack(">2d", -1, 1) + fitted * 2
     for kind, body in (("STANDARDIZE", b"\1" + fitted * 2), ("MIN_MAX", low)):
-        normalizer = normalized(tmp_path, kind, body)
+        normalizer = import_normalizer(tmp_path, kind, body)
         for way in (normalizer.transform, normalizer.transform_labels, normalizer.revert_labels):
             with pytest.raises(UsageError, match=rf"for 3 features, .* {re.escape(str([*shape]))}"):
                 way(np.ones(shape))
@@ -314,15 +320,15 @@ def test_rows_of_another_width_than_the_normalizers(tmp_path: Path, shape: Any) 
         normalizer.transform([[1, 2, 3], "abc"])
 
 
-def test_a_normalizer_of_other_rows_than_the_networks(tmp_path: Path) -> None:
+def test_normalizer_with_other_feature_count_is_refused(tmp_path: Path) -> None:
     """A normalizer with a different number of features than the network's is refused."""
-    body = b"\0" + nd4j(drawn(3, 1, 7)) + nd4j(drawn(3, 1, 7))
+    body = b"\0" + nd4j(draw_normal(3, 1, 7)) + nd4j(draw_normal(3, 1, 7))
     with pytest.raises(NoDl4jNetwork, match="has 7 features, outputlayer 'layer0' takes 3"):
-        normalized(tmp_path, "STANDARDIZE", body)
+        import_normalizer(tmp_path, "STANDARDIZE", body)
 
 
 @pytest.mark.parametrize("path", ["nowhere.zip", None, 7])
-def test_a_file_that_is_not_there(path: Any) -> None:
+def test_missing_file_raises_usage_error(path: Any) -> None:
     """A path that is not a file is a UsageError, but not a NoDl4jNetwork."""
     with pytest.raises(UsageError, match=f"^path={path!r}: ") as raised:
         from_dl4j(path)

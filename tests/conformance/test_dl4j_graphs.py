@@ -15,12 +15,12 @@ from sparkstrom.models.dl4j import NoDl4jNetwork, NotImported
 from tests.conformance.dl4j_files import (
     CLOSE,
     SEQUENCE,
-    drawn,
+    draw_normal,
     f,
     graph,
     layer,
     output,
-    predicted,
+    predict_imported,
     softmax,
     write,
 )
@@ -51,21 +51,33 @@ JOINED = {
 
 
 @pytest.mark.parametrize("op", [*JOINED, "Merge"])
-def test_branches_that_are_joined(tmp_path: Path, op: str) -> None:
-    w, b, v, c, x = drawn(1, 3, 4), drawn(2, 4), drawn(3, 3, 4), drawn(4, 4), drawn(5, 6, 3)
+def test_joining_vertices_match_formulas(tmp_path: Path, op: str) -> None:
+    w, b, v, c, x = (
+        draw_normal(1, 3, 4),
+        draw_normal(2, 4),
+        draw_normal(3, 3, 4),
+        draw_normal(4, 4),
+        draw_normal(5, 6, 3),
+    )
     joins = [vertex("MergeVertex") if op == "Merge" else vertex("ElementWiseVertex", op=op)]
     width = 8 if op == "Merge" else 4
     told = branched(joins, width, v2=["v0", "v1"])
-    u, d = drawn(6, width, 2), drawn(7, 2)
+    u, d = draw_normal(6, width, 2), draw_normal(7, 2)
     one, other = np.tanh(x @ w + b), np.maximum(x @ v + c, 0)
     both = np.concatenate((one, other), axis=1) if op == "Merge" else JOINED[op](one, other)
-    found = predicted(tmp_path, told, x, f(w), b, f(v), c, f(u), d)
+    found = predict_imported(tmp_path, told, x, f(w), b, f(v), c, f(u), d)
     np.testing.assert_allclose(found, softmax(both @ u + d), **CLOSE)
 
 
-def test_vertices_that_change(tmp_path: Path) -> None:
+def test_scale_shift_subset_and_norm_vertices_match_formulas(tmp_path: Path) -> None:
     """Sum, scale, shift, subset and L2 norm are applied in a chain of vertices."""
-    w, b, v, c, x = drawn(1, 3, 4), drawn(2, 4), drawn(3, 3, 4), drawn(4, 4), drawn(5, 6, 3)
+    w, b, v, c, x = (
+        draw_normal(1, 3, 4),
+        draw_normal(2, 4),
+        draw_normal(3, 3, 4),
+        draw_normal(4, 4),
+        draw_normal(5, 6, 3),
+    )
     ops = [
         vertex("ElementWiseVertex", op="Add"),
         vertex("ScaleVertex", scaleFactor=0.5),
@@ -74,25 +86,31 @@ def test_vertices_that_change(tmp_path: Path) -> None:
         vertex("L2NormalizeVertex", dimension=[], eps=1e-8),
     ]
     told = branched(ops, 3, v2=["v0", "v1"])
-    u, d = drawn(6, 3, 2), drawn(7, 2)
+    u, d = draw_normal(6, 3, 2), draw_normal(7, 2)
     z = (0.5 * (np.tanh(x @ w + b) + np.maximum(x @ v + c, 0)) + 0.25)[:, 1:]
     z = z / np.linalg.norm(z, axis=1, keepdims=True)
-    found = predicted(tmp_path, told, x, f(w), b, f(v), c, f(u), d)
+    found = predict_imported(tmp_path, told, x, f(w), b, f(v), c, f(u), d)
     np.testing.assert_allclose(found, softmax(z @ u + d), **CLOSE)
 
 
-def test_parameters_lie_in_the_graphs_order(tmp_path: Path) -> None:
+def test_parameters_are_read_in_topological_order(tmp_path: Path) -> None:
     """Parameters are in the file's topological order or, if it has none, in that of DL4J's sort.
 
     DL4J sorts by a hash map of 16 buckets: vertex 17 is in bucket 1, and precedes vertex 2.
     """
-    w, b, v, c, x = drawn(1, 3, 4), drawn(2, 4), drawn(3, 3, 4), drawn(4, 4), drawn(5, 6, 3)
-    u, d = drawn(6, 8, 2), drawn(7, 2)
+    w, b, v, c, x = (
+        draw_normal(1, 3, 4),
+        draw_normal(2, 4),
+        draw_normal(3, 3, 4),
+        draw_normal(4, 4),
+        draw_normal(5, 6, 3),
+    )
+    u, d = draw_normal(6, 8, 2), draw_normal(7, 2)
     told = branched([vertex("MergeVertex")], 8, v2=["v0", "v1"])
     told["topologicalOrderStr"] = ["in", "v1", "v0", "v2", "v3"]
     both = np.concatenate((np.tanh(x @ w + b), np.maximum(x @ v + c, 0)), axis=1)
     wanted = softmax(both @ u + d)
-    found = predicted(tmp_path, told, x, f(v), c, f(w), b, f(u), d)
+    found = predict_imported(tmp_path, told, x, f(v), c, f(w), b, f(u), d)
     np.testing.assert_allclose(found, wanted, **CLOSE)
     del told["topologicalOrderStr"]
     line = [f"n{i}" for i in range(14)]
@@ -101,7 +119,7 @@ def test_parameters_lie_in_the_graphs_order(tmp_path: Path) -> None:
     told["vertices"] = {name: told["vertices"].get(name, same) for name in names}
     steps = itertools.pairwise(["v2", *line, "v3"])
     told["vertexInputs"] |= {name: [before] for before, name in steps}
-    found = predicted(tmp_path, told, x, f(v), c, f(w), b, f(u), d)
+    found = predict_imported(tmp_path, told, x, f(v), c, f(w), b, f(u), d)
     np.testing.assert_allclose(found, wanted, **CLOSE)
 
 
@@ -118,7 +136,9 @@ def test_parameters_lie_in_the_graphs_order(tmp_path: Path) -> None:
         ({"vertices": {"v2": vertex("StackVertex")}}, NotImported, "it is a stackvertex"),
     ],
 )
-def test_graphs_that_are_not_taken(tmp_path: Path, change: Any, error: Any, said: str) -> None:
+def test_unsupported_and_invalid_graphs_are_refused(
+    tmp_path: Path, change: Any, error: Any, said: str
+) -> None:
     told = branched([vertex("MergeVertex")], 8, v2=["v0", "v1"])
     for name, value in change.items():
         told[name] = told.get(name, {}) | value if isinstance(value, dict) else value
@@ -127,7 +147,7 @@ def test_graphs_that_are_not_taken(tmp_path: Path, change: Any, error: Any, said
         from_dl4j(path, training=False)
 
 
-def test_such_networks_travel(tmp_path: Path) -> None:
+def test_pickled_network_predicts_same(tmp_path: Path) -> None:
     """A pickled copy, as executors get it, predicts the same, with many kinds of modules."""
     inner = layer("LSTM", nin=2, nout=4, act="TanH")
     told = graph(
@@ -144,7 +164,7 @@ def test_such_networks_travel(tmp_path: Path) -> None:
     for number in (5, 6):
         told["vertices"][f"v{number}"] = told["vertices"][f"v{number}"]["layerConf"]["layer"]
     count = 2 * 112 + 2 * (32 + 22 + 8) + 12 + 36 + 10
-    path = write(tmp_path / "t.zip", told, drawn(1, count))
+    path = write(tmp_path / "t.zip", told, draw_normal(1, count))
     model = from_dl4j(path)
     model.bind(model.initial())
     again = pickle.loads(pickle.dumps(model))

@@ -68,7 +68,7 @@ def encode(case: Case, values: F32) -> I32 | None:
 
 
 @pytest.mark.parametrize("case", cases(), ids=lambda c: f"{c.kind}-{c.values.size}-{c.tau}")
-def test_nd4j_answered_the_same(case: Case) -> None:
+def test_messages_and_residuals_equal_recorded_ones_of_nd4j(case: Case) -> None:
     """Message, residual and decoded values equal ND4J's recorded ones bit for bit."""
     values = case.values.copy()
     message = encode(case, values)
@@ -82,7 +82,7 @@ def test_nd4j_answered_the_same(case: Case) -> None:
     assert out.tobytes() == case.decoded.tobytes()
 
 
-def test_all_vectors_are_there() -> None:
+def test_recorded_vectors_are_complete() -> None:
     assert len(cases()) == 112
 
 
@@ -102,7 +102,7 @@ def test_all_vectors_are_there() -> None:
         (f32(1, np.nan, 1), 0.5, None, [2, 3, HALF_BITS, 0, 1, 3], f32(0.5, np.nan, 0.5)),
     ],
 )
-def test_threshold_by_hand(
+def test_threshold_encoding_matches_examples(
     values: F32, tau: float, limit: int | None, message: list[int], residual: F32
 ) -> None:
     made = encode_threshold(values, tau, limit)
@@ -121,7 +121,7 @@ def test_threshold_by_hand(
         (f32(-0.0, 0.0, np.nan, 0.49999997), None),
     ],
 )
-def test_with_fewer_than_two_entries_there_is_no_message(values: F32, limit: int | None) -> None:
+def test_fewer_than_two_entries_give_no_message(values: F32, limit: int | None) -> None:
     before = values.tobytes()
     assert encode_threshold(values, 0.5, limit) is None
     assert values.tobytes() == before
@@ -139,7 +139,7 @@ def test_with_fewer_than_two_entries_there_is_no_message(values: F32, limit: int
         (f32(*[-1] * 16), [-1, 0], f32(*[np.float32(-1) + np.float32(1e-3)] * 16)),
     ],
 )
-def test_bitmap_by_hand(values: F32, words: list[int], residual: F32) -> None:
+def test_bitmap_encoding_matches_examples(values: F32, words: list[int], residual: F32) -> None:
     size = values.size
     assert encode_bitmap(values, 1e-3).tolist() == [size, size, THOUSANDTH_BITS, 1, *words]
     np.testing.assert_allclose(values, residual, rtol=0, atol=1e-11)
@@ -147,12 +147,12 @@ def test_bitmap_by_hand(values: F32, words: list[int], residual: F32) -> None:
 
 
 @pytest.mark.parametrize(("size", "words"), [(0, 5), (15, 5), (16, 6), (31, 6), (32, 7), (33, 7)])
-def test_length_of_a_bitmap(size: int, words: int) -> None:
+def test_bitmap_length_follows_number_of_values(size: int, words: int) -> None:
     assert encode_bitmap(np.zeros(size, np.float32), 1.0).size == words
 
 
 @pytest.mark.parametrize("tau", [1e30, 1e-45, 3.4028234e38])
-def test_thresholds_at_the_ends_of_float32(tau: float) -> None:
+def test_extreme_taus_are_encoded_exactly(tau: float) -> None:
     values = f32(tau, -tau, 0.0, -0.0)
     message = encode_threshold(values, tau)
     assert message is not None
@@ -163,7 +163,7 @@ def test_thresholds_at_the_ends_of_float32(tau: float) -> None:
     assert out.tolist() == [np.float32(tau), -np.float32(tau), 0, 0]
 
 
-def test_two_messages_add_up_and_the_rest_keeps_its_sign() -> None:
+def test_decoding_adds_to_array_and_keeps_other_entries() -> None:
     """Decoding adds to the array, and leaves other entries as they are, even -0."""
     out = f32(-0.0, 1.0, -0.0)
     message = np.array([2, 3, HALF_BITS, 0, 3, -2], np.int32)
@@ -182,7 +182,7 @@ numbers = st.floats(-4, 4, width=16)
 
 
 @given(values=arrays(np.float32, st.integers(0, 70), elements=numbers), exponent=st.integers(-3, 1))
-def test_decoded_plus_residual_is_what_came_in(values: F32, exponent: int) -> None:
+def test_decoded_plus_residual_equals_input(values: F32, exponent: int) -> None:
     tau = 2.0**exponent
     for codec in ((encode_threshold, decode_threshold), (encode_bitmap, decode_bitmap)):
         rest, out = values.copy(), np.zeros_like(values)
@@ -200,7 +200,7 @@ def bitmap_message() -> I32:
     return np.array([20, 20, HALF_BITS, 1, 0b1001, 1 << 17], np.int32)
 
 
-def changed(message: I32, word: int, value: int) -> I32:
+def replace_word(message: I32, word: int, value: int) -> I32:
     message[word] = value
     return message
 
@@ -208,22 +208,22 @@ def changed(message: I32, word: int, value: int) -> I32:
 NAN_BITS, INFINITY_BITS = 0x7FC00000, 0x7F800000
 
 MALFORMED_THRESHOLDS = [
-    changed(threshold_message(), 0, 1),  # fewer than the message has
-    changed(threshold_message(), 0, 3),
-    changed(threshold_message(), 0, -2),
-    changed(threshold_message(), 1, 19),
-    changed(threshold_message(), 1, 21),
-    changed(threshold_message(), 2, NAN_BITS),
-    changed(threshold_message(), 2, INFINITY_BITS),
-    changed(threshold_message(), 2, 0),
-    changed(threshold_message(), 2, -1090519040),  # -0.5
-    changed(threshold_message(), 3, 1),
-    changed(threshold_message(), 3, -1),
-    changed(threshold_message(), 5, 0),
-    changed(threshold_message(), 5, 21),
-    changed(threshold_message(), 5, -21),
-    changed(threshold_message(), 5, -(2**31)),
-    changed(threshold_message(), 5, -3),  # the same value again
+    replace_word(threshold_message(), 0, 1),  # fewer than the message has
+    replace_word(threshold_message(), 0, 3),
+    replace_word(threshold_message(), 0, -2),
+    replace_word(threshold_message(), 1, 19),
+    replace_word(threshold_message(), 1, 21),
+    replace_word(threshold_message(), 2, NAN_BITS),
+    replace_word(threshold_message(), 2, INFINITY_BITS),
+    replace_word(threshold_message(), 2, 0),
+    replace_word(threshold_message(), 2, -1090519040),  # -0.5
+    replace_word(threshold_message(), 3, 1),
+    replace_word(threshold_message(), 3, -1),
+    replace_word(threshold_message(), 5, 0),
+    replace_word(threshold_message(), 5, 21),
+    replace_word(threshold_message(), 5, -21),
+    replace_word(threshold_message(), 5, -(2**31)),
+    replace_word(threshold_message(), 5, -3),  # the same value again
     threshold_message()[:5],
     threshold_message()[:3],
     threshold_message()[:0],
@@ -235,14 +235,14 @@ MALFORMED_THRESHOLDS = [
     None,
 ]
 MALFORMED_BITMAPS = [
-    changed(bitmap_message(), 0, 19),
-    changed(bitmap_message(), 1, 19),
-    changed(bitmap_message(), 2, NAN_BITS),
-    changed(bitmap_message(), 3, 0),
-    changed(bitmap_message(), 3, 2),
-    changed(bitmap_message(), 5, 1 << 4),  # value 20, there are 0 to 19
-    changed(bitmap_message(), 5, 1 << 4 + 16),
-    changed(bitmap_message(), 5, -(2**31)),
+    replace_word(bitmap_message(), 0, 19),
+    replace_word(bitmap_message(), 1, 19),
+    replace_word(bitmap_message(), 2, NAN_BITS),
+    replace_word(bitmap_message(), 3, 0),
+    replace_word(bitmap_message(), 3, 2),
+    replace_word(bitmap_message(), 5, 1 << 4),  # value 20, there are 0 to 19
+    replace_word(bitmap_message(), 5, 1 << 4 + 16),
+    replace_word(bitmap_message(), 5, -(2**31)),
     bitmap_message()[:5],
     bitmap_message()[:4],
     np.append(bitmap_message(), np.int32(0)),
@@ -267,7 +267,7 @@ def test_a_malformed_bitmap_changes_nothing(message: Any) -> None:
     assert out.tolist() == [1] * 20
 
 
-def test_what_is_well_formed_is_taken_also_from_a_view() -> None:
+def test_message_in_strided_view_is_decoded() -> None:
     """A message in a strided view is decoded like a contiguous one."""
     out, again = np.zeros(20, np.float32), np.zeros(20, np.float32)
     decode_bitmap(bitmap_message(), out)
@@ -277,7 +277,7 @@ def test_what_is_well_formed_is_taken_also_from_a_view() -> None:
     np.testing.assert_array_equal(out, again)
 
 
-def read_only() -> F32:
+def make_read_only_array() -> F32:
     values = np.ones(4, np.float32)
     values.flags.writeable = False
     return values
@@ -290,7 +290,7 @@ def read_only() -> F32:
         np.ones(4, ">f4"),
         np.ones(8, np.float32)[::2],
         np.ones((2, 2), np.float32),
-        read_only(),
+        make_read_only_array(),
         [1.0, 1.0],
         None,
     ],
@@ -309,7 +309,7 @@ def test_an_array_that_cannot_be_changed_in_place_is_refused(values: Any) -> Non
 @pytest.mark.parametrize(
     "tau", [0.0, -0.5, np.nan, np.inf, 1e39, 10**400, 1e-50, "0.5", None, True, f32(0.5)]
 )
-def test_a_threshold_that_is_none_is_refused(tau: Any) -> None:
+def test_invalid_tau_is_refused(tau: Any) -> None:
     """A tau that is not a positive, finite float32 is refused."""
     for encoder in (encode_threshold, encode_bitmap):
         with pytest.raises(UsageError, match="tau="):
@@ -317,6 +317,6 @@ def test_a_threshold_that_is_none_is_refused(tau: Any) -> None:
 
 
 @pytest.mark.parametrize("limit", [-1, 2.0, "3"])
-def test_a_limit_that_is_no_number_of_entries_is_refused(limit: Any) -> None:
+def test_invalid_limit_is_refused(limit: Any) -> None:
     with pytest.raises(UsageError, match="limit="):
         encode_threshold(np.ones(4, np.float32), 0.5, limit)

@@ -18,7 +18,7 @@ from sparkstrom.base.errors import UsageError
 from sparkstrom.models import DenseNetwork, from_dl4j
 from sparkstrom.models.dl4j import NotImported
 from tests.conformance import dl4j_files as dl4j
-from tests.conformance.dl4j_files import activation, drawn, f, layer, network, output, write
+from tests.conformance.dl4j_files import activation, draw_normal, f, layer, network, output, write
 
 DATA = Path(__file__).parent / "data"
 CLOSE = {"rtol": 1e-5, "atol": 1e-6}
@@ -34,7 +34,7 @@ def sigmoid(z: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize("which", [0, 1])
-def test_outputs_of_networks_that_dl4j_trained(which: int) -> None:
+def test_predictions_equal_outputs_stored_by_dl4j(which: int) -> None:
     """Predictions equal those that DL4J stored with its networks."""
     model = from_dl4j(DATA / f"dl4j-mlp{which}.zip")
     rows = np.loadtxt(DATA / f"dl4j-mlp{which}-input.csv", delimiter=",", dtype=np.float32)
@@ -48,9 +48,9 @@ def test_outputs_of_networks_that_dl4j_trained(which: int) -> None:
     np.testing.assert_array_equal(twin.predict(rows), model.predict(rows))
 
 
-def test_a_network_as_0_9_wrote_it(tmp_path: Path) -> None:
+def test_network_file_of_version_0_9_is_read(tmp_path: Path) -> None:
     """Layers and activations in wrapping objects, numeric dropout and HEAP buffers are read."""
-    w, b, v, c = drawn(1, 3, 4), drawn(2, 4), drawn(3, 4, 2), drawn(4, 2)
+    w, b, v, c = draw_normal(1, 3, 4), draw_normal(2, 4), draw_normal(3, 4, 2), draw_normal(4, 2)
     dense = {"nIn": 3, "nOut": 4, "activationFn": {"TanH": {}}, "dropOut": 0.5, "l1": 0.0}
     updater = {"updater": "NESTEROVS", "learningRate": 0.1, "momentum": 0.9, "l2": "NaN"}
     last = {"nIn": 4, "nOut": 2, "activationFn": {"Softmax": {}}, "lossFn": {"MCXENT": {}}}
@@ -58,25 +58,25 @@ def test_a_network_as_0_9_wrote_it(tmp_path: Path) -> None:
     flat = np.concatenate([f(w), b, f(v), c])
     configuration = {"confs": confs, "inputPreProcessors": {}}
     path = write(tmp_path / "m.zip", configuration, coefficients_bin=dl4j.nd4j_of_0_9(flat))
-    x = drawn(5, 6, 3)
+    x = draw_normal(5, 6, 3)
     wanted = softmax(np.tanh(x @ w + b) @ v + c)
     np.testing.assert_allclose(from_dl4j(path).predict(x), wanted, **CLOSE)
 
 
 @pytest.mark.parametrize(("kind", "tolerance"), [("DOUBLE", 1e-6), ("HALF", 2e-3)])
-def test_other_types_of_numbers(tmp_path: Path, kind: str, tolerance: float) -> None:
-    w, b, x = drawn(1, 3, 4), drawn(2, 4), drawn(5, 6, 3)
+def test_double_and_half_parameters_are_read(tmp_path: Path, kind: str, tolerance: float) -> None:
+    w, b, x = draw_normal(1, 3, 4), draw_normal(2, 4), draw_normal(5, 6, 3)
     flat = np.concatenate([f(w), b]).reshape(1, -1)
     path = write(tmp_path / "m.zip", network(output(3, 4)), coefficients_bin=dl4j.nd4j(flat, kind))
     np.testing.assert_allclose(from_dl4j(path).predict(x), softmax(x @ w + b), atol=tolerance)
 
 
-def test_a_graph_of_one_line_is_taken_and_a_loose_end_is_named(tmp_path: Path) -> None:
+def test_chain_graph_is_imported_and_dead_end_refused(tmp_path: Path) -> None:
     """A graph that is a chain is imported; a vertex that leads to no output is refused."""
-    w, b, v, c = drawn(1, 3, 4), drawn(2, 4), drawn(3, 4, 2), drawn(4, 2)
+    w, b, v, c = draw_normal(1, 3, 4), draw_normal(2, 4), draw_normal(3, 4, 2), draw_normal(4, 2)
     dense = layer("DenseLayer", act="ReLU", nin=3, nout=4)
     path = write(tmp_path / "g.zip", dl4j.graph(dense, output(4, 2)), f(w), b, f(v), c)
-    x = drawn(5, 6, 3)
+    x = draw_normal(5, 6, 3)
     wanted = softmax(np.maximum(x @ w + b, 0) @ v + c)
     np.testing.assert_allclose(from_dl4j(path).predict(x), wanted, **CLOSE)
     branch = dl4j.graph(dense, dense, output(4, 2), v1=["in"])
@@ -87,7 +87,7 @@ def test_a_graph_of_one_line_is_taken_and_a_loose_end_is_named(tmp_path: Path) -
 # -- images ----------------------------------------------------------------------------------------
 
 
-def convolved(
+def convolve(
     x: np.ndarray, w: np.ndarray, b: np.ndarray, stride: Any, pads: Any, dilation: Any
 ) -> np.ndarray:
     """Return [rows, out, h, w], computed in loops; ``pads``: top, bottom, left, right."""
@@ -114,15 +114,15 @@ def convolved(
         ("Same", [2, 2], [0, 0], [1, 1], (1, 1, 0, 0)),
     ],
 )
-def test_convolution(
+def test_convolution_matches_formula(
     tmp_path: Path, mode: str, stride: Any, padding: Any, dilation: Any, pads: Any
 ) -> None:
     """The file has biases, then weights row by row; mode Same pads less above and to the left."""
-    w, b, x = drawn(1, 4, 2, 3, 2), drawn(2, 4), drawn(3, 5, 2, 7, 6)
+    w, b, x = draw_normal(1, 4, 2, 3, 2), draw_normal(2, 4), draw_normal(3, 5, 2, 7, 6)
     options = {"kernelSize": [3, 2], "stride": stride, "padding": padding, "dilation": dilation}
     conv = layer("ConvolutionLayer", nin=2, nout=4, convolutionMode=mode, act="TanH", **options)
     path = write(tmp_path / "c.zip", network(conv), b, w)
-    wanted = np.tanh(convolved(x, w, b, stride, pads, dilation))
+    wanted = np.tanh(convolve(x, w, b, stride, pads, dilation))
     np.testing.assert_allclose(from_dl4j(path, training=False).predict(x), wanted, **CLOSE)
     last = {**conv, "cnn2dDataFormat": "NHWC"}
     model = from_dl4j(write(tmp_path / "n.zip", network(last), b, w), training=False)
@@ -130,7 +130,7 @@ def test_convolution(
     np.testing.assert_allclose(found, wanted.transpose(0, 2, 3, 1), **CLOSE)
 
 
-def pooled(x: np.ndarray, kind: str, whole: bool, pads: int) -> np.ndarray:
+def compute_pooling(x: np.ndarray, kind: str, whole: bool, pads: int) -> np.ndarray:
     """Return the values of windows of 2 x 3 with stride 2 x 2, computed in loops."""
     rows, channels, high, wide = x.shape
     out_h, out_w = (high + 2 * pads - 2) // 2 + 1, (wide + 2 * pads - 3) // 2 + 1
@@ -150,24 +150,29 @@ def pooled(x: np.ndarray, kind: str, whole: bool, pads: int) -> np.ndarray:
 
 @pytest.mark.parametrize("kind", ["MAX", "AVG", "PNORM"])
 @pytest.mark.parametrize("whole", [True, False, None])
-def test_subsampling(tmp_path: Path, kind: str, whole: bool | None) -> None:
+def test_subsampling_matches_formula(tmp_path: Path, kind: str, whole: bool | None) -> None:
     """An average is over the whole window if the file has no option for it (before 1.0.0-beta5)."""
-    x = drawn(3, 5, 2, 7, 6) - 1
+    x = draw_normal(3, 5, 2, 7, 6) - 1
     options = {"kernelSize": [2, 3], "stride": [2, 2], "padding": [1, 1], "poolingType": kind}
     said = {} if whole is None else {"avgPoolIncludePadInDivisor": whole}
     conv = layer("ConvolutionLayer", nin=2, nout=2, kernelSize=[1, 1], stride=[1, 1])
     pool = layer("SubsamplingLayer", pnorm=3, convolutionMode="Truncate", **options, **said)
     w, b = np.eye(2, dtype=np.float32).reshape(2, 2, 1, 1), np.zeros(2, np.float32)
     path = write(tmp_path / "p.zip", network(conv, pool), b, w)
-    wanted = pooled(x, kind, whole is not False, 1)
+    wanted = compute_pooling(x, kind, whole is not False, 1)
     np.testing.assert_allclose(from_dl4j(path, training=False).predict(x), wanted, **CLOSE)
 
 
-def test_a_small_lenet_from_flat_rows(tmp_path: Path) -> None:
+def test_small_lenet_on_flat_rows_matches_formula(tmp_path: Path) -> None:
     """Preprocessors, convolution, normalization, subsampling and a dense output work together."""
-    w, b = drawn(1, 3, 1, 3, 3), drawn(2, 3)
-    gamma, beta, mean, log_std = drawn(3, 3), drawn(4, 3), drawn(5, 3), 0.1 * drawn(6, 3)
-    v, c = drawn(7, 27, 4), drawn(8, 4)
+    w, b = draw_normal(1, 3, 1, 3, 3), draw_normal(2, 3)
+    gamma, beta, mean, log_std = (
+        draw_normal(3, 3),
+        draw_normal(4, 3),
+        draw_normal(5, 3),
+        0.1 * draw_normal(6, 3),
+    )
+    v, c = draw_normal(7, 27, 4), draw_normal(8, 4)
     conv = layer("ConvolutionLayer", nin=1, nout=3, kernelSize=[3, 3], stride=[1, 1], act="ReLU")
     norm = layer("BatchNormalization", nout=3, eps=1e-3, act="Sigmoid", useLogStd=True)
     pool = layer("SubsamplingLayer", kernelSize=[2, 2], stride=[2, 2], poolingType="MAX")
@@ -180,8 +185,8 @@ def test_a_small_lenet_from_flat_rows(tmp_path: Path) -> None:
     told = network(conv, norm, pool, output(27, 4), before=before)
     told["confs"][1]["variables"] = ["gamma", "beta", "mean", "log10stdev"]
     path = write(tmp_path / "l.zip", told, b, w, gamma, beta, mean, log_std, f(v), c)
-    x = drawn(9, 5, 64)
-    z = np.maximum(convolved(x.reshape(5, 1, 8, 8), w, b, (1, 1), (0,) * 4, (1, 1)), 0)
+    x = draw_normal(9, 5, 64)
+    z = np.maximum(convolve(x.reshape(5, 1, 8, 8), w, b, (1, 1), (0,) * 4, (1, 1)), 0)
     std = np.sqrt((10.0**log_std) ** 2 + 1e-3)
     shaped = [a.reshape(1, 3, 1, 1) for a in (mean, std, gamma, beta)]
     z = (z - shaped[0]) / shaped[1] * shaped[2] + shaped[3]
@@ -189,22 +194,27 @@ def test_a_small_lenet_from_flat_rows(tmp_path: Path) -> None:
     np.testing.assert_allclose(from_dl4j(path).predict(x), softmax(z @ v + c), **CLOSE)
 
 
-def test_normalization_of_versions_that_keep_the_variance(tmp_path: Path) -> None:
-    gamma, beta, mean, var = drawn(1, 3), drawn(2, 3), drawn(3, 3), np.abs(drawn(4, 3)) + 0.1
+def test_batch_norm_with_saved_variance_matches_formula(tmp_path: Path) -> None:
+    gamma, beta, mean, var = (
+        draw_normal(1, 3),
+        draw_normal(2, 3),
+        draw_normal(3, 3),
+        np.abs(draw_normal(4, 3)) + 0.1,
+    )
     told = network(layer("BatchNormalization", nout=3), output(3, 2))
     told["confs"][0]["variables"] = ["gamma", "beta", "mean", "var"]
-    v, c, x = drawn(5, 3, 2), drawn(6, 2), drawn(7, 6, 3)
+    v, c, x = draw_normal(5, 3, 2), draw_normal(6, 2), draw_normal(7, 6, 3)
     path = write(tmp_path / "v.zip", told, gamma, beta, mean, var, f(v), c)
     z = (x - mean) / np.sqrt(var + 1e-5) * gamma + beta
     np.testing.assert_allclose(from_dl4j(path).predict(x), softmax(z @ v + c), **CLOSE)
 
 
 @pytest.mark.parametrize("kind", ["MAX", "AVG", "SUM", "PNORM"])
-def test_global_pooling(tmp_path: Path, kind: str) -> None:
-    w, b, x = drawn(1, 3, 2, 2, 2), drawn(2, 3), drawn(3, 4, 2, 5, 5)
+def test_global_pooling_matches_formula(tmp_path: Path, kind: str) -> None:
+    w, b, x = draw_normal(1, 3, 2, 2, 2), draw_normal(2, 3), draw_normal(3, 4, 2, 5, 5)
     conv = layer("ConvolutionLayer", nin=2, nout=3, kernelSize=[2, 2], stride=[1, 1])
     pool = layer("GlobalPoolingLayer", poolingType=kind, pnorm=2, collapseDimensions=True)
-    z = convolved(x, w, b, (1, 1), (0,) * 4, (1, 1)).reshape(4, 3, -1)
+    z = convolve(x, w, b, (1, 1), (0,) * 4, (1, 1)).reshape(4, 3, -1)
     wanted = {"MAX": z.max(2), "AVG": z.mean(2), "SUM": z.sum(2), "PNORM": np.sqrt((z**2).sum(2))}
     path = write(tmp_path / "g.zip", network(conv, pool), b, w)
     found = from_dl4j(path, training=False).predict(x)
@@ -235,9 +245,11 @@ def lstm(x: np.ndarray, w: np.ndarray, rw: np.ndarray, b: np.ndarray, gate: Any)
 
 @pytest.mark.parametrize("peepholes", [0, 3])
 @pytest.mark.parametrize("gate", ["Sigmoid", "HardSigmoid"])
-def test_lstm_and_output_at_each_step(tmp_path: Path, peepholes: int, gate: str) -> None:
-    w, rw, b = drawn(1, 3, 16), drawn(2, 4, 16 + peepholes), drawn(3, 16)
-    v, c, x = drawn(4, 4, 2), drawn(5, 2), drawn(6, 5, 3, 7)
+def test_lstm_with_output_at_each_step_matches_formula(
+    tmp_path: Path, peepholes: int, gate: str
+) -> None:
+    w, rw, b = draw_normal(1, 3, 16), draw_normal(2, 4, 16 + peepholes), draw_normal(3, 16)
+    v, c, x = draw_normal(4, 4, 2), draw_normal(5, 2), draw_normal(6, 5, 3, 7)
     kind, gated = "GravesLSTM" if peepholes else "LSTM", activation(gate)
     first = layer(kind, nin=3, nout=4, act="TanH", gateActivationFn=gated, forgetGateBiasInit=1.0)
     told = network(first, output(4, 2, kind="RnnOutputLayer"))
@@ -247,9 +259,14 @@ def test_lstm_and_output_at_each_step(tmp_path: Path, peepholes: int, gate: str)
     np.testing.assert_allclose(from_dl4j(path).predict(x), softmax(z), rtol=1e-4, atol=1e-5)
 
 
-def test_last_step_of_embedded_words(tmp_path: Path) -> None:
-    table, w, rw, b = drawn(1, 11, 3), drawn(2, 3, 16), drawn(3, 4, 16), drawn(4, 16)
-    v, c = drawn(5, 4, 2), drawn(6, 2)
+def test_last_time_step_of_embedded_words_matches_formula(tmp_path: Path) -> None:
+    table, w, rw, b = (
+        draw_normal(1, 11, 3),
+        draw_normal(2, 3, 16),
+        draw_normal(3, 4, 16),
+        draw_normal(4, 16),
+    )
+    v, c = draw_normal(5, 4, 2), draw_normal(6, 2)
     words = np.random.default_rng(7).integers(0, 11, (5, 6)).astype(np.float32)
     wrapped = {
         "@class": "org.deeplearning4j.nn.conf.layers.recurrent.LastTimeStep",
@@ -263,8 +280,13 @@ def test_last_step_of_embedded_words(tmp_path: Path) -> None:
     np.testing.assert_allclose(from_dl4j(path).predict(words), wanted, rtol=1e-4, atol=1e-5)
 
 
-def test_embedding_of_one_number_a_row(tmp_path: Path) -> None:
-    table, bias, v, c = drawn(1, 5, 3), drawn(2, 3), drawn(3, 3, 2), drawn(4, 2)
+def test_embedding_of_single_index_matches_formula(tmp_path: Path) -> None:
+    table, bias, v, c = (
+        draw_normal(1, 5, 3),
+        draw_normal(2, 3),
+        draw_normal(3, 3, 2),
+        draw_normal(4, 2),
+    )
     told = network(layer("EmbeddingLayer", nin=5, nout=3, hasBias=True, act="TanH"), output(3, 2))
     path = write(tmp_path / "e.zip", told, f(table), bias, f(v), c)
     rows = np.array([[0], [4], [2]], np.float32)
@@ -275,12 +297,18 @@ def test_embedding_of_one_number_a_row(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("bad", "said"), [(-1, "-1 in row 1"), (5, "5 in row 1"), (np.nan, "nan in row 1")]
 )
-def test_an_index_that_the_table_has_not(tmp_path: Path, bad: float, said: str) -> None:
+def test_embedding_index_outside_table_is_refused(tmp_path: Path, bad: float, said: str) -> None:
     """An index outside the table is refused, as in DL4J; torch would take the last row for -1."""
     for kind, end in (("EmbeddingLayer", output(3, 2)), ("EmbeddingSequenceLayer", None)):
         embedding = layer(kind, nin=5, nout=3, hasBias=False)
         told = network(embedding, end or output(3, 2, kind="RnnOutputLayer"))
-        path = write(tmp_path / "e.zip", told, f(drawn(1, 5, 3)), f(drawn(3, 3, 2)), drawn(4, 2))
+        path = write(
+            tmp_path / "e.zip",
+            told,
+            f(draw_normal(1, 5, 3)),
+            f(draw_normal(3, 3, 2)),
+            draw_normal(4, 2),
+        )
         rows = np.array([[0], [bad], [2]], np.float32)
         wanted = rf"{kind.lower()} 'layer0': index {said} of a minibatch: must be 0 to 4"
         with pytest.raises(UsageError, match=wanted):
@@ -288,8 +316,13 @@ def test_an_index_that_the_table_has_not(tmp_path: Path, bad: float, said: str) 
 
 
 @pytest.mark.parametrize("act", ["Softmax", "Sigmoid"])  # the built-in network, a TorchModel
-def test_rows_that_do_not_fit_a_network_from_dl4j(tmp_path: Path, act: str) -> None:
-    path = write(tmp_path / "w.zip", network(output(3, 2, act=act)), f(drawn(1, 3, 2)), drawn(2, 2))
+def test_predict_refuses_rows_of_wrong_shape_or_type(tmp_path: Path, act: str) -> None:
+    path = write(
+        tmp_path / "w.zip",
+        network(output(3, 2, act=act)),
+        f(draw_normal(1, 3, 2)),
+        draw_normal(2, 2),
+    )
     model = from_dl4j(path)
     for features in (
         np.ones((2, 4), np.float32),
@@ -303,9 +336,15 @@ def test_rows_that_do_not_fit_a_network_from_dl4j(tmp_path: Path, act: str) -> N
     assert model.predict(np.zeros((0, 3), np.float32)).shape == (0, 2)
 
 
-def test_dense_layers_between_sequences(tmp_path: Path) -> None:
+def test_dense_layer_is_applied_to_each_step_of_sequence(tmp_path: Path) -> None:
     """Preprocessors turn each step of a sequence into a row for a dense layer, and rows back."""
-    w, b, v, c, x = drawn(1, 3, 4), drawn(2, 4), drawn(3, 4, 2), drawn(4, 2), drawn(5, 6, 3, 5)
+    w, b, v, c, x = (
+        draw_normal(1, 3, 4),
+        draw_normal(2, 4),
+        draw_normal(3, 4, 2),
+        draw_normal(4, 2),
+        draw_normal(5, 6, 3, 5),
+    )
     before = {
         0: {"kind": "RnnToFeedForwardPreProcessor"},
         1: {"kind": "FeedForwardToRnnPreProcessor"},
@@ -318,7 +357,7 @@ def test_dense_layers_between_sequences(tmp_path: Path) -> None:
     np.testing.assert_allclose(from_dl4j(path).predict(x), softmax(z), **CLOSE)
 
 
-def test_a_film_is_images_and_then_a_sequence(tmp_path: Path) -> None:
+def test_rnn_to_cnn_preprocessor_takes_each_step_as_image(tmp_path: Path) -> None:
     """RnnToCnn takes each step of [rows, channels * height * width, steps] as an image."""
     size = {"inputHeight": 2, "inputWidth": 3, "numChannels": 2}
     before = {0: {"kind": "RnnToCnnPreProcessor", **size},
@@ -326,7 +365,13 @@ def test_a_film_is_images_and_then_a_sequence(tmp_path: Path) -> None:
                   "rnnDataFormat": "NCW"}}  # fmt: skip
     convolution = layer("ConvolutionLayer", nin=2, nout=1, kernelSize=[1, 1], stride=[1, 1])
     told = network(convolution, output(6, 2, kind="RnnOutputLayer"), before=before)
-    w, b, v, c, x = drawn(1, 2), drawn(2, 1), drawn(3, 6, 2), drawn(4, 2), drawn(5, 4, 12, 5)
+    w, b, v, c, x = (
+        draw_normal(1, 2),
+        draw_normal(2, 1),
+        draw_normal(3, 6, 2),
+        draw_normal(4, 2),
+        draw_normal(5, 4, 12, 5),
+    )
     path = write(tmp_path / "v.zip", told, b, w, f(v), c)
     images = np.einsum("rchwt,c->rhwt", x.reshape(4, 2, 2, 3, 5), w) + b
     z = np.einsum("rit,io->rot", images.reshape(4, 6, 5), v) + c.reshape(1, 2, 1)
@@ -354,9 +399,9 @@ FORMULAS = {
 
 
 @pytest.mark.parametrize("name", FORMULAS)
-def test_activations(tmp_path: Path, name: str) -> None:
+def test_activations_match_formulas(tmp_path: Path, name: str) -> None:
     """An activation layer applies its formula, here after a layer with gains and without a bias."""
-    w, gain, x = drawn(1, 3, 4), drawn(2, 4), drawn(3, 6, 3)
+    w, gain, x = draw_normal(1, 3, 4), draw_normal(2, 4), draw_normal(3, 6, 3)
     dense = layer("DenseLayer", nin=3, nout=4, hasBias=False, hasLayerNorm=True)
     drop = {"@class": "org.deeplearning4j.nn.conf.dropout.Dropout", "p": 0.5}
     told = network(dense, layer("DropoutLayer", idropout=drop), layer("ActivationLayer", act=name))
@@ -387,7 +432,9 @@ def test_activations(tmp_path: Path, name: str) -> None:
         ),
     ],
 )
-def test_what_is_not_here_is_named(tmp_path: Path, told: Any, said: str) -> None:
+def test_error_names_unsupported_layer_or_option_and_file(
+    tmp_path: Path, told: Any, said: str
+) -> None:
     """The error names the unsupported layer or option, and the file."""
     from sparkstrom.models.dl4j.configuration import parse_network
     from sparkstrom.models.dl4j.parameters import count_parameters

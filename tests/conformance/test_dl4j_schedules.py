@@ -16,7 +16,7 @@ from tests.conformance.dl4j_files import (
     CONFIG,
     LABELS,
     X,
-    drawn,
+    draw_normal,
     f,
     gradients,
     layer,
@@ -26,9 +26,9 @@ from tests.conformance.dl4j_files import (
 )
 
 
-def test_a_learning_rate_goes_on_where_it_was(tmp_path: Path) -> None:
+def test_iteration_schedule_continues_at_iteration_count(tmp_path: Path) -> None:
     """A schedule by iteration continues at the file's iterationCount (3)."""
-    w, b = drawn(1, 3, 4), drawn(2, 4)
+    w, b = draw_normal(1, 3, 4), draw_normal(2, 4)
     schedule = {"@class": "org.nd4j.linalg.schedule.StepSchedule", "scheduleType": "ITERATION",
                 "initialValue": 1.0, "decayRate": 0.5, "step": 2.0}  # fmt: skip
     sgd = {"@class": CONFIG + "Sgd", "learningRate": 1.0, "learningRateSchedule": schedule}
@@ -41,12 +41,12 @@ def test_a_learning_rate_goes_on_where_it_was(tmp_path: Path) -> None:
     np.testing.assert_allclose(model.module.state_dict()["layers.0_layer0.bias"], b, atol=1e-5)
 
 
-def test_a_learning_rate_by_epochs(tmp_path: Path) -> None:
+def test_epoch_schedule_starts_at_epoch_count(tmp_path: Path) -> None:
     """A schedule by epoch starts at the file's epochCount; a copy gets the current rate.
 
     A rate without a schedule (the biases') stays constant.
     """
-    w, b = drawn(1, 3, 4), drawn(2, 4)
+    w, b = draw_normal(1, 3, 4), draw_normal(2, 4)
     schedule = {"@class": "x.MapSchedule", "scheduleType": "EPOCH",
                 "values": {"0": 1.0, "3": 0.5, "4": 0.25}}  # fmt: skip
     sgd = {"@class": CONFIG + "Sgd", "learningRate": 1.0}
@@ -71,30 +71,30 @@ def test_a_learning_rate_by_epochs(tmp_path: Path) -> None:
         from_dl4j(write(tmp_path / "n.zip", told, f(w), b))
 
 
-def test_what_changes_otherwise_is_refused(tmp_path: Path) -> None:
+def test_momentum_and_unknown_schedules_are_refused(tmp_path: Path) -> None:
     """Schedules of momentum (momentumISchedule in DL4J's files) and unknown ones are refused."""
     fixed = {"@class": "x.FixedSchedule", "value": 0.5}
     moved = {"@class": CONFIG + "Nesterovs", "learningRate": 0.1, "momentum": "NaN"}
     for name in ("momentumISchedule", "momentumSchedule"):
         told = network(output(3, 4, iupdater={**moved, name: fixed}))
-        path = write(tmp_path / "m.zip", told, drawn(1, 16))
+        path = write(tmp_path / "m.zip", told, draw_normal(1, 16))
         with pytest.raises(NotImported, match="momentumSchedule of outputlayer 'layer0'"):
             from_dl4j(path)
         assert from_dl4j(path, training=False).predict(X).shape == (8, 4)
     other = {"@class": "x.OtherSchedule", "scheduleType": "ITERATION"}
     sgd = {"@class": CONFIG + "Sgd", "learningRate": 1.0, "learningRateSchedule": other}
-    path = write(tmp_path / "o.zip", network(output(3, 4, iupdater=sgd)), drawn(1, 16))
+    path = write(tmp_path / "o.zip", network(output(3, 4, iupdater=sgd)), draw_normal(1, 16))
     with pytest.raises(NotImported, match="learning rate by otherschedule of outputlayer 'layer0'"):
         from_dl4j(path)
 
 
-def test_a_sigmoid_that_ends_at_nothing(tmp_path: Path) -> None:
+def test_sigmoid_schedule_reaches_zero_without_overflow(tmp_path: Path) -> None:
     """The rate is 0 where Java's exp is infinite and Python's overflows."""
     schedule = {"@class": "x.SigmoidSchedule", "scheduleType": "ITERATION",
                 "initialValue": 0.5, "gamma": -1.0, "stepSize": 10}  # fmt: skip
     sgd = {"@class": CONFIG + "Sgd", "learningRate": 1.0, "learningRateSchedule": schedule}
     told = network(output(3, 4, iupdater=sgd), iterationCount=2000)
-    model = from_dl4j(write(tmp_path / "s.zip", told, drawn(1, 16)))
+    model = from_dl4j(write(tmp_path / "s.zip", told, draw_normal(1, 16)))
     before = model.initial()
     model.bind(before.copy())
     model.step(Batch(X, LABELS))
@@ -119,9 +119,9 @@ SCHEDULES = {
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
-def test_other_schedules(tmp_path: Path, name: str) -> None:
+def test_poly_cycle_and_ramp_schedules_match_dl4j(tmp_path: Path, name: str) -> None:
     options, rates = SCHEDULES[name]
-    w, b = drawn(1, 3, 4), drawn(2, 4)
+    w, b = draw_normal(1, 3, 4), draw_normal(2, 4)
     schedule = {"@class": f"x.{name}", "scheduleType": "ITERATION", **options}
     sgd = {"@class": CONFIG + "Sgd", "learningRate": 0.0, "learningRateSchedule": schedule}
     model = from_dl4j(write(tmp_path / "s.zip", network(output(3, 4, iupdater=sgd)), f(w), b))
@@ -142,12 +142,14 @@ def test_other_schedules(tmp_path: Path, name: str) -> None:
         ({}, {"biasLearningRate": "NaN"}, None),
     ],
 )
-def test_learning_rates_of_0_9(tmp_path: Path, conf: Any, layers: Any, said: str | None) -> None:
+def test_rate_policies_of_version_0_9_are_refused(
+    tmp_path: Path, conf: Any, layers: Any, said: str | None
+) -> None:
     """0.9's rate policies and rates of biases are refused, never silently ignored."""
     sgd = {"@class": CONFIG + "Sgd", "learningRate": 0.1}
     told = network(output(3, 4, iupdater=sgd, **layers))
     told["confs"][0] |= conf
-    path = write(tmp_path / "p.zip", told, drawn(1, 16))
+    path = write(tmp_path / "p.zip", told, draw_normal(1, 16))
     if said is None:
         assert isinstance(from_dl4j(path), DenseNetwork)
         return
@@ -155,7 +157,7 @@ def test_learning_rates_of_0_9(tmp_path: Path, conf: Any, layers: Any, said: str
         from_dl4j(path)
 
 
-def test_truncated_sequences(tmp_path: Path) -> None:
+def test_truncated_bptt_takes_one_step_per_segment(tmp_path: Path) -> None:
     """Each segment is a step of its own, and starts in the final state of the previous one."""
     sgd = {"@class": CONFIG + "Sgd", "learningRate": 0.5}
     told = network(

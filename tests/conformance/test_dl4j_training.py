@@ -21,7 +21,7 @@ from tests.conformance.dl4j_files import (
     CONFIG,
     LABELS,
     X,
-    drawn,
+    draw_normal,
     f,
     gradients,
     layer,
@@ -32,7 +32,7 @@ from tests.conformance.dl4j_files import (
 
 PENALTY = "org.nd4j.linalg.learning.regularization."
 RATE, STEPS_BEFORE = 0.05, 3
-SMALL = drawn(12, 16)
+SMALL = draw_normal(12, 16)
 State = list[np.ndarray]
 
 
@@ -101,11 +101,11 @@ UPDATERS = {
 
 @pytest.mark.parametrize("gains", [False, True])  # with dropout (p=1), torch computes the step
 @pytest.mark.parametrize("name", UPDATERS)
-def test_updaters_go_on_with_their_state(tmp_path: Path, name: str, gains: bool) -> None:
+def test_updaters_continue_from_saved_state(tmp_path: Path, name: str, gains: bool) -> None:
     """Two steps continue from the saved state: one vector of all weights and biases per moment."""
     count, step = UPDATERS[name]
-    w, b = drawn(1, 3, 4), drawn(2, 4)
-    vectors = [np.abs(drawn(20 + i, 16)) * 0.1 for i in range(count)]
+    w, b = draw_normal(1, 3, 4), draw_normal(2, 4)
+    vectors = [np.abs(draw_normal(20 + i, 16)) * 0.1 for i in range(count)]
     options = {"learningRate": RATE} if name != "AdaDelta" else {}
     updater = {"iupdater": {"@class": CONFIG + name, **options}}
     drop = {"@class": "org.deeplearning4j.nn.conf.dropout.Dropout", "p": 1.0}
@@ -130,13 +130,13 @@ def test_updaters_go_on_with_their_state(tmp_path: Path, name: str, gains: bool)
     )
 
 
-def test_vectors_of_different_updaters_lie_in_different_blocks(tmp_path: Path) -> None:
+def test_updater_state_is_read_in_blocks_per_updater(tmp_path: Path) -> None:
     """BatchNormalization's statistics have no updater state; biases may have their own updater."""
     adam, sgd = {"@class": CONFIG + "Adam"}, {"@class": CONFIG + "Sgd", "learningRate": 0.5}
     dense = layer("DenseLayer", nin=3, nout=2, iupdater=adam, biasUpdater=sgd)
     norm = layer("BatchNormalization", nout=2, iupdater=adam)
     told = network(dense, norm, output(2, 4, iupdater=adam))
-    arrays = [drawn(i, n) for i, n in enumerate((6, 2, 2, 2, 2, 2, 8, 4))]
+    arrays = [draw_normal(i, n) for i, n in enumerate((6, 2, 2, 2, 2, 2, 8, 4))]
     arrays[5] = np.abs(arrays[5])  # the variance
     state = np.arange(2 * (6 + 4 + 12), dtype=np.float32)
     zipped = write(tmp_path / "b.zip", told, *arrays, updaterState_bin=dl4j.nd4j(state))
@@ -156,9 +156,11 @@ def test_vectors_of_different_updaters_lie_in_different_blocks(tmp_path: Path) -
     [("None", 1.0), ("ClipL2PerLayer", 0.1), ("RenormalizeL2PerParamType", 1.0),
      ("ClipElementWiseAbsoluteValue", 0.02)],
 )  # fmt: skip
-def test_order_of_a_step(tmp_path: Path, normalization: str, limit: float) -> None:
+def test_step_normalizes_gradients_before_l1_and_weight_decay(
+    tmp_path: Path, normalization: str, limit: float
+) -> None:
     """Gradients are normalized, then l1 is added; weight decay uses the previous weights."""
-    w, b = drawn(1, 3, 4), drawn(2, 4)
+    w, b = draw_normal(1, 3, 4), draw_normal(2, 4)
     listed = [
         {"@class": PENALTY + "L1Regularization", "l1": {"@class": "FixedSchedule", "value": 0.02}},
         {"@class": PENALTY + "WeightDecay", "coeff": {"@class": "FixedSchedule", "value": 0.3},
@@ -184,7 +186,7 @@ def test_order_of_a_step(tmp_path: Path, normalization: str, limit: float) -> No
     np.testing.assert_allclose(state["layers.0_layer0.bias"].numpy(), b - RATE * grad_b, atol=1e-6)
 
 
-def test_adabelief_from_the_beginning(tmp_path: Path) -> None:
+def test_adabelief_adds_epsilon_at_each_step(tmp_path: Path) -> None:
     """AdaBelief adds its epsilon to the square at each step, and to the square root."""
     options = {"learningRate": RATE, "beta1": 0.9, "beta2": 0.999, "epsilon": 0.01}
     updater = {"@class": CONFIG + "AdaBelief", **options}
@@ -223,8 +225,12 @@ SCORES = {
 
 
 @pytest.mark.parametrize("name", SCORES)
-def test_scores_of_losses(tmp_path: Path, name: str) -> None:
-    w, b, y = drawn(1, 3, 4), drawn(2, 4), np.abs(np.sin(drawn(3, 8, 4))).astype(np.float32)
+def test_loss_scores_match_formulas(tmp_path: Path, name: str) -> None:
+    w, b, y = (
+        draw_normal(1, 3, 4),
+        draw_normal(2, 4),
+        np.abs(np.sin(draw_normal(3, 8, 4))).astype(np.float32),
+    )
     loss = {"@class": "org.nd4j.linalg.lossfunctions.impl." + name}
     told = network(output(3, 4, act="Sigmoid", lossFn=loss))
     model = from_dl4j(write(tmp_path / "l.zip", told, f(w), b))
@@ -237,9 +243,9 @@ def test_scores_of_losses(tmp_path: Path, name: str) -> None:
     assert model.outputs == ("probabilities" if name == "LossBinaryXENT" else "values")
 
 
-def test_weights_of_outputs_as_each_version_writes_them(tmp_path: Path) -> None:
+def test_loss_weights_are_read_as_list_or_object(tmp_path: Path) -> None:
     """Weights are an object with shape and data since 1.0.0-beta4, and a list of numbers before."""
-    w, b = drawn(1, 3, 4), drawn(2, 4)
+    w, b = draw_normal(1, 3, 4), draw_normal(2, 4)
     p = np.exp(X @ w + b)
     p /= p.sum(axis=1, keepdims=True)
     wanted = -(np.array([1, 2, 3, 4])[LABELS] * np.log(p[np.arange(8), LABELS])).mean()
@@ -258,7 +264,7 @@ def test_alpha_dropout_keeps_mean_and_variance(tmp_path: Path) -> None:
     options |= {"@class": "org.deeplearning4j.nn.conf.dropout.AlphaDropout"}
     drop = {**options, "lambda": 1.0507009873554804}
     told = network(layer("DropoutLayer", idropout=drop), output(3, 4))
-    model = from_dl4j(write(tmp_path / "a.zip", told, drawn(1, 16)))
+    model = from_dl4j(write(tmp_path / "a.zip", told, draw_normal(1, 16)))
     dropped = model.module.layers["0_layer0"]
     torch.manual_seed(0)
     out = dropped(torch.randn(200_000, 1), 1)
@@ -270,7 +276,7 @@ def test_alpha_dropout_keeps_mean_and_variance(tmp_path: Path) -> None:
     assert abs(float(share.float().mean()) - 0.3) < 0.01
 
 
-def test_gains_are_penalized_as_weights_are(tmp_path: Path) -> None:
+def test_l2_penalty_includes_layer_norm_gains(tmp_path: Path) -> None:
     """As in DL4J, l2 includes layer normalization's gains, and not BatchNormalization's."""
     listed = [{"@class": PENALTY + "L2Regularization", "l2": {"@class": "x.FixedSchedule",
                "value": 0.5}}]  # fmt: skip
@@ -304,7 +310,7 @@ def test_rejects_clipping_per_parameter_type_in_graves_lstm(tmp_path: Path) -> N
         ("SubsamplingLayer", {"kernelSize": [1, 1], "stride": [1, 1]}, (4, 2, 3, 3), False),
     ],
 )
-def test_which_layers_look_at_their_dropout(
+def test_only_layers_with_dropout_in_dl4j_apply_it(
     tmp_path: Path, kind: str, options: Any, x: Any, drops: bool
 ) -> None:
     """A network's default dropout is in all layers' JSON, but some layers of DL4J ignore it."""
@@ -314,7 +320,7 @@ def test_which_layers_look_at_their_dropout(
     drop = {"@class": "org.deeplearning4j.nn.conf.dropout.Dropout", "p": 1e-6}
     told = network(layer(kind, idropout=drop, **options), layer("DenseLayer", nin=2, nout=2))
     count = count_parameters(parse_network("x", told))
-    path = write(tmp_path / "d.zip", told, drawn(1, count))
+    path = write(tmp_path / "d.zip", told, draw_normal(1, count))
     module = from_dl4j(path, training=False).module.layers["0_layer0"]
     import torch
 
@@ -323,8 +329,8 @@ def test_which_layers_look_at_their_dropout(
     assert bool((trained == said).all()) != drops
 
 
-def test_frozen_layers_stay(tmp_path: Path) -> None:
-    w, b, v, c = drawn(1, 3, 4), drawn(2, 4), drawn(3, 4, 4), drawn(4, 4)
+def test_frozen_layers_do_not_learn(tmp_path: Path) -> None:
+    w, b, v, c = draw_normal(1, 3, 4), draw_normal(2, 4), draw_normal(3, 4, 4), draw_normal(4, 4)
     frozen = {
         "@class": "org.deeplearning4j.nn.conf.layers.misc.FrozenLayer",
         "layer": layer("DenseLayer", nin=3, nout=4, act="TanH"),
@@ -338,9 +344,9 @@ def test_frozen_layers_stay(tmp_path: Path) -> None:
     assert not np.array_equal(state["layers.1_layer1.weight"].numpy().T, v)
 
 
-def test_a_network_to_predict_with_is_not_trained_and_one_of_ours_is_saved(tmp_path: Path) -> None:
+def test_network_without_loss_is_imported_only_to_predict(tmp_path: Path) -> None:
     """A network without a loss is imported only to predict; its description restores it."""
-    w, b = drawn(1, 3, 4), drawn(2, 4)
+    w, b = draw_normal(1, 3, 4), draw_normal(2, 4)
     dense = layer("DenseLayer", nin=3, nout=4, act="Softmax")
     path = write(tmp_path / "p.zip", network(dense), f(w), b)
     with pytest.raises(NotImported, match="ends with denselayer 'layer0', which has no loss"):

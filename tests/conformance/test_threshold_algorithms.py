@@ -9,7 +9,7 @@ from sparkstrom.encoding.thresholds import AdaptiveThreshold, TargetSparsityThre
 DENSE = 1 / 16  # DL4J's sparsity ratio of a dense message
 
 
-def test_adaptive_sequence() -> None:
+def test_adaptive_threshold_matches_dl4j_sequence() -> None:
     adaptive = AdaptiveThreshold(1e-3, 1e-3, 1e-2, 0.95)
     state = adaptive.next_tau({}, None)
     assert state["tau"] == 1e-3
@@ -18,13 +18,13 @@ def test_adaptive_sequence() -> None:
         assert state["tau"] == pytest.approx(tau, rel=1e-7)
 
 
-def test_adaptive_goes_on_in_the_next_epoch() -> None:
+def test_adaptive_threshold_continues_in_next_epoch() -> None:
     adaptive = AdaptiveThreshold(1e-3, 1e-3, 1e-2, 0.95)
     state = {"tau": 1.0526316e-3, "sent_fraction": 1e-4}
     assert adaptive.next_tau(state, None)["tau"] == pytest.approx(1e-3, rel=1e-7)
 
 
-def test_nothing_to_send_lowers_tau_by_one_step() -> None:
+def test_sent_fraction_of_zero_lowers_tau_by_one_step() -> None:
     adaptive = AdaptiveThreshold(1e-3)
     assert adaptive.next_tau({"tau": 1e-3}, 0.0)["tau"] == pytest.approx(0.96593633e-3)
 

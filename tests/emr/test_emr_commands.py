@@ -92,7 +92,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-def test_the_bootstrap_action_makes_an_environment_that_has_aeron(
+def test_bootstrap_action_makes_environment_with_aeron(
     node: Node, wheel: Path, tmp_path: Path
 ) -> None:
     """bootstrap.sh sets UDP buffer sizes and makes an environment that loads Aeron's library."""
@@ -129,13 +129,13 @@ print(json.dumps([sys.prefix, sparkstrom.__file__, load_library().path]))
         (("--packet", "x"), "--packet is not an option"),
     ],
 )
-def test_a_wrong_call_of_the_bootstrap_action_ends_it(node: Node, arguments, words: str) -> None:
+def test_bootstrap_action_rejects_wrong_arguments(node: Node, arguments, words: str) -> None:
     done = node.run("bootstrap.sh", *arguments)
     assert (done.returncode, words in done.stderr) == (1, True), done.stderr
     assert not node.said.exists()
 
 
-def test_an_instance_without_aerons_processor_is_refused(node: Node) -> None:
+def test_bootstrap_action_rejects_unsupported_processor(node: Node) -> None:
     (node.bin / "uname").write_text("#!/bin/sh\necho aarch64\n")
     (node.bin / "uname").chmod(0o755)
     done = node.run("bootstrap.sh", "--package", "s3://b/x.whl")
@@ -143,7 +143,7 @@ def test_an_instance_without_aerons_processor_is_refused(node: Node) -> None:
     assert "this node is aarch64" in done.stderr
 
 
-def test_a_python_that_is_not_there_is_installed(node: Node) -> None:
+def test_bootstrap_action_installs_missing_python(node: Node) -> None:
     """bootstrap.sh installs a missing Python with dnf."""
     done = node.run("bootstrap.sh", "--package", "s3://b/x.whl", "--python", "python3.99")
     assert done.returncode != 0  # the stand-in of sudo installs nothing
@@ -154,7 +154,7 @@ def test_a_python_that_is_not_there_is_installed(node: Node) -> None:
     ("release", "label", "python"),
     [("emr-7", "emr-7.13.0", "python3.11"), ("emr-spark-8", "emr-spark-8.0.0", "python3.12")],
 )
-def test_a_cluster_is_asked_for_with_what_was_uploaded(
+def test_create_cluster_uploads_files_and_requests_cluster(
     node: Node, tmp_path: Path, release: str, label: str, python: str
 ) -> None:
     """create-cluster.sh uploads three files and requests a cluster that uses them."""
@@ -194,7 +194,7 @@ def test_a_cluster_is_asked_for_with_what_was_uploaded(
         (("emr-7",), "wants a release"),
     ],
 )
-def test_a_wrong_call_asks_for_no_cluster(node: Node, arguments, words: str) -> None:
+def test_create_cluster_rejects_wrong_arguments(node: Node, arguments, words: str) -> None:
     done = node.run("create-cluster.sh", *arguments)
     assert (done.returncode, words in done.stderr) == (2, True), done.stderr
     assert not node.said.exists()
@@ -254,7 +254,7 @@ def client(node: Node, service: str):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("fleets", ["instance-fleets.json", "instance-fleets-spot.json"])
-def test_aws_command_line_takes_the_cluster(aws: Node, tmp_path: Path, fleets: str) -> None:
+def test_aws_cli_accepts_cluster_request(aws: Node, tmp_path: Path, fleets: str) -> None:
     """The real `aws` accepts create-cluster.sh's options, and the cluster has its configuration."""
     wheel, program = tmp_path / "sparkstrom-9-py3-none-any.whl", tmp_path / "train.py"
     wheel.write_text("wheel")
@@ -281,7 +281,7 @@ def test_aws_command_line_takes_the_cluster(aws: Node, tmp_path: Path, fleets: s
 
 
 @pytest.mark.slow
-def test_aws_command_line_takes_the_rule(aws: Node) -> None:
+def test_open_udp_adds_rule_to_security_group(aws: Node) -> None:
     """open-udp.sh opens UDP ports 40123 to 40186 within a security group."""
     ec2 = client(aws, "ec2")
     group = ec2.create_security_group(GroupName="g", Description="d")["GroupId"]

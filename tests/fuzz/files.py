@@ -40,7 +40,7 @@ from sparkstrom.models.updaters import Adam
 from sparkstrom.observe.reporting.report_page import render_report
 from sparkstrom.observe.reporting.run_log_reader import read_history
 from sparkstrom.options.resolution import from_json
-from tests.conformance.dl4j_files import drawn, f, layer, network, output, write
+from tests.conformance.dl4j_files import draw_normal, f, layer, network, output, write
 from tests.fuzz.mutation import MUTATIONS
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -59,7 +59,7 @@ class Kind:
     load: Callable[[Path], Any]
 
 
-def _copied(*names: str) -> Callable[[Path], None]:
+def _make_copier(*names: str) -> Callable[[Path], None]:
     """Return a function that copies these golden files to a folder."""
 
     def copy_all(folder: Path) -> None:
@@ -69,7 +69,7 @@ def _copied(*names: str) -> Callable[[Path], None]:
     return copy_all
 
 
-def _saved_now(folder: Path) -> None:
+def _save_with_current_version(folder: Path) -> None:
     """Save a network with the current version."""
     model, parameters, epochs = load_model(GOLDEN / "network.npz")
     save_model(folder / "network.npz", model.describe(), parameters, epochs)
@@ -78,7 +78,12 @@ def _saved_now(folder: Path) -> None:
 def _dense_dl4j(folder: Path) -> None:
     """Write a network of two dense layers in the format of DL4J 1.0.0-M2."""
     told = network(layer("DenseLayer", act="TanH", nin=4, nout=3), output(3, 2, act="Softmax"))
-    arrays = (f(drawn(1, 4, 3)), drawn(2, 3), f(drawn(3, 3, 2)), drawn(4, 2))
+    arrays = (
+        f(draw_normal(1, 4, 3)),
+        draw_normal(2, 3),
+        f(draw_normal(3, 3, 2)),
+        draw_normal(4, 2),
+    )
     write(folder / "dl4j.zip", told, *arrays)
 
 
@@ -108,15 +113,15 @@ def _estimator(folder: Path) -> None:
 
 
 KINDS = {
-    "network": Kind(_saved_now, lambda folder: load_model(folder / "network.npz")),
+    "network": Kind(_save_with_current_version, lambda folder: load_model(folder / "network.npz")),
     "network of before": Kind(
-        _copied("network.npz", "network.npz.json"),
+        _make_copier("network.npz", "network.npz.json"),
         lambda folder: load_model(folder / "network.npz"),
     ),
-    "checkpoint": Kind(_copied("checkpoint.npz"), _resume),
-    "estimator": Kind(_copied("estimator/metadata/part-00000.txt"), _estimator),
+    "checkpoint": Kind(_make_copier("checkpoint.npz"), _resume),
+    "estimator": Kind(_make_copier("estimator/metadata/part-00000.txt"), _estimator),
     "run log": Kind(
-        _copied("run.jsonl"), lambda folder: render_report(read_history(folder / "run.jsonl"))
+        _make_copier("run.jsonl"), lambda folder: render_report(read_history(folder / "run.jsonl"))
     ),
     "dl4j": Kind(
         _dense_dl4j,
@@ -125,19 +130,19 @@ KINDS = {
 }
 
 
-def places(tree: Any) -> Iterator[tuple[Any, Any]]:
+def iterate_places(tree: Any) -> Iterator[tuple[Any, Any]]:
     """Yield each container and key of a JSON value, at any depth."""
     keys: Any = tree.keys() if isinstance(tree, dict) else range(len(tree))
     for key in keys:
         yield tree, key
         if isinstance(tree[key], dict | list):
-            yield from places(tree[key])
+            yield from iterate_places(tree[key])
 
 
-def with_another_value(tree: Any, chance: random.Random) -> Any:
+def replace_random_value(tree: Any, chance: random.Random) -> Any:
     """Return a copy in which one value is replaced or removed."""
     made = copy.deepcopy(tree)
-    container, key = chance.choice([*places(made)])
+    container, key = chance.choice([*iterate_places(made)])
     if isinstance(container, dict) and chance.random() < 0.1:
         del container[key]
     else:
@@ -148,11 +153,11 @@ def with_another_value(tree: Any, chance: random.Random) -> Any:
 def mutate(path: Path, chance: random.Random) -> None:
     """Change the file at random: a value of its JSON, or some of its bytes."""
     if path.name.endswith((".json", ".txt")) and chance.random() < 0.5:
-        path.write_text(json.dumps(with_another_value(json.loads(path.read_text()), chance)))
+        path.write_text(json.dumps(replace_random_value(json.loads(path.read_text()), chance)))
     elif path.name == "checkpoint.npz" and chance.random() < 0.7:
         with path.open("rb") as file:
             whole = read_untrusted_checkpoint(file, str(path))
-        description = with_another_value(whole.description, chance)
+        description = replace_random_value(whole.description, chance)
         sealed = io.BytesIO()
         write_checkpoint(Checkpoint(description, whole.arrays), sealed)
         path.write_bytes(sealed.getvalue())

@@ -40,7 +40,7 @@ SCRATCH = Path(tempfile.gettempdir()) / f"sparkstrom-fuzz-{os.getuid()}"
 
 def main() -> int:
     """Run one target."""
-    args = arguments()
+    args = parse_arguments()
     check_bounds()
     from tests.fuzz.mutation import Fuzzer
     from tests.fuzz.targets import TARGETS
@@ -51,7 +51,7 @@ def main() -> int:
         print(target.run(bytes.fromhex(args.input)))
         return 0
     path = Path(args.corpus) / f"{args.target}.json"
-    fuzzer = Fuzzer(noting(args.target, target), read_corpus(path), args.seed)
+    fuzzer = Fuzzer(record_last_input(args.target, target), read_corpus(path), args.seed)
     limit_memory()
     began_s = time.monotonic()
     try:
@@ -81,7 +81,7 @@ def main() -> int:
     return 0
 
 
-def noting(name: str, target: Target) -> Target:
+def record_last_input(name: str, target: Target) -> Target:
     """Return a target that writes each input to a file before it runs the input."""
     path = SCRATCH / f"{name}.last"
     path.write_bytes(bytes(NOTE_BYTES))
@@ -97,7 +97,7 @@ def noting(name: str, target: Target) -> Target:
     return replace(target, run=run)
 
 
-def arguments() -> argparse.Namespace:
+def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("target", help="a decoder, by its name in tests/fuzz/targets.py")
     parser.add_argument("--seconds", type=float, default=600)

@@ -60,7 +60,7 @@ class Target:
     run: Callable[[bytes], str]
 
 
-def fence() -> mmap.mmap:
+def make_fence() -> mmap.mmap:
     """Return memory that is followed by an inaccessible page."""
     memory = mmap.mmap(-1, FENCED_BYTES + mmap.PAGESIZE)
     start = ctypes.addressof(ctypes.c_char.from_buffer(memory))
@@ -71,10 +71,10 @@ def fence() -> mmap.mmap:
     return memory
 
 
-FENCE = fence()
+FENCE = make_fence()
 
 
-def fenced(payload: bytes) -> memoryview:
+def copy_to_fence(payload: bytes) -> memoryview:
     """Copy a payload to the fence: a kernel that reads one byte too many ends the process."""
     start = FENCED_BYTES - len(payload)
     FENCE[start:FENCED_BYTES] = payload
@@ -93,14 +93,14 @@ def frame_seeds() -> list[bytes]:
         for piece, part in enumerate(pieces):
             counter += 1
             header = Header(1, 7, 0, 1, counter, piece, len(pieces))
-            raw += packed(b"\0" + SEAL.close(header, part))
+            raw += prefix_with_length(b"\0" + SEAL.close(header, part))
             fields = SEALED.pack(1, 7, 0, 1, counter, piece, len(pieces))
-            sealed += packed(b"\1" + fields + part)
+            sealed += prefix_with_length(b"\1" + fields + part)
         seeds += [raw, sealed]
     return seeds
 
 
-def packed(data: bytes) -> bytes:
+def prefix_with_length(data: bytes) -> bytes:
     return U16.pack(len(data)) + data
 
 
@@ -111,7 +111,7 @@ def run_frames(data: bytes) -> str:
         (size,) = U16.unpack_from(data)
         part, data = data[U16.size : U16.size + size], data[U16.size + size :]
         try:
-            header, body = SEAL.open_untrusted(frame_of(part))
+            header, body = SEAL.open_untrusted(make_frame(part))
             whole = joiner.add_piece(header, body)
         except WireError as error:
             refusals.append(error)
@@ -123,7 +123,7 @@ def run_frames(data: bytes) -> str:
     return " ".join(outcome[:4])
 
 
-def frame_of(part: bytes) -> bytes:
+def make_frame(part: bytes) -> bytes:
     """Return the part as a raw frame, or seal it, to fuzz what follows decryption."""
     if len(part) <= SEALED.size or part[0] % 2 == 0:
         return part[1:]
@@ -205,7 +205,7 @@ def run_update(data: bytes, forms: tuple[Form, ...]) -> str:
     form = forms[data[0] % len(forms)]
     n_params, tau_quanta, count = ANNOUNCED.unpack_from(data, 1)
     n_params &= 2**31 - 1
-    payload = fenced(data[1 + ANNOUNCED.size :])
+    payload = copy_to_fence(data[1 + ANNOUNCED.size :])
     indices, quanta = decode_update_untrusted(payload, form, count, tau_quanta, n_params)
     assert indices.size == quanta.size == count <= 4 * len(payload)
     assert indices[0] >= 0
@@ -275,7 +275,7 @@ def run_sum(data: bytes) -> str:
     if len(data) < U16.size:
         raise WireError("too short for this target")
     (n_params,) = U16.unpack_from(data)
-    total = decode_quanta_untrusted(fenced(data[U16.size :]), n_params)
+    total = decode_quanta_untrusted(copy_to_fence(data[U16.size :]), n_params)
     array = total.dense()
     assert array.shape == (n_params,)
     again = encode_quanta(total)

@@ -23,7 +23,7 @@ def fuzz(fuzzer: Fuzzer, executions: int) -> None:
 
 
 @pytest.mark.parametrize("name", TARGETS)
-def test_only_wire_errors_come_out(name: str) -> None:
+def test_decoder_raises_only_wire_errors(name: str) -> None:
     """From mutated inputs, decoders raise nothing but ``WireError``."""
     fuzzer = Fuzzer(TARGETS[name], read_corpus(CORPUS / f"{name}.json"), seed=1)
     fuzz(fuzzer, EXECUTIONS)
@@ -31,14 +31,14 @@ def test_only_wire_errors_come_out(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", TARGETS)
-def test_seeds_are_valid(name: str) -> None:
+def test_decoder_accepts_its_seed_inputs(name: str) -> None:
     """Each target's seeds are accepted by its decoder."""
     outcomes = [TARGETS[name].run(data) for data in TARGETS[name].seeds()]
     assert len(outcomes) >= 4
 
 
 @pytest.mark.parametrize("name", TARGETS)
-def test_memory_is_bounded_by_what_came_not_by_what_is_announced(name: str) -> None:
+def test_decoder_memory_is_bounded_despite_announced_size(name: str) -> None:
     """Memory is proportional to the input, not to what the input announces."""
     fuzzer = Fuzzer(TARGETS[name], read_corpus(CORPUS / f"{name}.json"), seed=2)
     worst = 0  # growth during one input, without earlier garbage
@@ -54,7 +54,7 @@ def test_memory_is_bounded_by_what_came_not_by_what_is_announced(name: str) -> N
     assert 0 < worst < MEMORY_BYTES_MAX
 
 
-def test_the_same_seed_runs_the_same_inputs() -> None:
+def test_fuzzer_inputs_are_determined_by_seed() -> None:
     """The same seed gives the same inputs, and another seed gives others."""
     seen: list[list[bytes]] = []
     for seed in (3, 3, 4):
@@ -71,7 +71,7 @@ def test_the_same_seed_runs_the_same_inputs() -> None:
     assert seen[0] == seen[1] != seen[2]
 
 
-def test_anything_but_a_wire_error_comes_out_with_its_input() -> None:
+def test_fuzzer_notes_input_on_unexpected_exception() -> None:
     """Another exception is raised with the input as a note."""
 
     def trusting(data: bytes) -> str:

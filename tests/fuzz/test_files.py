@@ -14,7 +14,7 @@ MUTATIONS = 60
 
 @pytest.mark.parametrize("name", KINDS)
 @pytest.mark.filterwarnings("ignore")
-def test_only_declared_errors_with_the_files_name_come_out(name: str, tmp_path: Path) -> None:
+def test_mutated_file_raises_only_declared_errors_with_file_name(name: str, tmp_path: Path) -> None:
     """Mutated files raise only declared errors, whose text has the file's name."""
     KINDS[name].make(tmp_path)
     KINDS[name].load(tmp_path)

@@ -33,13 +33,13 @@ def near_theta(n: int, seed: int, tau_quanta: int) -> tuple[F32, F32]:
     return (theta + multiples + noise).astype(np.float32), theta
 
 
-def wild(n: int, seed: int) -> F32:
+def arbitrary_floats(n: int, seed: int) -> F32:
     """Return f32[n] of arbitrary bits, with NaN and infinities."""
     random = np.random.default_rng(seed)
     return random.integers(-(2**31), 2**31, n).astype(np.int32).view(np.float32)
 
 
-def same(name: str, *arguments: Any) -> tuple[Any, list[Any]]:
+def check_kernel(name: str, *arguments: Any) -> tuple[Any, list[Any]]:
     """Run definition and kernel on copies, assert equal results and arrays, return the kernel's."""
     answers: list[Any] = []
     memories: list[list[Any]] = []

@@ -78,7 +78,7 @@ def deltas(n: int, steps: int, spread: float) -> list[F32]:
     ("spread", "form"), [(3e-4, Form.GAPS), (3e-3, Form.BITMAP_UP)], ids=["few", "many"]
 )
 @pytest.mark.parametrize("aggregation", ["sum", "mean"])
-def test_the_same_messages_from_either_backend(
+def test_device_encoder_sends_same_messages_as_cpu(
     train_on: str, spread: float, form: Form, aggregation: str
 ) -> None:
     host, device = workers(
@@ -125,7 +125,7 @@ def test_state_and_residuals_move_between_backends() -> None:
     assert norms == pytest.approx(host.encoder.residual_norms(host.local, host.theta), rel=1e-12)
 
 
-def test_accumulating_is_publishing_later() -> None:
+def test_accumulated_changes_are_sent_in_next_publication() -> None:
     """Accumulated changes are sent in the next publication."""
     host, device = workers("replica")
     for delta in deltas(N, 2, 1e-3):
@@ -159,7 +159,7 @@ def tied(n: int, steps: int) -> list[F32]:
     ],
     ids=["auto", "auto-one-level", "levels", "warm-up"],
 )
-def test_all_options_send_the_same_from_either_backend(
+def test_all_options_give_same_messages_on_both_backends(
     train_on: str, learnt: list[F32], layers: Layers | None, options: dict[str, Any]
 ) -> None:
     """Messages are equal also if tau is sampled: there are 300 parameters, SAMPLE_PARAMS is 200."""

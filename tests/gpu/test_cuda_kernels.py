@@ -15,7 +15,16 @@ from sparkstrom.base.errors import UsageError
 from sparkstrom.encoding import backends
 from sparkstrom.encoding import reference_kernels as reference
 from sparkstrom.encoding.cuda.device import SIMULATED, TILE, is_usable
-from tests.gpu.compared import LARGE, Q, near_theta, quanta, same, seeds, sizes, wild
+from tests.gpu.compared import (
+    LARGE,
+    Q,
+    arbitrary_floats,
+    check_kernel,
+    near_theta,
+    quanta,
+    seeds,
+    sizes,
+)
 
 # These tests overflow floats on purpose; NumPy, on which the simulator runs, warns of it.
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
@@ -32,7 +41,7 @@ SCRATCH = np.zeros(backends.SCRATCH_BYTES, np.uint8)
 sides = st.sampled_from([1, -1])
 
 
-def same_scan(name: str, first: F32, second: F32, tau: float, capacity: int) -> I32:
+def check_scan(name: str, first: F32, second: F32, tau: float, capacity: int) -> I32:
     """Compare a scan as ``same`` does, its codes only up to the hits; return these codes."""
     host, codes = (first.copy(), second.copy()), np.zeros(capacity, np.int32)
     device, device_codes = [cuda.to_device(a) for a in host], cuda.to_device(codes)
@@ -53,18 +62,18 @@ SCANS = pytest.mark.parametrize("name", ["scan_local", "scan_replica"])
 
 @SCANS
 @given(n=sizes, seed=seeds, tau=quanta, spare=st.integers(-40, 40))
-def test_scans(name: str, n: int, seed: int, tau: int, spare: int) -> None:
+def test_scan_equals_definition(name: str, n: int, seed: int, tau: int, spare: int) -> None:
     local, theta = near_theta(n, seed, tau)
     second = theta if name == "scan_local" else np.zeros(n, np.float32)
     first = local if name == "scan_local" else local - theta
-    same_scan(name, first, second, tau * Q, max(0, n + spare))
+    check_scan(name, first, second, tau * Q, max(0, n + spare))
 
 
 @SCANS
 @pytest.mark.parametrize("room", [0, 1, 20])
-def test_hits_beyond_the_room_for_them_are_only_counted(name: str, room: int) -> None:
+def test_scan_counts_hits_beyond_capacity_without_writing(name: str, room: int) -> None:
     ones, zeros = np.ones(TILE + 3, np.float32), np.zeros(TILE + 3, np.float32)
-    assert same_scan(name, ones, zeros, 1.0, room).size == room
+    assert check_scan(name, ones, zeros, 1.0, room).size == room
     guarded = cuda.to_device(np.full(TILE + 3, 7, np.int32))
     scan = getattr(backends.kernels("cuda"), name)
     hits, _ = scan(cuda.to_device(ones), cuda.to_device(zeros), 1.0, guarded[:room])
@@ -78,24 +87,24 @@ def test_codes_of_a_large_array_ascend(name: str, tau: int) -> None:
     local, theta = near_theta(LARGE, tau, 2**10)
     if name == "scan_replica":
         local, theta = local - theta, np.zeros(LARGE, np.float32)
-    codes = same_scan(name, local, theta, tau * Q, LARGE)
+    codes = check_scan(name, local, theta, tau * Q, LARGE)
     assert (np.diff(np.where(codes < 0, ~codes, codes)) > 0).all()
     assert (codes.size == 0) == (tau == 2**24)
 
 
 @SCANS
 @given(n=sizes, seed=seeds, tau=quanta)
-def test_scans_find_what_is_not_finite(name: str, n: int, seed: int, tau: int) -> None:
-    same_scan(name, wild(n, seed), wild(n, seed + 1), tau * Q, n)
+def test_scan_reports_nan_and_infinity(name: str, n: int, seed: int, tau: int) -> None:
+    check_scan(name, arbitrary_floats(n, seed), arbitrary_floats(n, seed + 1), tau * Q, n)
 
 
 @given(n=sizes, seed=seeds, tau=quanta, part=st.integers(1, 2**12))
-def test_move(n: int, seed: int, tau: int, part: int) -> None:
+def test_move_equals_definition(n: int, seed: int, tau: int, part: int) -> None:
     local, theta = near_theta(n, seed, tau)
     codes, step = np.zeros(n, np.int32), min(tau, 2 * part)
     hits, _ = reference.scan_local(local, theta, tau * Q, codes)
     for other_step in ((step - tau) * Q, -tau * Q, 0.0):
-        same("move", theta, local, codes[:hits], step * Q, other_step, Q)
+        check_kernel("move", theta, local, codes[:hits], step * Q, other_step, Q)
 
 
 def check_bitmap(n: int, seed: int, tau: int, step: int, side: int) -> None:
@@ -103,57 +112,59 @@ def check_bitmap(n: int, seed: int, tau: int, step: int, side: int) -> None:
     local, theta = near_theta(n, seed, tau)
     out = np.full((n + 3) // 4, 0xFF, np.uint8)
     rest = (tau * Q, step * Q, side, Q, SCRATCH, out)
-    same("bitmap_replica", local - theta, theta, *rest)
-    (hits, halves, *_), (_, _, _, packed) = same("bitmap_local", local, theta, *rest)
-    count, _ = same("bitmap_count", packed, n)
+    check_kernel("bitmap_replica", local - theta, theta, *rest)
+    (hits, halves, *_), (_, _, _, packed) = check_kernel("bitmap_local", local, theta, *rest)
+    count, _ = check_kernel("bitmap_count", packed, n)
     assert count == hits + halves
-    same("bitmap_decode", packed, n, side, step, *np.zeros((2, count), np.int32))
-    same("bitmap_add", theta, packed, side, step * Q, Q, SCRATCH)
-    same("bitmap_add_both", theta, local, packed, side, step * Q, Q, SCRATCH)
+    check_kernel("bitmap_decode", packed, n, side, step, *np.zeros((2, count), np.int32))
+    check_kernel("bitmap_add", theta, packed, side, step * Q, Q, SCRATCH)
+    check_kernel("bitmap_add_both", theta, local, packed, side, step * Q, Q, SCRATCH)
 
 
 @given(n=sizes, seed=seeds, tau=quanta, part=st.integers(1, 2**12), side=sides)
-def test_bitmaps(n: int, seed: int, tau: int, part: int, side: int) -> None:
+def test_bitmap_kernels_equal_definition(n: int, seed: int, tau: int, part: int, side: int) -> None:
     check_bitmap(n, seed, tau, min(tau, 2 * part), side)
 
 
-def test_a_large_bitmap() -> None:
+def test_bitmap_kernels_equal_definition_for_large_array() -> None:
     check_bitmap(LARGE, 1, 2**10, 2**9, -1)
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 4 * TILE - 3])
-def test_padding_of_a_bitmap_must_be_zero(n: int) -> None:
+def test_bitmap_with_nonzero_padding_is_rejected(n: int) -> None:
     packed = np.zeros((n + 3) // 4, np.uint8)
     packed[-1] = 0b10_00_00_00
-    assert same("bitmap_count", packed, n)[0] == -1
+    assert check_kernel("bitmap_count", packed, n)[0] == -1
 
 
 @given(n=sizes, seed=seeds)
-def test_applying_and_adding(n: int, seed: int) -> None:
+def test_apply_and_add_kernels_equal_definition(n: int, seed: int) -> None:
     local, theta = near_theta(n, seed, 2**10)
     random = np.random.default_rng(seed)
     total = random.integers(-(2**31), 2**31, n).astype(np.int32)
     indices = np.flatnonzero(random.random(n) < 0.3).astype(np.int32)
     random.shuffle(indices)
     amounts = random.integers(-(2**31), 2**31, indices.size).astype(np.int32)
-    same("apply_hits", theta, indices, amounts, Q)
-    same("apply_hits_both", theta, local, indices, amounts, Q)
-    same("sum_hits", total, indices, amounts)
-    same("add_quanta", theta, total, Q)
-    same("add_quanta_both", theta, local, total, Q)
+    check_kernel("apply_hits", theta, indices, amounts, Q)
+    check_kernel("apply_hits_both", theta, local, indices, amounts, Q)
+    check_kernel("sum_hits", total, indices, amounts)
+    check_kernel("add_quanta", theta, total, Q)
+    check_kernel("add_quanta_both", theta, local, total, Q)
 
 
 @given(n=sizes, seed=seeds, limit=st.integers(1, 20))
-def test_clipping_and_norms(n: int, seed: int, limit: int) -> None:
+def test_clipping_and_norm_kernels_equal_definition(n: int, seed: int, limit: int) -> None:
     random = np.random.default_rng(seed)
     local, theta = ((random.integers(-40, 40, n) / 8).astype(np.float32) for _ in range(2))
-    same("clip_local", local, theta, limit / 8)
-    same("clip_replica", local, limit / 8)
-    same("residual_sums_local", local, theta)  # eighths: exact sums, so their order does not matter
-    same("residual_sums_replica", local)
+    check_kernel("clip_local", local, theta, limit / 8)
+    check_kernel("clip_replica", local, limit / 8)
+    check_kernel(
+        "residual_sums_local", local, theta
+    )  # eighths: exact sums, so their order does not matter
+    check_kernel("residual_sums_replica", local)
 
 
-def test_norms_of_anything_are_the_same_bits_every_time() -> None:
+def test_residual_norms_are_deterministic() -> None:
     local, theta = near_theta(LARGE // 4, 3, 1000)
     device = cuda.to_device(local), cuda.to_device(theta)
     norms = [backends.kernels("cuda").residual_sums_local(*device) for _ in range(2)]
@@ -162,24 +173,26 @@ def test_norms_of_anything_are_the_same_bits_every_time() -> None:
 
 
 @given(n=st.integers(1, 40), seed=seeds)
-def test_overflows_are_counted_and_the_first_is_named(n: int, seed: int) -> None:
+def test_overflow_count_and_first_index_equal_definition(n: int, seed: int) -> None:
     random = np.random.default_rng(seed)
     edge = random.choice([2**24 - 2, 2**24 - 1, 2**24, 0], n) * random.choice([-1, 1], n)
     theta = (edge * Q).astype(np.float32)
     indices = random.permutation(n).astype(np.int32)
     amounts = random.choice([-2, 2], n).astype(np.int32)
-    (over, first), _ = same("apply_hits", theta, indices, amounts, Q)
+    (over, first), _ = check_kernel("apply_hits", theta, indices, amounts, Q)
     assert (over == 0) == (first == -1)
-    same("apply_hits", theta, indices[:0], amounts[:0], Q)  # an empty call clears the counters
-    same("add_quanta", theta, amounts, Q)
+    check_kernel(
+        "apply_hits", theta, indices[:0], amounts[:0], Q
+    )  # an empty call clears the counters
+    check_kernel("add_quanta", theta, amounts, Q)
     codes = np.where(amounts > 0, indices, ~indices)
-    same("move", theta, theta, codes, 2 * Q, 0.0, Q)
+    check_kernel("move", theta, theta, codes, 2 * Q, 0.0, Q)
     learnt = (amounts * Q).astype(np.float32)
     packed = np.zeros((n + 3) // 4, np.uint8)
-    same("bitmap_replica", learnt, theta, 2 * Q, 2 * Q, 1, Q, SCRATCH, packed)
+    check_kernel("bitmap_replica", learnt, theta, 2 * Q, 2 * Q, 1, Q, SCRATCH, packed)
 
 
-def test_any_order_and_any_grouping_give_the_same_bits() -> None:
+def test_update_order_and_grouping_do_not_change_bits() -> None:
     random, kernels, n = np.random.default_rng(7), backends.kernels("cuda"), TILE + 5
     start = (random.integers(-(2**20), 2**20, n) * Q).astype(np.float32)
     updates = []
@@ -208,7 +221,7 @@ def test_any_order_and_any_grouping_give_the_same_bits() -> None:
         (lambda: cuda.to_device(np.zeros((2, 2), np.float32)), "must be one contiguous vector"),
     ],
 )
-def test_only_contiguous_device_arrays_are_taken(local: Any, says: str) -> None:
+def test_kernels_reject_host_and_noncontiguous_arrays(local: Any, says: str) -> None:
     theta, codes = cuda.to_device(np.zeros(4, np.float32)), cuda.to_device(np.zeros(4, np.int32))
     with pytest.raises(UsageError, match=says):
         backends.kernels("cuda").scan_local(local(), theta, Q, codes)
@@ -216,7 +229,7 @@ def test_only_contiguous_device_arrays_are_taken(local: Any, says: str) -> None:
 
 @pytest.mark.skipif(SIMULATED, reason="the simulator has no __cuda_array_interface__")
 @pytest.mark.parametrize("library", ["torch", "cupy"])
-def test_arrays_of_other_libraries_are_changed_in_place(library: str) -> None:
+def test_torch_and_cupy_arrays_are_changed_in_place(library: str) -> None:
     module = pytest.importorskip(library)
     ones = module.ones(
         100, dtype=module.float32, **({"device": "cuda"} if library == "torch" else {})

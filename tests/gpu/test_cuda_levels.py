@@ -16,7 +16,17 @@ from sparkstrom.encoding import backends
 from sparkstrom.encoding import reference_kernels as reference
 from sparkstrom.encoding.cuda.device import TILE, is_usable
 from sparkstrom.encoding.layers import LayeredKernels, Layers
-from tests.gpu.compared import F32, LARGE, Q, near_theta, quanta, same, seeds, sizes, wild
+from tests.gpu.compared import (
+    F32,
+    LARGE,
+    Q,
+    arbitrary_floats,
+    check_kernel,
+    near_theta,
+    quanta,
+    seeds,
+    sizes,
+)
 
 # These tests overflow floats on purpose; NumPy, on which the simulator runs, warns of it.
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
@@ -31,7 +41,7 @@ tops = st.integers(0, 7)
 BOTH_WAYS = pytest.mark.parametrize("name", ["local", "replica"])
 
 
-def same_choice(
+def check_choice(
     name: str, parts: tuple[F32, ...], tau: float, chance: tuple[int, int], capacity: int
 ) -> I32:
     """Compare choosing with its definition, with all of its codes; return the codes taken."""
@@ -53,7 +63,7 @@ def create_residual(name: str, local: F32, theta: F32) -> tuple[F32, ...]:
 
 
 @given(n=sizes, seed=seeds, sign=st.sampled_from([-1, 1]), size=st.integers(0, 70))
-def test_a_sample_is_the_defined_one(n: int, seed: int, sign: int, size: int) -> None:
+def test_sample_equals_definition(n: int, seed: int, sign: int, size: int) -> None:
     """A sample has the indices and sizes that the definition gives."""
     one, other = near_theta(n + 1, seed, 1000)
     one[seed % (n + 1)] = np.nan
@@ -75,19 +85,21 @@ def test_a_sample_is_the_defined_one(n: int, seed: int, sign: int, size: int) ->
     draw=st.integers(0, 2**40),
     spare=st.integers(-40, 40),
 )
-def test_choosing(
+def test_chosen_codes_equal_definition(
     name: str, n: int, seed: int, tau: int, limit: int, draw: int, spare: int
 ) -> None:
     parts = create_residual(name, *near_theta(n, seed, tau))
-    same_choice(name, parts, tau * Q, (limit, draw), max(0, n + spare))
+    check_choice(name, parts, tau * Q, (limit, draw), max(0, n + spare))
 
 
 @BOTH_WAYS
 @given(n=sizes, seed=seeds, tau=quanta, limit=limits)
-def test_choosing_among_any_bits(name: str, n: int, seed: int, tau: int, limit: int) -> None:
+def test_choice_skips_nan_and_takes_infinite_residuals(
+    name: str, n: int, seed: int, tau: int, limit: int
+) -> None:
     """A residual of NaN is never taken, an infinite one always."""
-    parts = create_residual(name, wild(n, seed), wild(n, seed + 1))
-    codes = same_choice(name, parts, tau * Q, (limit, seed), n)
+    parts = create_residual(name, arbitrary_floats(n, seed), arbitrary_floats(n, seed + 1))
+    codes = check_choice(name, parts, tau * Q, (limit, seed), n)
     residual = parts[0] - parts[1] if name == "local" else parts[0]
     chosen = np.where(codes < 0, ~codes, codes)
     assert not np.isnan(residual[chosen]).any()
@@ -95,12 +107,12 @@ def test_choosing_among_any_bits(name: str, n: int, seed: int, tau: int, limit: 
 
 
 @BOTH_WAYS
-def test_chance_among_many_that_are_tied(name: str) -> None:
+def test_half_of_tied_residuals_are_chosen(name: str) -> None:
     """Half of the residuals of tau are taken, and all from 2 tau on; indices ascend."""
     tau = np.float32(1000 * Q)
     residual = np.resize(np.array([1, -1, 2, -3, 0.999, 0], np.float32) * tau, LARGE)
     parts = (residual, np.zeros(LARGE, np.float32))[: 2 if name == "local" else 1]
-    codes = same_choice(name, parts, float(tau), (2**31, 5), LARGE)
+    codes = check_choice(name, parts, float(tau), (2**31, 5), LARGE)
     indices = np.where(codes < 0, ~codes, codes)
     assert (np.diff(indices) > 0).all()
     assert np.isin(np.flatnonzero(np.abs(residual) >= 2 * tau), indices).all()
@@ -109,62 +121,66 @@ def test_chance_among_many_that_are_tied(name: str) -> None:
 
 
 @given(n=sizes, seed=seeds, tau=quanta, top=tops)
-def test_levels(n: int, seed: int, tau: int, top: int) -> None:
+def test_found_levels_equal_definition(n: int, seed: int, tau: int, top: int) -> None:
     local, theta = near_theta(n, seed, tau)
     local += ((local - theta) * np.resize(np.float32([0, 1, 3, 7, 40]), n)).astype(np.float32)
     codes = np.zeros(n, np.int32)
     hits, _ = reference.scan_local(local, theta, tau * Q, codes)
     rest = (codes[:hits], tau * Q, top, np.full(hits, 9, np.uint8))
-    same("find_levels_local", local, theta, *rest)
-    same("find_levels_replica", local - theta, *rest)
+    check_kernel("find_levels_local", local, theta, *rest)
+    check_kernel("find_levels_replica", local - theta, *rest)
 
 
 @given(n=sizes, seed=seeds, tau=quanta, top=tops)
-def test_levels_of_any_bits(n: int, seed: int, tau: int, top: int) -> None:
+def test_found_levels_equal_definition_for_arbitrary_bits(
+    n: int, seed: int, tau: int, top: int
+) -> None:
     indices = np.random.default_rng(seed).permutation(n).astype(np.int32)
     codes = np.where(indices % 3 == 0, ~indices, indices)
     rest = (codes, tau * Q, top, np.full(n, 9, np.uint8))
-    same("find_levels_local", wild(n, seed), wild(n, seed + 1), *rest)
-    same("find_levels_replica", wild(n, seed), *rest)
+    check_kernel(
+        "find_levels_local", arbitrary_floats(n, seed), arbitrary_floats(n, seed + 1), *rest
+    )
+    check_kernel("find_levels_replica", arbitrary_floats(n, seed), *rest)
 
 
-def test_the_highest_level_is_of_this_call() -> None:
+def test_highest_level_is_reset_between_calls() -> None:
     """find_levels returns the highest level of this call, not of an earlier one."""
     codes, levels = np.arange(3, dtype=np.int32), np.zeros(3, np.uint8)
     for size, highest in ((8, 3), (2, 1), (1, 0)):
         residual = np.array([1, -1, size], np.float32)
-        assert same("find_levels_replica", residual, codes, 1.0, 3, levels)[0] == highest
-    assert same("find_levels_replica", residual, codes[:0], 1.0, 3, levels[:0])[0] == 0
+        assert check_kernel("find_levels_replica", residual, codes, 1.0, 3, levels)[0] == highest
+    assert check_kernel("find_levels_replica", residual, codes[:0], 1.0, 3, levels[:0])[0] == 0
 
 
 @given(n=sizes, seed=seeds, tau=quanta, top=st.integers(0, 3), part=st.integers(1, 2**12))
-def test_moving_by_levels(n: int, seed: int, tau: int, top: int, part: int) -> None:
+def test_move_by_levels_equals_definition(n: int, seed: int, tau: int, top: int, part: int) -> None:
     local, theta = near_theta(n, seed, tau)
     codes, step = np.zeros(n, np.int32), min(tau, 2 * part)
     hits, _ = reference.scan_local(local, theta, tau * Q, codes)
     levels = np.random.default_rng(seed).integers(0, top + 1, hits).astype(np.uint8)
     for other_step in ((step - tau) * Q, -tau * Q, 0.0):
-        same("move_by_levels", theta, local, codes[:hits], levels, step * Q, other_step, Q)
+        check_kernel("move_by_levels", theta, local, codes[:hits], levels, step * Q, other_step, Q)
 
 
 @given(n=st.integers(1, 40), seed=seeds)
-def test_overflows_by_levels_are_counted_and_the_first_is_named(n: int, seed: int) -> None:
+def test_move_by_levels_overflows_equal_definition(n: int, seed: int) -> None:
     random = np.random.default_rng(seed)
     edge = random.choice([2**24 - 16, 2**24 - 4, 2**24, 0], n) * random.choice([-1, 1], n)
     theta, indices = (edge * Q).astype(np.float32), random.permutation(n).astype(np.int32)
     codes = np.where(random.random(n) < 0.5, indices, ~indices)
     levels = random.integers(0, 4, n).astype(np.uint8)
-    (over, first), _ = same("move_by_levels", theta, theta, codes, levels, 2 * Q, 0.0, Q)
+    (over, first), _ = check_kernel("move_by_levels", theta, theta, codes, levels, 2 * Q, 0.0, Q)
     assert (over == 0) == (first == -1)
-    same("move_by_levels", theta, theta, codes[:0], levels[:0], 2 * Q, 0.0, Q)
+    check_kernel("move_by_levels", theta, theta, codes[:0], levels[:0], 2 * Q, 0.0, Q)
 
 
 @given(n=sizes, seed=seeds, start=st.integers(0, 2**31 - 1 - TILE - 70))
-def test_shifting_codes(n: int, seed: int, start: int) -> None:
+def test_shift_codes_adds_offset_and_keeps_signs(n: int, seed: int, start: int) -> None:
     random = np.random.default_rng(seed)
     indices = np.arange(n, dtype=np.int32)
     codes = np.where(random.random(n) < 0.5, indices, ~indices)
-    _, (shifted,) = same("shift_codes", codes, start)
+    _, (shifted,) = check_kernel("shift_codes", codes, start)
     moved = np.where(shifted < 0, ~shifted, shifted)
     np.testing.assert_array_equal(moved, indices + start)
     np.testing.assert_array_equal(shifted < 0, codes < 0)
@@ -181,7 +197,9 @@ def layered(draw: st.DrawFn) -> Layers:
 
 @BOTH_WAYS
 @given(layers=layered(), seed=seeds, tau=quanta, limit=limits)
-def test_layers(name: str, layers: Layers, seed: int, tau: int, limit: int) -> None:
+def test_layered_publication_equals_definition(
+    name: str, layers: Layers, seed: int, tau: int, limit: int
+) -> None:
     """All kernels of a publication, run layer by layer, have equal results and arrays."""
     n = layers.stops[-1]
     local, theta = near_theta(n, seed, tau)
@@ -221,7 +239,7 @@ def publication(
     ]
 
 
-def test_levels_are_bytes_on_the_device() -> None:
+def test_find_levels_rejects_host_or_non_byte_levels() -> None:
     residual, codes = (
         cuda.to_device(np.ones(4, np.float32)),
         cuda.to_device(np.arange(4, dtype="i4")),

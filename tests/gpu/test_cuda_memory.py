@@ -14,7 +14,7 @@ from sparkstrom.encoding import backends
 from sparkstrom.encoding import layers as samples
 from sparkstrom.encoding.cuda.device import TILE, is_usable
 from sparkstrom.encoding.layers import Layers
-from tests.gpu.compared import Q, near_theta, seeds, sizes, wild
+from tests.gpu.compared import Q, arbitrary_floats, near_theta, seeds, sizes
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
@@ -24,7 +24,7 @@ if not is_usable():  # the simulator counts as usable
 EITHER = pytest.mark.parametrize("name", ["cpu", "cuda"])
 
 
-def test_all_that_a_protocol_names_is_there() -> None:
+def test_cuda_modules_implement_whole_protocols() -> None:
     for protocol, module in (
         (backends.Kernels, backends.kernels("cuda")),
         (backends.Memory, backends.memory("cuda")),
@@ -35,8 +35,8 @@ def test_all_that_a_protocol_names_is_there() -> None:
 
 @EITHER
 @given(n=sizes, seed=seeds)
-def test_a_copy_is_another_array(name: str, n: int, seed: int) -> None:
-    memory, host = backends.memory(name), wild(n, seed)
+def test_copy_is_independent_of_original(name: str, n: int, seed: int) -> None:
+    memory, host = backends.memory(name), arbitrary_floats(n, seed)
     first = memory.from_host(host.copy())
     second = memory.copy(first)
     memory.assign(first, np.zeros(n, np.float32))
@@ -46,8 +46,8 @@ def test_a_copy_is_another_array(name: str, n: int, seed: int) -> None:
 
 @EITHER
 @given(n=sizes, seed=seeds)
-def test_assigning_from_and_to_either_side(name: str, n: int, seed: int) -> None:
-    memory, host = backends.memory(name), wild(n, seed)
+def test_assign_copies_between_host_and_device(name: str, n: int, seed: int) -> None:
+    memory, host = backends.memory(name), arbitrary_floats(n, seed)
     there, also = memory.zeros(n, np.float32), memory.zeros(n + 3, np.float32)
     back = np.zeros(n, np.float32)
     memory.assign(there, host)
@@ -63,7 +63,7 @@ def test_assigning_from_and_to_either_side(name: str, n: int, seed: int) -> None
 
 @EITHER
 @pytest.mark.parametrize("other", [np.zeros(3, np.float32), np.zeros(1, np.float32), np.zeros(4)])
-def test_what_is_not_alike_is_not_assigned(name: str, other: Any) -> None:
+def test_assign_rejects_other_size_or_dtype(name: str, other: Any) -> None:
     """An array of another size or type is not assigned."""
     memory = backends.memory(name)
     target = memory.zeros(4, np.float32)
@@ -75,7 +75,7 @@ def test_what_is_not_alike_is_not_assigned(name: str, other: Any) -> None:
 
 @EITHER
 @given(n=sizes, seed=seeds)
-def test_subtracting(name: str, n: int, seed: int) -> None:
+def test_subtract_works_in_place(name: str, n: int, seed: int) -> None:
     memory, (one, other) = backends.memory(name), near_theta(n, seed, 1000)
     first, second = memory.from_host(one.copy()), memory.from_host(other.copy())
     memory.subtract(first, first, second)
@@ -84,14 +84,14 @@ def test_subtracting(name: str, n: int, seed: int) -> None:
     assert memory.to_host(second).tobytes() == ((one - other) - other).tobytes()
 
 
-def test_only_arrays_on_the_device_are_subtracted() -> None:
+def test_subtract_rejects_host_array() -> None:
     memory, host = backends.memory("cuda"), np.zeros(4, np.float32)
     with pytest.raises(UsageError, match=r"other is a numpy\.ndarray in host memory"):
         memory.subtract(memory.zeros(4, np.float32), memory.zeros(4, np.float32), host)
 
 
 @EITHER
-def test_a_part_is_the_same_memory(name: str) -> None:
+def test_part_is_view_of_whole_array(name: str) -> None:
     memory = backends.memory(name)
     whole = memory.zeros(TILE + 9, np.float32)
     for where in (slice(3, TILE), slice(TILE + 9, None), slice(0)):
@@ -103,7 +103,7 @@ def test_a_part_is_the_same_memory(name: str) -> None:
 @pytest.mark.parametrize("sign", [-1, 1])
 @pytest.mark.parametrize("layers", [None, Layers((100, 300), (1, 5))])
 @given(seed=seeds, fraction=st.sampled_from([1e-3, 0.1, 1.0]), many=st.booleans())
-def test_tau_is_sampled_alike(
+def test_sampled_tau_is_equal_on_both_backends(
     sign: int, layers: Layers | None, seed: int, fraction: float, many: bool
 ) -> None:
     """Both sample the same tau, also if residuals are NaN or infinite, which the scan reports."""

@@ -18,7 +18,7 @@ if not is_usable():  # the simulator counts as usable
 N = 1000
 
 
-def test_another_thread_reads_what_is_there() -> None:
+def test_reader_returns_current_values_in_other_thread() -> None:
     memory, values = backends.on_device(0).memory, np.arange(N, dtype=np.float32)
     array = memory.zeros(N, np.float32)
     read, parts = memory.reader(array), []
@@ -35,12 +35,12 @@ def test_another_thread_reads_what_is_there() -> None:
 
 
 @pytest.mark.parametrize("index", [-1, 1000])
-def test_a_device_that_is_not_there_is_refused_with_how_many_are(index: int) -> None:
+def test_missing_device_error_names_device_count(index: int) -> None:
     with pytest.raises(SetupError, match=f"device {index} is wanted, Numba sees {len(cuda.gpus)}"):
         backends.on_device(index)
 
 
-def test_working_memory_stays_on_a_device_and_is_made_anew_on_another() -> None:
+def test_scratch_memory_is_reused_only_on_same_device() -> None:
     scratch = Scratch()
     scratch.move_to(0)
     first = scratch.zeros("answer", 2)

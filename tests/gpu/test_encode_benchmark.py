@@ -19,16 +19,16 @@ if not is_usable():  # the simulator counts as usable
     pytest.skip("no GPU; run simulated by laws/test_encoding_cuda.py", allow_module_level=True)
 
 
-def by_clock(work: Callable[[], Any]) -> float:
+def measure_by_clock(work: Callable[[], Any]) -> float:
     """Return the time that ``work`` takes in milliseconds, never 0."""
     begin = time.perf_counter_ns()
     work()
     return 1e-6 * (time.perf_counter_ns() - begin + 1)
 
 
-def test_every_figure_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_benchmark_measures_every_documented_figure(monkeypatch: pytest.MonkeyPatch) -> None:
     if SIMULATED:
-        monkeypatch.setattr(encode_cuda, "on_device", by_clock)
+        monkeypatch.setattr(encode_cuda, "on_device", measure_by_clock)
         monkeypatch.setattr(encode_cuda, "device_name", lambda: "simulated")
     monkeypatch.setattr(encode_cuda, "PAIRS", 1)
     monkeypatch.setattr(encode_cuda, "SAMPLE_PARAMS", 64)

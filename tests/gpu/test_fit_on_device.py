@@ -20,8 +20,8 @@ from sparkstrom.models import DenseNetwork
 from sparkstrom.models.base import Share
 from sparkstrom.models.torch import TorchModel
 from sparkstrom.worker.training_task import choose_backend
-from tests.unit.runtime.fits import EPOCHS, Mesh, check_whole
-from tests.unit.runtime.memories import OnMemory, seen
+from tests.unit.runtime.fits import EPOCHS, Mesh, assert_fit_complete
+from tests.unit.runtime.memories import BackendDenseNetwork, as_host_array
 
 if not is_usable():  # the simulator counts as usable
     pytest.skip("no GPU; run simulated by laws/test_encoding_cuda.py", allow_module_level=True)
@@ -36,7 +36,7 @@ class TorchOnMemory(TorchModel):
     """A TorchModel that is bound to a simulated device's memory."""
 
     def bind(self, params: Any) -> None:
-        super().bind(seen(params))
+        super().bind(as_host_array(params))
 
 
 def torch_model(kind: type[TorchModel] = TorchModel, device: str = "cpu") -> TorchModel:
@@ -56,14 +56,14 @@ def mesh() -> Iterator[Mesh]:
 
 
 MODELS: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
-    "dense": (partial(OnMemory, [5, 8, 3]), partial(DenseNetwork, [5, 8, 3])),
+    "dense": (partial(BackendDenseNetwork, [5, 8, 3]), partial(DenseNetwork, [5, 8, 3])),
     "torch": (partial(torch_model, TorchOnMemory), torch_model),
 }
 
 
 @pytest.mark.skipif(not SIMULATED, reason="a GPU's memory is none that these models can work on")
 @pytest.mark.parametrize("kind", MODELS)
-def test_replicas_on_either_side_end_with_equal_bits(mesh: Mesh, kind: str) -> None:
+def test_device_and_host_replicas_end_equal(mesh: Mesh, kind: str) -> None:
     on_device, on_host = MODELS[kind]
     before = mesh.theta.digest()
     mesh.begin()
@@ -71,14 +71,14 @@ def test_replicas_on_either_side_end_with_equal_bits(mesh: Mesh, kind: str) -> N
     for partition in (1, 2):
         mesh.add_worker(partition, model=on_host())
     outcome = mesh.finish()
-    check_whole(mesh, outcome)
+    assert_fit_complete(mesh, outcome)
     assert before not in outcome.hashes.values()
     assert mesh.trainers[0].counts.steps == 5 * EPOCHS
     assert all(replica.encoder.counters.hits for replica in mesh.replicas)
 
 
 @ON_A_GPU
-def test_a_torch_model_on_a_gpu_trains_in_place_beside_one_on_the_host(mesh: Mesh) -> None:
+def test_torch_model_on_gpu_trains_in_replica_memory(mesh: Mesh) -> None:
     """The module's parameters are the replica's memory on the GPU, and all replicas end equal."""
     model = torch_model(device="cuda:0")
     device = choose_backend(model)
@@ -87,7 +87,7 @@ def test_a_torch_model_on_a_gpu_trains_in_place_beside_one_on_the_host(mesh: Mes
     mesh.add_worker(0, model=model, backend=device)
     for partition in (1, 2):
         mesh.add_worker(partition, model=torch_model())
-    check_whole(mesh, mesh.finish())
+    assert_fit_complete(mesh, mesh.finish())
     local: Any = mesh.replicas[0].theta.local
     first = next(iter(model.module.parameters()))
     assert first.is_cuda
@@ -97,7 +97,7 @@ def test_a_torch_model_on_a_gpu_trains_in_place_beside_one_on_the_host(mesh: Mes
 
 
 @ON_A_GPU
-def test_a_part_is_read_while_a_kernel_is_under_way_on_the_default_stream() -> None:
+def test_reader_does_not_wait_for_default_stream() -> None:
     """The reader's stream does not wait for the default stream, and reads the current values."""
     device = backends.on_device(0)
     theta = device.memory.zeros(1000, "f4")

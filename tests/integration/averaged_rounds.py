@@ -40,7 +40,7 @@ def rounds_of(
             ]
 
 
-def in_one_process(
+def train_in_one_process(
     model: Any,
     each: Sequence[Batches],
     epochs: int,
@@ -100,22 +100,24 @@ def batches_of(parts: Sequence[Part], master: Any) -> list[Batches]:
     ]
 
 
-def turns_of_fit(
+def rounds_of_fit(
     parts: Sequence[Part], master: Any, epochs: int
 ) -> Iterator[list[list[RoundBatch]]]:
     """Yield the rounds of a fit with a ParameterAveragingTrainingMaster, as ``rounds_of`` does."""
     return rounds_of(batches_of(parts, master), master.averaging_frequency, epochs)
 
 
-def fitted_in_one_process(model: Any, parts: Sequence[Part], master: Any, epochs: int) -> Flat:
+def fit_in_one_process(model: Any, parts: Sequence[Part], master: Any, epochs: int) -> Flat:
     """Return what ``in_one_process`` computes for a fit with a ParameterAveragingTrainingMaster."""
     names = ("save_updater", "outer", "accumulator")
     options = {name: getattr(master, name) for name in names}
     frequency = master.averaging_frequency
-    return in_one_process(model, batches_of(parts, master), epochs, frequency=frequency, **options)
+    return train_in_one_process(
+        model, batches_of(parts, master), epochs, frequency=frequency, **options
+    )
 
 
-def joined(batches: Sequence[Batch]) -> Batch:
+def join_batches(batches: Sequence[Batch]) -> Batch:
     """Return one minibatch with the rows of all ``batches``."""
     return Batch(
         np.concatenate([one.features for one in batches]),

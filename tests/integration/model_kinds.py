@@ -179,7 +179,7 @@ KINDS: dict[str, Any] = {
 BY_CHANCE = ("dl4j-module",)  # with dropout: only two whole fits are equal
 
 
-def tried(*kinds: str) -> tuple[str, ...]:
+def select_kinds(*kinds: str) -> tuple[str, ...]:
     """Return ``kinds``, or all kinds if the environment has ``SPARKSTROM_KINDS=all``."""
     return tuple(KINDS) if os.environ.get("SPARKSTROM_KINDS") == "all" else kinds
 

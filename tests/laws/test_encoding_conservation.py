@@ -45,7 +45,7 @@ def trainings(draw: st.DrawFn) -> list[F32]:
 
 
 @dataclass
-class World:
+class WorkerWithRemoteReplica:
     """One worker, and a replica elsewhere that applies the published updates."""
 
     encoder: Encoder
@@ -81,10 +81,10 @@ class World:
         return counters.mass_clipped + counters.mass_scaled_away
 
 
-def world(encoder: Encoder) -> World:
+def make_worker_with_remote_replica(encoder: Encoder) -> WorkerWithRemoteReplica:
     """Return a worker and a replica with the same initial parameters."""
     start = np.arange(encoder.n_params, dtype=np.float32) * Q
-    return World(encoder, start.copy(), start.copy(), start.copy())
+    return WorkerWithRemoteReplica(encoder, start.copy(), start.copy(), start.copy())
 
 
 @pytest.mark.parametrize("train_on", ["local", "replica"])
@@ -98,7 +98,7 @@ def world(encoder: Encoder) -> World:
     warm_up=warm_ups,
     shake_frequency=shake_frequencies,
 )
-def test_nothing_is_lost_that_is_not_counted(
+def test_lost_mass_is_counted_as_clipped_or_scaled_away(
     backend: str,
     train_on: str,
     steps: list[F32],
@@ -111,7 +111,7 @@ def test_nothing_is_lost_that_is_not_counted(
 ) -> None:
     """The mass that disappears in a publication is counted as clipped or scaled away."""
     n_params = steps[0].size if steps else 1
-    worker = world(
+    worker = make_worker_with_remote_replica(
         Encoder(
             n_params,
             K,
@@ -139,7 +139,7 @@ def test_nothing_is_lost_that_is_not_counted(
 
 @pytest.mark.parametrize("train_on", ["local", "replica"])
 @given(steps=trainings(), threshold=thresholds, clipping=clippings, aggregation=aggregations)
-def test_both_backends_make_the_same_bytes(
+def test_reference_and_cpu_backends_encode_same_bytes(
     train_on: str,
     steps: list[F32],
     threshold: FixedThreshold | AdaptiveThreshold,
@@ -148,7 +148,7 @@ def test_both_backends_make_the_same_bytes(
 ) -> None:
     n_params = steps[0].size if steps else 1
     one, other = (
-        world(
+        make_worker_with_remote_replica(
             Encoder(
                 n_params,
                 K,
@@ -176,13 +176,13 @@ def test_both_backends_make_the_same_bytes(
     where=st.integers(0, 299),
     bad=st.sampled_from([np.nan, np.inf, -np.inf]),
 )
-def test_nan_is_found_before_theta_changes(
+def test_non_finite_input_raises_before_theta_changes(
     backend: str, train_on: str, delta: F32, where: int, bad: float
 ) -> None:
     """NaN or infinity in the input raises an error before theta changes."""
     where %= delta.size
     delta[where] = bad
-    worker = world(
+    worker = make_worker_with_remote_replica(
         Encoder(
             delta.size,
             K,
@@ -201,11 +201,11 @@ def test_nan_is_found_before_theta_changes(
     remote=trainings(),
     threshold=thresholds,
 )
-def test_remote_updates_leave_the_residual_of_local_training_alone(
+def test_remote_updates_do_not_change_residual(
     steps: list[F32], remote: list[F32], threshold: FixedThreshold | AdaptiveThreshold
 ) -> None:
     n_params = steps[0].size if steps else 1
-    worker = world(Encoder(n_params, K, threshold))
+    worker = make_worker_with_remote_replica(Encoder(n_params, K, threshold))
     for delta, other in zip(steps, remote, strict=False):
         residual = worker.encoder.residual(worker.local, worker.theta)
         quanta = np.resize(other / Q, n_params).astype(np.int32)

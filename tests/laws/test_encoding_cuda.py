@@ -27,7 +27,7 @@ ON_DEVICE_MEMORY = (  # tests that also run on the host, here in device memory (
 )
 
 
-def passed(*arguments: str) -> int:
+def run_tests_under_simulator(*arguments: str) -> int:
     """Run tests in a process under the simulator, and return how many passed."""
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *arguments]
     environment = os.environ | {"NUMBA_ENABLE_CUDASIM": "1"}
@@ -60,5 +60,5 @@ def passed(*arguments: str) -> int:
         ),
     ],
 )
-def test_on_a_device_under_the_simulator(arguments: tuple[str, ...], least: int) -> None:
-    assert passed(*arguments) >= least
+def test_device_tests_pass_under_numba_simulator(arguments: tuple[str, ...], least: int) -> None:
+    assert run_tests_under_simulator(*arguments) >= least

@@ -43,22 +43,24 @@ def pairs(draw: st.DrawFn, elements: Any = floats) -> tuple[F32, F32]:
     theta = (random.integers(-(2**24), 2**24, n, endpoint=True) * Q).astype(np.float32)
     if draw(st.booleans()):  # close to theta, so that values are near the threshold
         first = (theta + first * np.float32(2.0**-14)).astype(np.float32)
-    return shifted(first, draw(starts)), shifted(theta, draw(starts))
+    return copy_with_offset(first, draw(starts)), copy_with_offset(theta, draw(starts))
 
 
-def shifted(values: F32, by: int) -> F32:
+def copy_with_offset(values: F32, by: int) -> F32:
     """Return a copy of the values with another alignment in memory."""
     room = np.zeros(values.size + by, np.float32)
     room[by:] = values
     return room[by:]
 
 
-def same(name: str, *arguments: Any) -> Any:
+def assert_kernels_equal(name: str, *arguments: Any) -> Any:
     """Run both kernels on copies; assert equal results and arrays, and return both."""
     answers: list[Any] = []
     memories: list[list[Any]] = []
     for kernels in (reference, kernels_cpu):
-        memory = [shifted_like(a) if isinstance(a, np.ndarray) else a for a in arguments]
+        memory = [
+            copy_with_same_alignment(a) if isinstance(a, np.ndarray) else a for a in arguments
+        ]
         answers.append(getattr(kernels, name)(*memory))
         memories.append([m for m, a in zip(memory, arguments, strict=True) if m is not a])
     assert answers[0] == answers[1]
@@ -67,7 +69,7 @@ def same(name: str, *arguments: Any) -> Any:
     return answers[1], memories[1]
 
 
-def shifted_like(array: NDArray[Any]) -> NDArray[Any]:
+def copy_with_same_alignment(array: NDArray[Any]) -> NDArray[Any]:
     """Return a copy with the same alignment, modulo 64 bytes."""
     by = array.ctypes.data % 64
     room = np.empty(array.nbytes + 128, np.uint8)
@@ -77,11 +79,11 @@ def shifted_like(array: NDArray[Any]) -> NDArray[Any]:
     return copy
 
 
-def same_scan(name: str, first: F32, second: F32, tau: float, capacity: int) -> int:
+def assert_scans_equal(name: str, first: F32, second: F32, tau: float, capacity: int) -> int:
     """Compare two scans like ``same``, ignoring the codes after the hits; return ``worst``."""
     answers, memories = [], []
     for kernels in (reference, kernels_cpu):
-        memory = (shifted_like(first), shifted_like(second))
+        memory = (copy_with_same_alignment(first), copy_with_same_alignment(second))
         codes = np.zeros(capacity, np.int32)
         hits, worst = getattr(kernels, name)(*memory, tau, codes)
         answers.append((hits, worst, codes[:hits].tolist()))
@@ -93,36 +95,40 @@ def same_scan(name: str, first: F32, second: F32, tau: float, capacity: int) -> 
 
 
 @given(pair=pairs(), tau=quanta, spare=st.integers(-40, 40))
-def test_scans(pair: tuple[F32, F32], tau: int, spare: int) -> None:
+def test_scan_kernels_equal_reference(pair: tuple[F32, F32], tau: int, spare: int) -> None:
     """Scans find the same hits and the same largest value."""
     for name in ("scan_local", "scan_replica"):
-        same_scan(name, *pair, tau * Q, max(0, pair[0].size + spare))
+        assert_scans_equal(name, *pair, tau * Q, max(0, pair[0].size + spare))
 
 
 @given(pair=pairs(wild), tau=quanta)
-def test_scans_find_what_is_not_finite(pair: tuple[F32, F32], tau: int) -> None:
+def test_scan_kernels_report_only_non_finite_values_as_such(
+    pair: tuple[F32, F32], tau: int
+) -> None:
     """Scans report NaN and infinity, and report nothing else as such."""
     local, theta = pair
     for name in ("scan_local", "scan_replica"):
-        worst = same_scan(name, local, theta, tau * Q, local.size)
+        worst = assert_scans_equal(name, local, theta, tau * Q, local.size)
         with np.errstate(over="ignore", invalid="ignore"):
             values = local if name == "scan_local" else local + theta
         assert (worst >= 0x7F800000) == (not np.isfinite(values).all())
 
 
 @given(pair=pairs(), tau=quanta, part=st.integers(1, 2**12))
-def test_move(pair: tuple[F32, F32], tau: int, part: int) -> None:
+def test_move_kernel_equals_reference(pair: tuple[F32, F32], tau: int, part: int) -> None:
     """Moving hits between theta and local gives the same arrays."""
     local, theta = pair
     step = min(tau, 2 * part)
     codes = np.zeros(local.size, np.int32)
     hits, _ = kernels_cpu.scan_local(local, theta, tau * Q, codes)
     for other_step in ((step - tau) * Q, -tau * Q, 0.0):
-        same("move", theta, local, codes[:hits], step * Q, other_step, Q)
+        assert_kernels_equal("move", theta, local, codes[:hits], step * Q, other_step, Q)
 
 
 @given(pair=pairs(), tau=quanta, part=st.integers(1, 2**12), side=sides)
-def test_bitmaps(pair: tuple[F32, F32], tau: int, part: int, side: int) -> None:
+def test_bitmap_kernels_equal_reference(
+    pair: tuple[F32, F32], tau: int, part: int, side: int
+) -> None:
     """Encoding, counting, decoding and adding bitmaps give the same results."""
     values, theta = pair
     step = min(tau, 2 * part)
@@ -130,7 +136,7 @@ def test_bitmaps(pair: tuple[F32, F32], tau: int, part: int, side: int) -> None:
     for name in ("bitmap_local", "bitmap_replica"):
         for backend in (reference, kernels_cpu):
             scratch = np.zeros(512, np.uint8)
-            memory = (shifted_like(values), shifted_like(theta), out.copy())
+            memory = (copy_with_same_alignment(values), copy_with_same_alignment(theta), out.copy())
             answer = getattr(backend, name)(
                 memory[0], memory[1], tau * Q, step * Q, side, Q, scratch, memory[2]
             )
@@ -140,16 +146,18 @@ def test_bitmaps(pair: tuple[F32, F32], tau: int, part: int, side: int) -> None:
         for fast, defined in zip(memory, expected, strict=True):
             np.testing.assert_array_equal(fast, defined)
         packed = memory[2]
-        count, _ = same("bitmap_count", packed, values.size)
+        count, _ = assert_kernels_equal("bitmap_count", packed, values.size)
         assert count == answer[0] + answer[1]
         hits = np.zeros(count, np.int32), np.zeros(count, np.int32)
-        same("bitmap_decode", packed, values.size, side, step, *hits)
-        same("bitmap_add", theta, packed, side, step * Q, Q, scratch)
-        same("bitmap_add_both", theta, values, packed, side, step * Q, Q, scratch)
+        assert_kernels_equal("bitmap_decode", packed, values.size, side, step, *hits)
+        assert_kernels_equal("bitmap_add", theta, packed, side, step * Q, Q, scratch)
+        assert_kernels_equal("bitmap_add_both", theta, values, packed, side, step * Q, Q, scratch)
 
 
 @given(pair=pairs(), tau=quanta, side=sides)
-def test_adding_a_bitmap_is_adding_its_entries(pair: tuple[F32, F32], tau: int, side: int) -> None:
+def test_adding_bitmap_equals_adding_its_entries(
+    pair: tuple[F32, F32], tau: int, side: int
+) -> None:
     values, theta = pair
     scratch, packed = np.zeros(512, np.uint8), np.zeros((values.size + 3) // 4, np.uint8)
     tau_step = (tau * Q, tau * Q)
@@ -165,7 +173,7 @@ def test_adding_a_bitmap_is_adding_its_entries(pair: tuple[F32, F32], tau: int, 
 
 
 @given(pair=pairs(), data=st.data())
-def test_applying_and_adding(pair: tuple[F32, F32], data: st.DataObject) -> None:
+def test_apply_and_sum_kernels_equal_reference(pair: tuple[F32, F32], data: st.DataObject) -> None:
     """Applying and summing updates give the same arrays."""
     local, theta = pair
     seed = data.draw(st.integers(0, 2**32 - 1))
@@ -173,11 +181,11 @@ def test_applying_and_adding(pair: tuple[F32, F32], data: st.DataObject) -> None
     total = random.integers(-(2**31), 2**31, theta.size).astype(np.int32)
     indices = np.flatnonzero(random.random(theta.size) < 0.3).astype(np.int32)
     amounts = random.integers(-(2**24), 2**24, indices.size).astype(np.int32)
-    same("apply_hits", theta, indices, amounts, Q)
-    same("apply_hits_both", theta, local, indices, amounts, Q)
-    same("sum_hits", total, indices, amounts)
-    same("add_quanta", theta, total, Q)
-    same("add_quanta_both", theta, local, total, Q)
+    assert_kernels_equal("apply_hits", theta, indices, amounts, Q)
+    assert_kernels_equal("apply_hits_both", theta, local, indices, amounts, Q)
+    assert_kernels_equal("sum_hits", total, indices, amounts)
+    assert_kernels_equal("add_quanta", theta, total, Q)
+    assert_kernels_equal("add_quanta_both", theta, local, total, Q)
 
 
 @given(
@@ -185,14 +193,14 @@ def test_applying_and_adding(pair: tuple[F32, F32], data: st.DataObject) -> None
     limit=st.integers(1, 20),
     seed=st.integers(0, 2**32 - 1),
 )
-def test_clipping_and_norms(n: int, limit: int, seed: int) -> None:
+def test_clipping_and_norm_kernels_equal_reference(n: int, limit: int, seed: int) -> None:
     """Clipping and the norms of residuals give the same results."""
     random = np.random.default_rng(seed)
     local, theta = ((random.integers(-40, 40, n) / 8).astype(np.float32) for _ in range(2))
-    same("clip_local", local, theta, limit / 8)
-    same("clip_replica", local, limit / 8)
-    same("residual_sums_local", local, theta)
-    same("residual_sums_replica", local)
+    assert_kernels_equal("clip_local", local, theta, limit / 8)
+    assert_kernels_equal("clip_replica", local, limit / 8)
+    assert_kernels_equal("residual_sums_local", local, theta)
+    assert_kernels_equal("residual_sums_replica", local)
 
 
 @st.composite
@@ -210,7 +218,7 @@ def updates(draw: st.DrawFn) -> tuple[int, list[Hits]]:
 
 @pytest.mark.parametrize("backend", backends.BACKENDS)
 @given(made=updates(), data=st.data())
-def test_any_order_and_any_grouping_give_the_same_bits(
+def test_theta_is_independent_of_update_order_and_grouping(
     backend: str, made: tuple[int, list[Hits]], data: st.DataObject
 ) -> None:
     n, hits = made
@@ -234,7 +242,7 @@ def test_any_order_and_any_grouping_give_the_same_bits(
 
 
 @given(made=updates())
-def test_subtracting_is_exact(made: tuple[int, list[Hits]]) -> None:
+def test_subtracting_updates_restores_theta_exactly(made: tuple[int, list[Hits]]) -> None:
     n, hits = made
     kernels = backends.kernels()
     start = (np.random.default_rng(n).integers(-(2**22), 2**22, n) * Q).astype(np.float32)
@@ -253,7 +261,7 @@ def test_subtracting_is_exact(made: tuple[int, list[Hits]]) -> None:
     ),
     tau=st.sampled_from([2, 4]),
 )
-def test_an_overflow_is_counted_exactly_when_theta_leaves_the_range(
+def test_overflow_is_counted_only_when_theta_leaves_exact_range(
     backend: str, start: NDArray[np.int64], tau: int
 ) -> None:
     kernels, n = backends.kernels(backend), start.size

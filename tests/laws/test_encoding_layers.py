@@ -40,7 +40,7 @@ def layered(draw: st.DrawFn) -> Layers:
     warm_up=st.sampled_from([None, WarmUp(2)]),
     data=st.data(),
 )
-def test_nothing_is_lost_that_is_not_counted_and_both_backends_agree(
+def test_layered_encoding_counts_lost_mass_equally_on_both_backends(
     train_on: str,
     layers: Layers,
     aggregation: str,

@@ -73,7 +73,7 @@ def layered(draw: st.DrawFn) -> Layers:
     workers=st.sampled_from([2, 4, 5]),
     data=st.data(),
 )
-def test_nothing_is_lost_that_is_not_counted_and_both_backends_agree(
+def test_leveled_encoding_counts_lost_mass_equally_on_both_backends(
     train_on: str,
     layers: Layers,
     use_layers: bool,
@@ -141,7 +141,7 @@ values = arrays(np.float32, st.integers(1, 600), elements=st.floats(-20, 20, wid
 
 
 @given(local=values, tau=st.integers(1, 2**10), limit=st.integers(0, 2**32), seed=st.integers(0))
-def test_the_fast_kernels_are_the_defined_ones(
+def test_level_kernels_equal_reference(
     local: NDArray[np.float32], tau: int, limit: int, seed: int
 ) -> None:
     """The fast kernels for levels give the same results as the reference kernels."""
@@ -172,7 +172,7 @@ def test_the_fast_kernels_are_the_defined_ones(
 
 
 @given(local=values, sign=st.sampled_from([-1, 1]), seed=st.integers(0), size=st.integers(0, 99))
-def test_the_fast_sample_is_the_defined_one(
+def test_sample_kernel_equals_reference(
     local: NDArray[np.float32], sign: int, seed: int, size: int
 ) -> None:
     """The fast sampling kernel gives the same sample as the reference kernel, also with NaN."""
@@ -186,7 +186,7 @@ def test_the_fast_sample_is_the_defined_one(
     assert answers[0] == answers[1]
 
 
-def test_a_sample_sees_all_alike() -> None:
+def test_sample_draws_parameters_with_equal_probability() -> None:
     """A sample contains each parameter with equal probability."""
     n, zeros = 1000, np.zeros(1000, np.float32)
     where, sizes, counts = np.zeros(500, np.int32), np.zeros(500, np.float32), np.zeros(n)
@@ -199,7 +199,7 @@ def test_a_sample_sees_all_alike() -> None:
 
 
 @given(tau=st.sampled_from([0.25, 1.0]), seed=st.integers(0, 2**32 - 1))
-def test_all_may_be_chosen_and_nobody_who_is_below_twice_tau(tau: float, seed: int) -> None:
+def test_values_between_tau_and_twice_tau_are_chosen_at_random(tau: float, seed: int) -> None:
     """Values from 2 tau are always chosen, those below tau never, others with a probability."""
     residual = np.array([tau, -tau, 2 * tau, -3 * tau, 0.9 * tau] * 70, np.float32)
     codes = np.zeros(400, np.int32)
@@ -222,7 +222,9 @@ def leveled(draw: st.DrawFn) -> tuple[I32, NDArray[np.uint8], int]:
 
 
 @given(case=leveled(), half=st.integers(1, 2**20))
-def test_levels_round_trip(case: tuple[I32, NDArray[np.uint8], int], half: int) -> None:
+def test_encoded_levels_round_trip_within_size_bound(
+    case: tuple[I32, NDArray[np.uint8], int], half: int
+) -> None:
     """Encoded levels decode to the same entries, and the message is within its size bound."""
     codes, of, n_params = case
     top = int(of.max())
@@ -248,7 +250,7 @@ sparse = st.integers(1, 400).flatmap(
 
 
 @given(array=sparse)
-def test_sums_round_trip_within_their_bound(array: I32) -> None:
+def test_encoded_sums_round_trip_within_size_bound(array: I32) -> None:
     total, entries = UpdateSum.of_array(array), int(np.count_nonzero(array))
     payload = codec.encode_quanta(total)
     largest = int(np.abs(array.astype(np.int64)).max())
@@ -259,7 +261,9 @@ def test_sums_round_trip_within_their_bound(array: I32) -> None:
 
 
 @given(payload=st.binary(max_size=60), n_params=st.integers(0, 40), layout=st.integers(0, 5))
-def test_any_bytes_are_a_sum_or_a_wire_error(payload: bytes, n_params: int, layout: int) -> None:
+def test_any_bytes_decode_to_sum_or_raise_wire_error(
+    payload: bytes, n_params: int, layout: int
+) -> None:
     """Any bytes are a valid sum or raise WireError."""
     try:
         total = codec.decode_quanta_untrusted(bytes([layout]) + payload, n_params)
@@ -270,7 +274,7 @@ def test_any_bytes_are_a_sum_or_a_wire_error(payload: bytes, n_params: int, layo
 
 
 @given(n=st.integers(1, 200), parts=st.lists(st.integers(0, 2**32 - 1), max_size=6))
-def test_a_sparse_sum_is_the_dense_one(n: int, parts: list[int]) -> None:
+def test_sparse_sum_equals_dense_sum(n: int, parts: list[int]) -> None:
     """A sparse sum of updates equals the dense one."""
     dense, total, other = np.zeros(n, np.int32), UpdateSum(n), UpdateSum(n)
     for number, seed in enumerate(parts):

@@ -28,7 +28,7 @@ def hits(draw: st.DrawFn) -> tuple[I32, int]:
 
 
 @given(case=hits(), half=st.integers(1, 2**23))
-def test_gaps_round_trip(case: tuple[I32, int], half: int) -> None:
+def test_encoded_gaps_round_trip_within_size_bound(case: tuple[I32, int], half: int) -> None:
     codes, n_params = case
     out = np.zeros(gaps.bytes_max(codes.size, n_params) + gaps.FLUSH_BYTES, np.uint8)
     message = out[: gaps.encode(codes, n_params, out)].tobytes()
@@ -47,7 +47,7 @@ def test_gaps_round_trip(case: tuple[I32, int], half: int) -> None:
     tau_quanta=st.one_of(st.integers(-2, 10), st.integers(0, 2**32)),
     n_params=st.one_of(st.integers(1, 300), st.just(N_MAX)),
 )
-def test_any_update_is_valid_or_a_wire_error(
+def test_any_update_decodes_or_raises_wire_error(
     payload: bytes, form: int, count: int, tau_quanta: int, n_params: int
 ) -> None:
     check_update(payload, form, count, tau_quanta, n_params)
@@ -55,13 +55,17 @@ def test_any_update_is_valid_or_a_wire_error(
 
 @given(payload=st.binary(min_size=1, max_size=40), count=st.integers(1, 40), form=st.integers(1, 3))
 @example(payload=bytes([0, 0xFF]), count=4, form=1)
-def test_any_body_is_valid_or_a_wire_error(payload: bytes, count: int, form: int) -> None:
+def test_any_update_with_plausible_header_decodes_or_raises_wire_error(
+    payload: bytes, count: int, form: int
+) -> None:
     check_update(payload, form, count, 6, 4 * len(payload))
     check_update(payload, form, count, 6, 4 * len(payload) - 1)
 
 
 @given(payload=st.binary(max_size=40), count=st.integers(1, 20), rice=st.integers(0, 32))
-def test_any_gaps_are_valid_or_a_wire_error(payload: bytes, count: int, rice: int) -> None:
+def test_any_gaps_payload_decodes_or_raises_wire_error(
+    payload: bytes, count: int, rice: int
+) -> None:
     check_update(bytes([rice]) + payload, Form.GAPS, count, 2, 1000)
 
 
@@ -96,7 +100,9 @@ def check_bitmap(bitmap: codec.Bitmap, indices: I32, quanta: I32, n_params: int)
 
 
 @given(payload=st.binary(max_size=40), n_params=st.integers(0, 10), k=st.integers(-103, 20))
-def test_any_dense_bytes_are_valid_or_a_wire_error(payload: bytes, n_params: int, k: int) -> None:
+def test_any_theta_payload_decodes_or_raises_wire_error(
+    payload: bytes, n_params: int, k: int
+) -> None:
     try:
         theta = codec.decode_theta_untrusted(payload, n_params, k)
     except WireError:

@@ -16,7 +16,7 @@ numbers = st.floats(allow_nan=False, allow_infinity=False, min_value=-1e300, max
 
 
 @given(st.lists(numbers, max_size=40), st.integers(0, 40))
-def test_a_sum_is_exact_however_it_is_cut(values: list[float], cut: int) -> None:
+def test_sum_of_parts_is_exact_for_any_split(values: list[float], cut: int) -> None:
     whole = ExactSum.from_values(np.array(values))
     parts = ExactSum.from_values(np.array(values[cut:])) + ExactSum.from_values(
         np.array(values[:cut])
@@ -25,14 +25,14 @@ def test_a_sum_is_exact_however_it_is_cut(values: list[float], cut: int) -> None
     assert float(whole) == math.fsum(values)
 
 
-def test_what_cancels_is_not_lost() -> None:
+def test_small_values_are_kept_when_large_ones_cancel() -> None:
     """Small values are kept when large ones cancel."""
     assert float(ExactSum.from_values(np.array([1e300, 1.0, -1e300, 2.0**-1074]))) == 1.0
     assert ExactSum.from_values(np.array([2.0**-1074])).quanta == 1 << 52
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_what_is_no_number_is_refused(value: float) -> None:
+def test_exact_sum_rejects_non_finite_value(value: float) -> None:
     """NaN and infinity raise UsageError."""
     with pytest.raises(UsageError, match=str(value)):
         ExactSum.from_values(np.array([1.0, value]))

@@ -32,7 +32,7 @@ SPACING_S = 1.0  # between two requests of a child
 PLACE = Address("h", 1, 1, 2)
 
 
-class Below:
+class SimulatedChild:
     """A child: the messages under way to it and from it, in order, and what it has received."""
 
     def __init__(self) -> None:
@@ -56,7 +56,7 @@ class DownMachine(RuleBasedStateMachine):
         self.history = History(Log(LOG_BYTES), whole=True)
         self.children = Children(SERVING, self.history, Leases(10.0, 0.0))
         self.edge = 0
-        self.below = {node: Below() for node in NODES}
+        self.below = {node: SimulatedChild() for node in NODES}
         for node in NODES:
             self.opens(node)
 

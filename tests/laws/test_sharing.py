@@ -12,7 +12,7 @@ steps = st.lists(st.tuples(keys, st.integers(0, 9) | st.none()))  # None: remove
 
 
 @given(steps=steps)
-def test_each_version_stays_as_it_was_and_answers_as_a_dict(
+def test_map_versions_equal_dict_and_never_change(
     steps: list[tuple[int, int | None]],
 ) -> None:
     shared, plain = PersistentMap(), dict[int, int]()
@@ -31,7 +31,7 @@ def test_each_version_stays_as_it_was_and_answers_as_a_dict(
         ]
 
 
-def test_keys_come_in_the_order_in_which_they_were_put_within_a_block() -> None:
+def test_map_iterates_keys_of_block_in_insertion_order() -> None:
     shared = PersistentMap().put(2, 0).put(3, 0).put(1, 0).without(2).put(2, 1)
     assert list(shared) == [3, 1, 2]
     assert "1" not in shared

@@ -18,7 +18,7 @@ SHAPES = [(1, 4), (2, 3), (3, 2), (8, 5), FLAT]
 Frozen = tuple[int, dict[int, int], dict[int, int]]
 
 
-def frozen(tree: Topology) -> Frozen:
+def copy_content(tree: Topology) -> Frozen:
     """Return a copy of the tree's content."""
     return tree.version, dict(tree.nodes), dict(tree.places)
 
@@ -28,7 +28,7 @@ def parents(tree: Topology) -> dict[int, int]:
     return {node: tree.parent(node) for node in tree.places if node != MASTER}
 
 
-def check(tree: Topology, live: set[int]) -> None:
+def assert_is_valid_tree(tree: Topology, live: set[int]) -> None:
     """Assert that this is one tree of these nodes, within its limits, and its methods agree."""
     above = parents(tree)
     assert set(above) == live
@@ -70,7 +70,7 @@ class TreeMachine(RuleBasedStateMachine):
     def changed(self, tree: Topology, versions: int) -> None:
         """Replace the tree, and keep the old version to see that it never changes."""
         assert tree.version == self.tree.version + versions
-        self.past.append((self.tree, frozen(self.tree)))
+        self.past.append((self.tree, copy_content(self.tree)))
         self.tree = tree
 
     @precondition(lambda self: len(self.live) < self.tree.capacity)
@@ -130,31 +130,31 @@ class TreeMachine(RuleBasedStateMachine):
 
     @invariant()
     def it_is_one_tree(self) -> None:
-        check(self.tree, set(self.live))
+        assert_is_valid_tree(self.tree, set(self.live))
 
     @invariant()
     def what_was_is_as_it_was(self) -> None:
         """Earlier versions of the tree have not changed."""
-        assert all(frozen(tree) == then for tree, then in self.past[-5:])
+        assert all(copy_content(tree) == then for tree, then in self.past[-5:])
 
 
-def machine(shape: tuple[int, int]) -> type:
+def make_test_case(shape: tuple[int, int]) -> type:
     """Return the test case for a tree of this fan-out and depth."""
     case: type = type(f"Tree{shape[0]}x{shape[1]}", (TreeMachine,), {"shape": shape}).TestCase
     case.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
     return case
 
 
-TestChain, TestSmall, TestWide, TestMesh, TestFlat = map(machine, SHAPES)
+TestChain, TestSmall, TestWide, TestMesh, TestFlat = map(make_test_case, SHAPES)
 
 
 @given(shape=st.tuples(st.integers(1, 4), st.integers(1, 4)), seed=st.randoms())
-def test_a_full_tree_refuses_one_more_by_number_and_takes_it_once_one_is_gone(
+def test_full_tree_rejects_node_until_another_is_removed(
     shape: tuple[int, int], seed: object
 ) -> None:
     """A full tree refuses one more node, and takes it once another has left."""
-    tree = filled(Topology(*shape), range(1, Topology(*shape).capacity + 1))
-    check(tree, set(range(1, tree.capacity + 1)))
+    tree = attach_nodes(Topology(*shape), range(1, Topology(*shape).capacity + 1))
+    assert_is_valid_tree(tree, set(range(1, tree.capacity + 1)))
     with pytest.raises(UsageError, match=f"worker {tree.capacity + 1}: a mesh of fan-out"):
         tree.attach(10**6)
     gone = seed.choice(list(parents(tree)))  # type: ignore[attr-defined]
@@ -164,19 +164,19 @@ def test_a_full_tree_refuses_one_more_by_number_and_takes_it_once_one_is_gone(
     assert gone not in tree
 
 
-def filled(tree: Topology, nodes: Iterable[int]) -> Topology:
+def attach_nodes(tree: Topology, nodes: Iterable[int]) -> Topology:
     """Return the tree with these nodes added."""
     for node in nodes:
         tree = tree.attach(node)
     return tree
 
 
-def test_a_mesh_has_room_for_37448_workers_and_says_so_to_the_next() -> None:
+def test_default_mesh_holds_37448_workers_and_rejects_next() -> None:
     """A mesh has room for 37,448 workers; one more is refused by name."""
     tree = Topology()
     assert (tree.fan_out, tree.depth_max) == (FAN_OUT, DEPTH) == (8, 5)
     assert tree.capacity == 37_448
-    full = filled(tree, range(1, tree.capacity + 1))
+    full = attach_nodes(tree, range(1, tree.capacity + 1))
     assert len(full) == 37_448
     assert max(full.depth(node) for node in full.places) == 5
     with pytest.raises(UsageError) as refused:
@@ -191,8 +191,8 @@ def test_a_mesh_has_room_for_37448_workers_and_says_so_to_the_next() -> None:
     assert thinned.attach(37_449).depth(37_449) == 5
 
 
-def test_the_place_of_a_lost_inner_node_goes_to_a_deepest_leaf_below_it() -> None:
-    tree = filled(Topology(2, 3), range(1, 15))  # 1 2 | 3 4 5 6 | 7 8 9 10 11 12 13 14
+def test_deepest_leaf_takes_place_of_lost_inner_node() -> None:
+    tree = attach_nodes(Topology(2, 3), range(1, 15))  # 1 2 | 3 4 5 6 | 7 8 9 10 11 12 13 14
     after = tree.detach([1])
     assert after.nodes[1] == 10  # the last of those at depth 3 under 1
     assert list(after.children(10)) == [3, 4]
@@ -200,30 +200,30 @@ def test_the_place_of_a_lost_inner_node_goes_to_a_deepest_leaf_below_it() -> Non
     assert after.path(2) == [2]
 
 
-def test_a_successor_is_not_one_of_those_that_are_gone() -> None:
-    tree = filled(Topology(2, 3), range(1, 15))
+def test_removed_nodes_are_not_chosen_as_successors() -> None:
+    tree = attach_nodes(Topology(2, 3), range(1, 15))
     after = tree.detach([1, 10, 9, 4])
     assert set(after.nodes.values()) == set(range(15)) - {1, 4, 9, 10}
     assert after.nodes[1] in (7, 8)
 
 
-def test_whoever_is_in_doubt_succeeds_nobody_unless_all_are() -> None:
+def test_suspected_leaf_succeeds_only_if_all_leaves_are_suspected() -> None:
     """A suspected leaf becomes a successor only if all leaves below the lost node are suspected."""
-    tree = filled(Topology(2, 3), range(1, 15))
+    tree = attach_nodes(Topology(2, 3), range(1, 15))
     assert tree.detach([1], {10}).nodes[1] == 9
     assert tree.detach([1], {10, 9, 8, 7}).nodes[1] == 10  # 3 and 4 are not leaves
     spread = tree.detach([10, 9])
     assert spread.detach([1], {7, 8}).nodes[1] == 4
 
 
-def test_a_node_has_one_place() -> None:
+def test_attaching_node_twice_fails() -> None:
     with pytest.raises(AssertionError, match="one place"):
         Topology().attach(1).attach(1)
 
 
-def test_everybody_stands_under_the_master_of_a_flat_one() -> None:
+def test_flat_tree_places_every_node_under_master() -> None:
     """In a flat tree every node is a child of the master."""
-    tree = filled(Topology(*FLAT), range(1, 300))
+    tree = attach_nodes(Topology(*FLAT), range(1, 300))
     assert {tree.parent(node) for node in range(1, 300)} == {MASTER}
     assert set(tree.detach(range(2, 300, 2)).children(MASTER)) == set(range(1, 300, 2))
     assert tree.attach(300, near=1).parent(300) == MASTER  # no node is placed under a worker

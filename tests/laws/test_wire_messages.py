@@ -94,7 +94,7 @@ def structs(cls: type) -> st.SearchStrategy[Any]:
     return st.builds(cls, **fields)
 
 
-def everything() -> st.SearchStrategy[m.Message]:
+def all_messages() -> st.SearchStrategy[m.Message]:
     """Return a strategy for messages of all types."""
     data = [st.builds(cls, **fields) for cls, fields in DATA.items()]
     return st.one_of(*map(structs, CONTROL), *data)
@@ -102,7 +102,7 @@ def everything() -> st.SearchStrategy[m.Message]:
 
 @pytest.mark.parametrize("cls", [*CONTROL, *DATA], ids=lambda cls: cls.__name__)
 @given(data=st.data())
-def test_a_message_comes_back(cls: type, data: st.DataObject) -> None:
+def test_encoded_message_round_trips(cls: type, data: st.DataObject) -> None:
     message = data.draw(st.builds(cls, **DATA[cls]) if cls in DATA else structs(cls))
     kind, body = encode(message)
     assert decode_untrusted(kind, body) == message
@@ -110,14 +110,14 @@ def test_a_message_comes_back(cls: type, data: st.DataObject) -> None:
 
 
 @given(kind=st.integers(0, 255), body=st.binary(max_size=300))
-def test_any_bytes_are_a_wire_error_or_a_message(kind: int, body: bytes) -> None:
+def test_any_bytes_decode_to_message_or_raise_wire_error(kind: int, body: bytes) -> None:
     """Any bytes raise WireError, or decode to a message that can be encoded."""
     with contextlib.suppress(WireError):
         encode(decode_untrusted(kind, body))
 
 
-@given(message=everything(), data=st.data())
-def test_changed_bytes_are_a_wire_error_or_another_message(
+@given(message=all_messages(), data=st.data())
+def test_changed_bytes_raise_wire_error_or_decode_to_unique_encoding(
     message: m.Message, data: st.DataObject
 ) -> None:
     """Changed bytes raise WireError or are a message; data messages have only one encoding."""

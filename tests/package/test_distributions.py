@@ -66,7 +66,7 @@ def test_the_wheel_has_every_module_and_nothing_else(built: Path) -> None:
     assert "aeron_subscription_t" in generated
 
 
-def test_the_wheel_says_what_it_is_for(built: Path) -> None:
+def test_wheel_metadata_has_platform_python_and_repository(built: Path) -> None:
     """The wheel's metadata have platform, Python version, author and repository."""
     (wheel,) = built.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
@@ -85,7 +85,7 @@ def test_the_wheel_says_what_it_is_for(built: Path) -> None:
     assert f"Repository, {REPOSITORY}" in facts.get_all("Project-URL", [])
 
 
-def test_links_of_the_description_lead_into_the_repository(built: Path) -> None:
+def test_description_links_are_absolute(built: Path) -> None:
     """Links in the wheel's description are absolute, also those that are relative in README.md."""
     (wheel,) = built.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
@@ -96,7 +96,7 @@ def test_links_of_the_description_lead_into_the_repository(built: Path) -> None:
     assert [link for link in links if not link.startswith(("https://", "#"))] == []
 
 
-def test_the_source_distribution_has_what_git_has(built: Path) -> None:
+def test_source_distribution_has_all_files_of_git(built: Path) -> None:
     """The source distribution has every file of the git checkout, and no generated module."""
     command = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
@@ -110,7 +110,7 @@ def test_the_source_distribution_has_what_git_has(built: Path) -> None:
     assert GENERATED not in names
 
 
-def test_a_program_without_aeron_is_told_in_the_first_second(built: Path, tmp_path: Path) -> None:
+def test_import_without_aeron_warns_within_one_second(built: Path, tmp_path: Path) -> None:
     """The import warns early if the environment has the wheel but not Aeron's library."""
     (wheel,) = built.glob("*.whl")
     home = tmp_path / "env"
@@ -143,7 +143,7 @@ from sparkstrom import SparkNetwork
 
 
 @pytest.mark.timeout(LIMIT_S)
-def test_the_readme_runs_as_pasted_in_a_fresh_environment(built: Path, tmp_path: Path) -> None:
+def test_readme_program_runs_in_fresh_environment(built: Path, tmp_path: Path) -> None:
     """README.md's install lines, with the wheel instead of a clone, and its program succeed."""
     if sys.version_info[:2] != (3, 11):
         pytest.skip("PyPI has torch for processors alone for CPython 3.11 only")

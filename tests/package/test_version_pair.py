@@ -36,7 +36,7 @@ def test_the_newest_spark_on_another_python_trains_to_equal_replicas() -> None:
     assert "built-in, jax" in row
 
 
-def test_what_failed_is_in_the_table_by_its_first_line() -> None:
+def test_table_shows_first_line_of_failure() -> None:
     good = Outcome(
         Pair("3.12", "4.0"), {"CPython": "3.12.1", "torch": "2"}, ("built-in", "PyTorch")
     )
@@ -47,12 +47,12 @@ def test_what_failed_is_in_the_table_by_its_first_line() -> None:
     ]
 
 
-def test_a_pair_that_is_none_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+def test_unknown_version_pair_is_rejected(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["3.10/4.0"])
     assert "'3.10/4.0' is none of 3.11/3.5" in capsys.readouterr().err
 
 
-def test_a_python_that_is_not_there_is_named() -> None:
+def test_missing_python_error_names_version() -> None:
     with pytest.raises(StepFailed, match=r"no CPython 3\.99 here"):
         interpreter("3.99")

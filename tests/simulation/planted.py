@@ -34,7 +34,7 @@ def violations(given: dict[str, Any], seeds: range) -> Iterator[str]:
         yield from simulate_seed(seed, 4, "plain", given).violations
 
 
-def drops_a_residual(patch: pytest.MonkeyPatch) -> None:
+def discard_residual(patch: pytest.MonkeyPatch) -> None:
     """Discard the residual at each publication."""
     publish = SimLearner.publish
 
@@ -58,7 +58,7 @@ def waits_without_deadline(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Deadlines, "timeout_directive", lambda self, now_s: None)
 
 
-def drops_the_rest(patch: pytest.MonkeyPatch) -> None:
+def skip_effects_after_driver_death(patch: pytest.MonkeyPatch) -> None:
     """When the media driver dies, skip all remaining effects of the list."""
 
     def hasty(effects: Iterable[Effect], perform: Callable[[Effect], None]) -> None:
@@ -68,13 +68,13 @@ def drops_the_rest(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(performing, "perform_all", hasty)
 
 
-def drops_the_rest_unseen(patch: pytest.MonkeyPatch) -> None:
+def skip_effects_without_transport_check(patch: pytest.MonkeyPatch) -> None:
     """Do the same, and disable the check that compares machines with their transports."""
-    drops_the_rest(patch)
+    skip_effects_after_driver_death(patch)
     patch.setattr(TopologyChecker, "check_transports", lambda self, *seen: None)
 
 
-def says_not_alone(patch: pytest.MonkeyPatch) -> None:
+def claim_open_child_edges(patch: pytest.MonkeyPatch) -> None:
     """After its media driver died, let a node report that its children's edges are still open."""
     on_opened = Joining.on_streams_opened
 

@@ -29,7 +29,7 @@ from tests.simulation.planted import (
     ROUGH,
     SEEDS,
     Plant,
-    drops_a_residual,
+    discard_residual,
     hashes_something_else,
     violations,
 )
@@ -37,7 +37,7 @@ from tests.simulation.planted import (
 # -- I1: what is learned is sent or kept -------------------------------------------------------
 
 
-def grants_a_file_twice(patch: pytest.MonkeyPatch) -> None:
+def grant_residual_file_twice(patch: pytest.MonkeyPatch) -> None:
     """Grant each residual file again and again."""
 
     def generous(self: ResidualCheckpoints, executor: str, joiner: int) -> None:
@@ -49,22 +49,22 @@ def grants_a_file_twice(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ResidualCheckpoints, "grant", generous)
 
 
-def counts_no_lost_mass(patch: pytest.MonkeyPatch) -> None:
+def ignore_lost_mass(patch: pytest.MonkeyPatch) -> None:
     """Do not count unused residual files as lost."""
     patch.setattr(ResidualCheckpoints, "count_lost", lambda self: None)
 
 
-def forgets_what_was_kept(patch: pytest.MonkeyPatch) -> None:
+def forget_saved_residual_files(patch: pytest.MonkeyPatch) -> None:
     """Do not record the residual files that workers leave."""
     patch.setattr(ResidualCheckpoints, "record", lambda self, executor, owner, kept: None)
 
 
-def grants_again_on_return(patch: pytest.MonkeyPatch) -> None:
+def skip_grant_transfer_on_return(patch: pytest.MonkeyPatch) -> None:
     """Do not transfer a granted file to the new id of a returned process."""
     patch.setattr(ResidualCheckpoints, "transfer_grant", lambda self, former, joiner: None)
 
 
-def adds_its_grants_with_each_replica(patch: pytest.MonkeyPatch) -> None:
+def add_grants_with_each_replica(patch: pytest.MonkeyPatch) -> None:
     """Add the granted residual files with each installed replica."""
     take = TrainingLoop._add_saved_residuals
 
@@ -76,7 +76,7 @@ def adds_its_grants_with_each_replica(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(TrainingLoop, "_add_saved_residuals", checkpoints)
 
 
-def speaks_by_its_old_id(patch: pytest.MonkeyPatch) -> None:
+def send_under_closed_id(patch: pytest.MonkeyPatch) -> None:
     """Keep sending under the closed id after a return."""
     carry = SimProcess._apply_effect
 
@@ -89,12 +89,12 @@ def speaks_by_its_old_id(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(SimProcess, "_apply_effect", forgetful)
 
 
-def publishes_by_its_old_id(patch: pytest.MonkeyPatch) -> None:
+def skip_renumbering_on_return(patch: pytest.MonkeyPatch) -> None:
     """Do not renumber the updates that are in flight at a return."""
     patch.setattr(InFlight, "renumber", lambda self, closed, node, now_s: None)
 
 
-def sees_orders_before_what_came_with_them(patch: pytest.MonkeyPatch) -> None:
+def delay_newest_inbox_item(patch: pytest.MonkeyPatch) -> None:
     """Let the trainer take the newest item one boundary too late, after its directive."""
     take = TrainerInbox.take
 
@@ -106,7 +106,7 @@ def sees_orders_before_what_came_with_them(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(TrainerInbox, "take", torn)
 
 
-def keeps_what_was_used_on_its_list(patch: pytest.MonkeyPatch) -> None:
+def skip_marking_grants_used(patch: pytest.MonkeyPatch) -> None:
     """Do not mark used residual files as used."""
     patch.setattr(ResidualCheckpoints, "mark_grants_used", lambda self, node: None)
 
@@ -114,7 +114,7 @@ def keeps_what_was_used_on_its_list(patch: pytest.MonkeyPatch) -> None:
 # -- I2: each update once, each minibatch once ---------------------------------------------------
 
 
-def numbers_a_repeat_again(patch: pytest.MonkeyPatch) -> None:
+def number_repeated_update_again(patch: pytest.MonkeyPatch) -> None:
     """Number a repeated update again."""
     number = Sequencer.number
 
@@ -127,7 +127,7 @@ def numbers_a_repeat_again(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Sequencer, "number", forgetful)
 
 
-def commits_another_payload(patch: pytest.MonkeyPatch) -> None:
+def commit_truncated_payload(patch: pytest.MonkeyPatch) -> None:
     """Commit a truncated payload."""
     number = Sequencer.number
 
@@ -138,7 +138,7 @@ def commits_another_payload(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Sequencer, "number", garbling)
 
 
-def goes_back_when_a_worker_dies(patch: pytest.MonkeyPatch) -> None:
+def reset_position_when_worker_leaves(patch: pytest.MonkeyPatch) -> None:
     """Set a partition back to its beginning when its worker leaves."""
     remove = Members.remove
 
@@ -150,7 +150,7 @@ def goes_back_when_a_worker_dies(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Members, "remove", forgetful)
 
 
-def counts_positions_before_their_updates(patch: pytest.MonkeyPatch) -> None:
+def count_positions_before_commit(patch: pytest.MonkeyPatch) -> None:
     """Count reported positions before their updates are committed."""
 
     def hasty(self: CommitOrder, member: Member) -> None:
@@ -160,7 +160,7 @@ def counts_positions_before_their_updates(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(CommitOrder, "apply_pending", hasty)
 
 
-def releases_the_untrained(patch: pytest.MonkeyPatch) -> None:
+def release_unfinished_worker(patch: pytest.MonkeyPatch) -> None:
     """Ask the first worker to leave, even if it has not finished."""
 
     def blind(self: VacantPartitions, waiting: int, now_s: float) -> None:
@@ -173,7 +173,7 @@ def releases_the_untrained(patch: pytest.MonkeyPatch) -> None:
 # -- I3: equal replicas ----------------------------------------------------------------------------
 
 
-def applies_twice(patch: pytest.MonkeyPatch) -> None:
+def apply_commit_twice(patch: pytest.MonkeyPatch) -> None:
     """Apply commit 10 twice to each replica."""
     apply = SimReplica.apply_update
 
@@ -185,7 +185,7 @@ def applies_twice(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(SimReplica, "apply_update", twice)
 
 
-def forgets_one(patch: pytest.MonkeyPatch) -> None:
+def skip_one_commit(patch: pytest.MonkeyPatch) -> None:
     """Do not apply commit 10 to any replica."""
     apply = SimReplica.apply_update
 
@@ -198,7 +198,7 @@ def forgets_one(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(SimReplica, "apply_update", never)
 
 
-def applies_its_own_updates_twice(patch: pytest.MonkeyPatch) -> None:
+def apply_own_updates_twice(patch: pytest.MonkeyPatch) -> None:
     """Apply the commit of a worker's own update, which its replica has already."""
     on_committed = Replication.on_commit
 
@@ -214,7 +214,7 @@ def applies_its_own_updates_twice(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Replication, "on_commit", delivering)
 
 
-def applies_out_of_order(patch: pytest.MonkeyPatch) -> None:
+def apply_commits_in_reverse_order(patch: pytest.MonkeyPatch) -> None:
     """Reverse the order of commits that wait for the trainer."""
     feed = SimProcess.handle
 
@@ -227,17 +227,17 @@ def applies_out_of_order(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(SimProcess, "handle", shuffled)
 
 
-def begins_with_other_parameters(patch: pytest.MonkeyPatch) -> None:
+def start_with_other_parameters(patch: pytest.MonkeyPatch) -> None:
     """Start workers with other initial parameters."""
     patch.setattr(sim_process, "SimReplica", lambda *given, whole: SimReplica(*given, whole=False))
 
 
-def claims_a_replica_that_it_lacks(patch: pytest.MonkeyPatch) -> None:
+def claim_missing_replica(patch: pytest.MonkeyPatch) -> None:
     """Report to the parent that no snapshot is needed."""
     patch.setattr(Replication, "needs_no_snapshot", True)
 
 
-def begins_without_its_grants(patch: pytest.MonkeyPatch) -> None:
+def start_without_grants(patch: pytest.MonkeyPatch) -> None:
     """Forget the granted residual files when starting from the initial replica."""
     apply = TrainingLoop._apply
 
@@ -249,7 +249,7 @@ def begins_without_its_grants(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(TrainingLoop, "_apply", forgetful)
 
 
-def installs_without_its_own_updates(patch: pytest.MonkeyPatch) -> None:
+def install_snapshot_without_own_updates(patch: pytest.MonkeyPatch) -> None:
     """Leave out own uncommitted updates when a snapshot is installed."""
     catch_up = Replication.continue_fetch
 
@@ -261,12 +261,12 @@ def installs_without_its_own_updates(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Replication, "continue_fetch", hasty)
 
 
-def installs_chunks_that_grew_old(patch: pytest.MonkeyPatch) -> None:
+def install_outdated_chunks(patch: pytest.MonkeyPatch) -> None:
     """Keep chunks that are no longer valid."""
     patch.setattr(SnapshotFetch, "drop_useless_chunks", lambda self: None)
 
 
-def trains_on_after_its_last_update(patch: pytest.MonkeyPatch) -> None:
+def train_after_last_update(patch: pytest.MonkeyPatch) -> None:
     """Accept states of an earlier phase, so that training continues after the last update."""
 
     def naive(self: node.Node, state: Any, now_s: float) -> list[ev.Effect]:
@@ -276,7 +276,7 @@ def trains_on_after_its_last_update(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(node.Node, "_on_state", naive)
 
 
-def ends_without_audit(patch: pytest.MonkeyPatch) -> None:
+def skip_audit(patch: pytest.MonkeyPatch) -> None:
     """End instead of hashing the replica."""
     now = Directives.current
 
@@ -289,7 +289,7 @@ def ends_without_audit(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Directives, "current", hasty)
 
 
-def lends_a_fresh_state(patch: pytest.MonkeyPatch) -> None:
+def serve_fresh_optimizer_state(patch: pytest.MonkeyPatch) -> None:
     """Serve a fresh optimizer state of a latecomer to others."""
 
     def generous(self: OptimizerTransfers) -> bool:
@@ -300,7 +300,7 @@ def lends_a_fresh_state(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(OptimizerTransfers, "is_source", property(generous))
 
 
-def claims_what_it_has_not_applied(patch: pytest.MonkeyPatch) -> None:
+def claim_unapplied_commits(patch: pytest.MonkeyPatch) -> None:
     """Report received commits as applied before the trainer has applied them."""
     on_committed = Replication.on_commit
 
@@ -316,51 +316,51 @@ LOSSY = ROUGH | {"loss": 0.25, "crashes": 8, "step_s_max": 0.3, "window_bytes": 
 LENDERS = ROUGH | {"crashes": 8, "loss": 0.25, "max_lead": 1, "publish_every": 1, "epochs": 6}
 
 PLANTED: list[tuple[Plant, str, dict[str, Any]]] = [
-    (drops_a_residual, "I1: p", {}),
-    (grants_a_file_twice, "I1: e", {"kept_files": 4} | ROUGH),
-    (counts_no_lost_mass, "I1: 0.0 of kept mass", {"kept_files": 4} | ROUGH),
-    (forgets_what_was_kept, "I1: what", ROUGH),
+    (discard_residual, "I1: p", {}),
+    (grant_residual_file_twice, "I1: e", {"kept_files": 4} | ROUGH),
+    (ignore_lost_mass, "I1: 0.0 of kept mass", {"kept_files": 4} | ROUGH),
+    (forget_saved_residual_files, "I1: what", ROUGH),
     (
-        grants_again_on_return,
+        skip_grant_transfer_on_return,
         "I1:",
         {"kept_files": 4, "pauses": 6, "stop": 0.0, "failure": 0.0},
     ),
-    (numbers_a_repeat_again, "I2: commit", ROUGH),
-    (commits_another_payload, "I2: commit", ROUGH),
-    (goes_back_when_a_worker_dies, "I2: partition", ROUGH),
-    (goes_back_when_a_worker_dies, "I2: minibatch", ROUGH),
-    (counts_positions_before_their_updates, "I2: partition", LOSSY),
-    (releases_the_untrained, "I2: p", ROUGH | {"restart_s_max": 8.0}),
-    (lends_a_fresh_state, "I3: p", LENDERS),
-    (claims_what_it_has_not_applied, "I3: p", ROUGH),
-    (applies_twice, "I3: p", ROUGH),
-    (forgets_one, "I3: p", ROUGH),
-    (applies_its_own_updates_twice, "I3: p", ROUGH),
-    (applies_out_of_order, "I3: p", {}),
-    (sees_orders_before_what_came_with_them, "I3: node", ROUGH),
-    (speaks_by_its_old_id, "I4: p", ROUGH),
-    (publishes_by_its_old_id, "I4: not over", ROUGH),
-    (begins_with_other_parameters, "I3: p", {"whole": True}),
-    (claims_a_replica_that_it_lacks, "I3: p", {"whole": False}),
-    (begins_without_its_grants, "I1: ", {"whole": True, "kept_files": 4}),
+    (number_repeated_update_again, "I2: commit", ROUGH),
+    (commit_truncated_payload, "I2: commit", ROUGH),
+    (reset_position_when_worker_leaves, "I2: partition", ROUGH),
+    (reset_position_when_worker_leaves, "I2: minibatch", ROUGH),
+    (count_positions_before_commit, "I2: partition", LOSSY),
+    (release_unfinished_worker, "I2: p", ROUGH | {"restart_s_max": 8.0}),
+    (serve_fresh_optimizer_state, "I3: p", LENDERS),
+    (claim_unapplied_commits, "I3: p", ROUGH),
+    (apply_commit_twice, "I3: p", ROUGH),
+    (skip_one_commit, "I3: p", ROUGH),
+    (apply_own_updates_twice, "I3: p", ROUGH),
+    (apply_commits_in_reverse_order, "I3: p", {}),
+    (delay_newest_inbox_item, "I3: node", ROUGH),
+    (send_under_closed_id, "I4: p", ROUGH),
+    (skip_renumbering_on_return, "I4: not over", ROUGH),
+    (start_with_other_parameters, "I3: p", {"whole": True}),
+    (claim_missing_replica, "I3: p", {"whole": False}),
+    (start_without_grants, "I1: ", {"whole": True, "kept_files": 4}),
     (hashes_something_else, "I3: node", ROUGH),
-    (installs_without_its_own_updates, "I3: p", NARROW),
-    (installs_chunks_that_grew_old, "I3: p", NARROW | {"log_bytes": 100, "loss": 0.25}),
+    (install_snapshot_without_own_updates, "I3: p", NARROW),
+    (install_outdated_chunks, "I3: p", NARROW | {"log_bytes": 100, "loss": 0.25}),
     (
-        trains_on_after_its_last_update,
+        train_after_last_update,
         "I3: node",
         {"stop": 1.0, "late": 0.5, "failure": 0.0, "crashes": 0, "cuts": 4, "max_staleness": None},
     ),
-    (ends_without_audit, "I3: p", ROUGH),
-    (adds_its_grants_with_each_replica, "I1: p", {"kept_files": 4} | NARROW),
-    (keeps_what_was_used_on_its_list, "I1: ", {"kept_files": 4} | ROUGH),
+    (skip_audit, "I3: p", ROUGH),
+    (add_grants_with_each_replica, "I1: p", {"kept_files": 4} | NARROW),
+    (skip_marking_grants_used, "I1: ", {"kept_files": 4} | ROUGH),
 ]
 
 
 @pytest.mark.parametrize(
     ("plant", "begins", "given"), PLANTED, ids=lambda p: getattr(p, "__name__", "")
 )
-def test_a_planted_bug_is_caught(
+def test_checker_reports_planted_bug(
     plant: Plant, begins: str, given: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One of the seeds shows a violation that begins with the expected text."""
@@ -373,5 +373,5 @@ def test_a_planted_bug_is_caught(
     [ROUGH, NARROW, LOSSY, DEATHS, LENDERS],
     ids=["rough", "narrow", "lossy", "deaths", "lenders"],
 )
-def test_the_same_runs_are_clean_without_the_bug(given: dict[str, Any]) -> None:
+def test_runs_have_no_violations_without_planted_bug(given: dict[str, Any]) -> None:
     assert list(violations(given, range(8))) == []

@@ -23,8 +23,8 @@ from tests.simulation.planted import (
     ROUGH,
     SEEDS,
     Plant,
-    drops_the_rest,
-    drops_the_rest_unseen,
+    skip_effects_after_driver_death,
+    skip_effects_without_transport_check,
     violations,
     waits_without_deadline,
 )
@@ -32,17 +32,17 @@ from tests.simulation.planted import (
 # -- I4: memory and waits are bounded ----------------------------------------------------------
 
 
-def sends_nothing_again(patch: pytest.MonkeyPatch) -> None:
+def disable_resends(patch: pytest.MonkeyPatch) -> None:
     """Never send an update again."""
     patch.setattr(InFlight, "updates_to_resend", lambda self, origin, now_s, force=False: [])
 
 
-def trusts_an_edge_on_which_something_is_heard(patch: pytest.MonkeyPatch) -> None:
+def keep_edge_without_data(patch: pytest.MonkeyPatch) -> None:
     """Never replace an edge on which control messages arrive but no data."""
     patch.setattr(ParentLink, "is_starved", lambda self, fit, stalled_since_s, now_s: False)
 
 
-def keeps_the_whole_log(patch: pytest.MonkeyPatch) -> None:
+def keep_whole_log(patch: pytest.MonkeyPatch) -> None:
     """Never drop old entries from the log."""
 
     def append(self: Log, entry: Entry) -> None:
@@ -53,17 +53,17 @@ def keeps_the_whole_log(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Log, "append", append)
 
 
-def ignores_its_window(patch: pytest.MonkeyPatch) -> None:
+def ignore_update_window(patch: pytest.MonkeyPatch) -> None:
     """Publish although the window of uncommitted updates is full."""
     patch.setattr(InFlight, "has_room", lambda self: True)
 
 
-def ignores_the_slowest(patch: pytest.MonkeyPatch) -> None:
+def ignore_step_limit(patch: pytest.MonkeyPatch) -> None:
     """Train without any step limit."""
     patch.setattr(Directives, "_train", lambda self, state: ev.Directive(ev.Command.TRAIN))
 
 
-def looks_at_no_commit(patch: pytest.MonkeyPatch) -> None:
+def exceed_step_limit(patch: pytest.MonkeyPatch) -> None:
     """Allow ten more steps than the step limit."""
     steps_max = Directives._step_limit
 
@@ -75,7 +75,7 @@ def looks_at_no_commit(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Directives, "_step_limit", far)
 
 
-def tells_more_than_is_committed(patch: pytest.MonkeyPatch) -> None:
+def announce_uncommitted_minibatches(patch: pytest.MonkeyPatch) -> None:
     """Announce more minibatches than are committed."""
     look_around = StateBroadcast.refresh
 
@@ -86,12 +86,12 @@ def tells_more_than_is_committed(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(StateBroadcast, "refresh", more)
 
 
-def waits_for_an_empty_partition(patch: pytest.MonkeyPatch) -> None:
+def wait_for_empty_partition(patch: pytest.MonkeyPatch) -> None:
     """Treat an empty partition as not trained."""
     patch.setattr(Partition, "trained", property(lambda self: self.position >= self.end))
 
 
-def repeats_a_phase(patch: pytest.MonkeyPatch) -> None:
+def return_to_previous_phase(patch: pytest.MonkeyPatch) -> None:
     """Go back one phase when the audit begins."""
     enter = Phases._enter_phase
 
@@ -103,7 +103,7 @@ def repeats_a_phase(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Phases, "_enter_phase", back)
 
 
-def keeps_its_former_id_at_its_endpoint(patch: pytest.MonkeyPatch) -> None:
+def keep_first_id_for_sending(patch: pytest.MonkeyPatch) -> None:
     """Keep the first id for sending after the process got another one."""
     feed = SimProcess.handle
 
@@ -115,7 +115,7 @@ def keeps_its_former_id_at_its_endpoint(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(SimProcess, "handle", stubborn)
 
 
-def says_what_nobody_can_read(patch: pytest.MonkeyPatch) -> None:
+def send_invalid_node_id(patch: pytest.MonkeyPatch) -> None:
     """Answer probes with an invalid node id."""
     patch.setattr(node, "ProbeReply", lambda node: ProbeReply(-1))
 
@@ -123,12 +123,12 @@ def says_what_nobody_can_read(patch: pytest.MonkeyPatch) -> None:
 # -- I5: failures end the fit ------------------------------------------------------------------
 
 
-def swallows_a_failure(patch: pytest.MonkeyPatch) -> None:
+def ignore_training_failures(patch: pytest.MonkeyPatch) -> None:
     """Ignore reports of training failures."""
     patch.setattr(Master, "_on_training_failure", lambda self, member, failed: [])
 
 
-def names_nobody(patch: pytest.MonkeyPatch) -> None:
+def abort_without_worker_name(patch: pytest.MonkeyPatch) -> None:
     """Abort without naming the worker that failed."""
     patch.setattr(
         Master,
@@ -140,29 +140,29 @@ def names_nobody(patch: pytest.MonkeyPatch) -> None:
 PLANTED: list[tuple[Plant, str, dict[str, Any]]] = [
     (waits_without_deadline, "I4: not over", {"master_lost": 1, "stop": 0.0, "failure": 0.0}),
     (waits_without_deadline, "I4: p", {"exiles": 1, "stop": 0.0, "failure": 0.0}),
-    (sends_nothing_again, "I5: p", ROUGH),
-    (trusts_an_edge_on_which_something_is_heard, "I5: p", ROUGH | {"breaks": 6}),
-    (keeps_the_whole_log, "I4: the log holds", NARROW),
-    (ignores_its_window, "I4: p", {"window_bytes": 100, "delay_ms_max": 200.0}),
-    (ignores_the_slowest, "I4: ", {"max_lead": 1, "publish_every": 1, "crashes": 0}),
-    (looks_at_no_commit, "I4: p", {"max_lead": None, "max_staleness": 1, "publish_every": 1}),
-    (tells_more_than_is_committed, "I2: ", {}),
-    (waits_for_an_empty_partition, "I4: not over", {"empty_partitions": 1}),
-    (repeats_a_phase, "I4: not over", {}),
-    (drops_the_rest, "I4: p", DEATHS),
-    (drops_the_rest_unseen, "I5: p", DEATHS),
-    (drops_the_rest_unseen, "I4: not over", DEATHS | {"crashes": 8, "stop": 0.5}),
-    (swallows_a_failure, "I5: a reported failure", {"failure": 1.0, "stop": 0.0}),
-    (keeps_its_former_id_at_its_endpoint, "I4: p", ROUGH | {"cuts": 6, "empty_partitions": 2}),
-    (says_what_nobody_can_read, "WireError: control message", ROUGH),
-    (names_nobody, "I5: aborted", {"failure": 1.0, "stop": 0.0}),
+    (disable_resends, "I5: p", ROUGH),
+    (keep_edge_without_data, "I5: p", ROUGH | {"breaks": 6}),
+    (keep_whole_log, "I4: the log holds", NARROW),
+    (ignore_update_window, "I4: p", {"window_bytes": 100, "delay_ms_max": 200.0}),
+    (ignore_step_limit, "I4: ", {"max_lead": 1, "publish_every": 1, "crashes": 0}),
+    (exceed_step_limit, "I4: p", {"max_lead": None, "max_staleness": 1, "publish_every": 1}),
+    (announce_uncommitted_minibatches, "I2: ", {}),
+    (wait_for_empty_partition, "I4: not over", {"empty_partitions": 1}),
+    (return_to_previous_phase, "I4: not over", {}),
+    (skip_effects_after_driver_death, "I4: p", DEATHS),
+    (skip_effects_without_transport_check, "I5: p", DEATHS),
+    (skip_effects_without_transport_check, "I4: not over", DEATHS | {"crashes": 8, "stop": 0.5}),
+    (ignore_training_failures, "I5: a reported failure", {"failure": 1.0, "stop": 0.0}),
+    (keep_first_id_for_sending, "I4: p", ROUGH | {"cuts": 6, "empty_partitions": 2}),
+    (send_invalid_node_id, "WireError: control message", ROUGH),
+    (abort_without_worker_name, "I5: aborted", {"failure": 1.0, "stop": 0.0}),
 ]
 
 
 @pytest.mark.parametrize(
     ("plant", "begins", "given"), PLANTED, ids=lambda p: getattr(p, "__name__", "")
 )
-def test_a_planted_bug_is_caught(
+def test_checker_reports_planted_bug(
     plant: Plant, begins: str, given: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One of the seeds shows a violation that begins with the expected text."""

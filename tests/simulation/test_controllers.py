@@ -15,7 +15,9 @@ RUNS = [("plain", 4, range(24), 2), ("mesh", 9, range(12), 1), ("links", 3, rang
 
 
 @pytest.mark.parametrize(("mode", "nodes", "seeds", "dies"), RUNS)
-def test_each_minibatch_is_delivered_once(mode: str, nodes: int, seeds: range, dies: int) -> None:
+def test_minibatches_are_committed_once_despite_controller_deaths(
+    mode: str, nodes: int, seeds: range, dies: int
+) -> None:
     """Each minibatch is committed once, although controllers die and fits resume from copies."""
     died = 0
     for result in simulate_seeds(seeds, nodes, mode, {"controller_dies": dies}, CORES):
@@ -25,14 +27,14 @@ def test_each_minibatch_is_delivered_once(mode: str, nodes: int, seeds: range, d
     assert died > len(seeds) / 2
 
 
-def test_it_repeats_exactly() -> None:
+def test_run_with_controller_deaths_is_deterministic() -> None:
     """A run with dying controllers repeats exactly."""
     given = {"controller_dies": 2}
     assert simulate_seed(5, 4, "plain", given) == simulate_seed(5, 4, "plain", given)
 
 
 @pytest.mark.parametrize("further", [-1, 1])
-def test_a_copy_that_claims_more_or_less_than_it_has_is_seen(
+def test_copy_with_wrong_partition_position_is_reported(
     further: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A copy for resuming whose position is one minibatch too high or too low is reported."""

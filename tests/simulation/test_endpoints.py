@@ -35,7 +35,7 @@ ENDPOINT = {"through": TransportMode.ENDPOINT}
 
 
 @pytest.mark.parametrize(("mode", "nodes"), [("plain", 4), ("mesh", 12)])
-def test_a_fit_through_endpoints_keeps_the_invariants(mode: str, nodes: int) -> None:
+def test_fits_through_endpoints_keep_invariants_under_faults(mode: str, nodes: int) -> None:
     """Fits through endpoints violate no invariant, and all kinds of network faults occur."""
     seen: set[str] = set()
     for result in simulate_seeds(range(24), nodes, mode, ENDPOINT, CORES):
@@ -47,21 +47,21 @@ def test_a_fit_through_endpoints_keeps_the_invariants(mode: str, nodes: int) -> 
     assert seen >= {"lost", "repeated", "late", "recordings", "edge deaths", "cut off"}
 
 
-def test_a_share_of_the_seeds_goes_through_endpoints() -> None:
+def test_some_seeds_draw_endpoint_or_codec_transport() -> None:
     """Some random scenarios use real endpoints, and some encode messages."""
     ways = [conditions.draw_scenario(seed, 12, "mesh")[0].through for seed in range(400)]
     assert 10 < ways.count(TransportMode.ENDPOINT) < 45
     assert 10 < ways.count(TransportMode.CODEC) < 80
 
 
-def endpoint_world(seed: int, size: RunSize, **faults: Any) -> World:
+def make_endpoint_world(seed: int, size: RunSize, **faults: Any) -> World:
     """Return a simulation through endpoints without faults, except for those given."""
     return World(seed, replace(size, **ENDPOINT), replace(NO_FAULTS, **faults))
 
 
-def test_messages_are_cut_and_joined_and_repeats_are_counted() -> None:
+def test_endpoints_use_different_frame_lengths_and_reject_repeats() -> None:
     """Frame lengths differ, and repeated frames are rejected, so these mechanisms are exercised."""
-    world = endpoint_world(1, RunSize(nodes=4, fan_out=2, depth=3), repeat=0.3, edge_deaths=2)
+    world = make_endpoint_world(1, RunSize(nodes=4, fan_out=2, depth=3), repeat=0.3, edge_deaths=2)
     assert world.run() == []
     network = world.network
     assert isinstance(network, EndpointNetwork)
@@ -74,7 +74,7 @@ def test_messages_are_cut_and_joined_and_repeats_are_counted() -> None:
 # -- the checks ------------------------------------------------------------------------------------
 
 
-def test_what_is_heard_twice_or_was_never_said_is_found() -> None:
+def test_delivery_checker_reports_message_received_twice() -> None:
     """A message that is received twice, or was never sent, is reported."""
     found: list[str] = []
     hearing, slot = DeliveryChecker(found.append), EdgeEnd(3, None, 1.0)
@@ -88,7 +88,7 @@ def test_what_is_heard_twice_or_was_never_said_is_found() -> None:
     assert found == [twice, twice.replace("CommitsRequest", "ProbeReply")]
 
 
-def test_what_is_missing_on_a_stream_that_lives_is_found() -> None:
+def test_delivery_checker_reports_message_lost_on_intact_stream() -> None:
     """A message missing on an intact stream is reported, unless it was allowed to get lost."""
     found: list[str] = []
     hearing, slot = DeliveryChecker(found.append), EdgeEnd(3, None, 1.0)
@@ -98,7 +98,7 @@ def test_what_is_missing_on_a_stream_that_lives_is_found() -> None:
     assert found == ["I2: the master missed CommitsRequest on an intact stream"]
 
 
-def test_what_is_said_directly_is_for_one_process() -> None:
+def test_delivery_checker_reports_direct_message_received_twice() -> None:
     """A direct message that is received twice is reported."""
     found: list[str] = []
     hearing = DeliveryChecker(found.append)
@@ -109,7 +109,7 @@ def test_what_is_said_directly_is_for_one_process() -> None:
     assert found == ["I7: the master received ProbeReply of None, not sent to it, or twice"]
 
 
-def test_a_seal_is_made_once_under_a_counter() -> None:
+def test_seal_reports_counter_used_twice() -> None:
     """A second frame sealed under the same counter is reported."""
     found: list[str] = []
     seal = LossMarkingSeal(found.append)
@@ -124,7 +124,7 @@ def test_a_seal_is_made_once_under_a_counter() -> None:
 # -- the transport ---------------------------------------------------------------------------------
 
 
-class Wire:
+class ImmediateNetwork:
     """A network that delivers frames at once; if ``lives`` is false, all streams are dead."""
 
     def __init__(self) -> None:
@@ -143,15 +143,15 @@ class Wire:
 HERE, THERE = Endpoint("here", 1), Endpoint("there", 1)
 
 
-def pair() -> tuple[Wire, VirtualTransport[str], VirtualTransport[str]]:
+def make_transports() -> tuple[ImmediateNetwork, VirtualTransport[str], VirtualTransport[str]]:
     """Return a network and two transports on it."""
-    wire = Wire()
+    wire = ImmediateNetwork()
     return wire, *(VirtualTransport(wire, end.host, end, 1000) for end in (HERE, THERE))
 
 
-def test_frames_go_to_whoever_listens_and_to_nobody_else() -> None:
+def test_virtual_transport_sends_only_to_open_receiver() -> None:
     """Frames reach the receiver of their stream; without one they are not sent."""
-    wire, here, there = pair()
+    wire, here, there = make_transports()
     sender = here.open_sender(THERE, 5, control=True)
     assert sender.offer([b"a"]) == (0, OfferResult.UNCONNECTED)
     there.open_receiver(6)
@@ -165,9 +165,9 @@ def test_frames_go_to_whoever_listens_and_to_nobody_else() -> None:
     assert sender.offer([b"a"]) == (0, OfferResult.CLOSED)
 
 
-def test_who_does_not_look_is_back_pressure() -> None:
+def test_virtual_sender_is_busy_while_receive_buffer_is_full() -> None:
     """A sender is BUSY while the receiver's buffer is full, until the receiver polls."""
-    _, here, there = pair()
+    _, here, there = make_transports()
     there.open_receiver(5)
     sender = here.open_sender(THERE, 5, control=False)
     frames = [bytes(1000)] * (RECEIVER_BYTES_MAX // 1000 + 3)
@@ -177,16 +177,16 @@ def test_who_does_not_look_is_back_pressure() -> None:
     assert sender.offer(frames[sent:]) == (2, OfferResult.SENT)
 
 
-def test_a_frame_that_is_too_long_is_refused() -> None:
-    _, here, there = pair()
+def test_virtual_sender_rejects_too_long_frame() -> None:
+    _, here, there = make_transports()
     there.open_receiver(5)
     with pytest.raises(UsageError, match="1001 bytes: at most 1000 are allowed"):
         here.open_sender(THERE, 5, control=False).offer([bytes(1001)])
 
 
-def test_what_arrives_on_a_closed_stream_is_gone_also_if_it_is_opened_again() -> None:
+def test_frames_for_closed_receiver_are_lost_after_reopening() -> None:
     """Frames that arrive for a closed receiver are lost, even if the stream was opened again."""
-    wire, here, there = pair()
+    wire, here, there = make_transports()
     there.open_receiver(5)
     former = wire.receivers[THERE, 5, False]
     there.close_receiver(5)

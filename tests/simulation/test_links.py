@@ -26,7 +26,7 @@ def violations(given: dict[str, Any], seeds: range) -> Iterator[str]:
 
 
 @pytest.mark.parametrize(("mode", "nodes", "seeds"), MODES)
-def test_a_fit_makes_good_use_of_its_links(mode: str, nodes: int, seeds: range) -> None:
+def test_fits_over_slow_links_keep_invariants(mode: str, nodes: int, seeds: range) -> None:
     """Fits over slow links violate no invariant."""
     for seed in seeds:
         repeat = f"python -m sparkstrom.simulation --mode {mode} --nodes {nodes} --seeds {seed}"
@@ -34,31 +34,31 @@ def test_a_fit_makes_good_use_of_its_links(mode: str, nodes: int, seeds: range) 
 
 
 @pytest.mark.parametrize(("seed", "nodes"), [(142, 6), (59, 4)], ids=["its link", "the lender's"])
-def test_what_comes_slowly_is_not_asked_for_again(seed: int, nodes: int) -> None:
+def test_slowly_arriving_chunk_is_not_requested_again(seed: int, nodes: int) -> None:
     """A chunk that takes longer than the first retry time is not requested again."""
     assert simulate_seed(seed, nodes, "links", {}).violations == []
 
 
 @pytest.mark.parametrize("seed", [880103, 880172], ids=["its updates", "a relay's sums"])
-def test_a_host_far_too_slow_for_training_gets_its_messages_through(seed: int) -> None:
+def test_messages_of_very_slow_host_get_through(seed: int) -> None:
     """Messages of a very slow host get through, as timeouts double with each lost edge."""
     assert simulate_seed(seed, 8, "links-mesh", {}).violations == []
 
 
 @pytest.mark.parametrize(("mode", "nodes", "seed"), [("links", 12, 32), ("links-mesh", 8, 23)])
-def test_a_sum_goes_into_a_copy_under_way(mode: str, nodes: int, seed: int) -> None:
+def test_sum_is_applied_during_snapshot_fetch(mode: str, nodes: int, seed: int) -> None:
     """Sums of realistic size are applied during a snapshot fetch, where they once failed."""
     assert simulate_seed(seed, nodes, mode, {}).violations == []
 
 
-def sends_again_what_is_under_way(patch: pytest.MonkeyPatch) -> None:
+def resend_updates_under_way(patch: pytest.MonkeyPatch) -> None:
     """Send uncommitted updates again all the time."""
     patch.setattr(InFlight, "is_overdue", lambda self, now_s: len(self) > 0)
     patch.setattr(in_flight, "AGAIN_LEAST_S", 0.0)
     patch.setattr(in_flight, "ROUNDS", 0)
 
 
-def numbers_nothing_after_the_tenth(patch: pytest.MonkeyPatch) -> None:
+def stop_numbering_after_tenth_commit(patch: pytest.MonkeyPatch) -> None:
     """Number no update after commit 10."""
     number = Sequencer.number
 
@@ -68,12 +68,12 @@ def numbers_nothing_after_the_tenth(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Sequencer, "number", tired)
 
 
-def hands_over_all_that_there_is(patch: pytest.MonkeyPatch) -> None:
+def ignore_send_windows(patch: pytest.MonkeyPatch) -> None:
     """Ignore send windows."""
     patch.setattr(SendWindow, "has_room", lambda self, size: True)
 
 
-def drops_what_does_not_fit(patch: pytest.MonkeyPatch) -> None:
+def drop_multi_frame_messages(patch: pytest.MonkeyPatch) -> None:
     """Drop every tenth message of several frames."""
     put, calls = Outbox.put, itertools.count(1)
 
@@ -88,17 +88,17 @@ NARROW: dict[str, Any] = {"rate": 125_000.0, "params": 300_000, "density": 0.05,
 NARROW |= {"crashes": 0, "cuts": 0, "breaks": 0, "edge_deaths": 0, "pauses": 0, "narrow": 0}
 NARROW |= {"narrows": 0, "max_lead": None}
 PLANTED: list[tuple[Plant, str, dict[str, Any]]] = [
-    (sends_again_what_is_under_way, "F1: ", NARROW),
-    (numbers_nothing_after_the_tenth, "F2: ", NARROW | {"rate": 10_000_000.0, "end_s": 90.0}),
-    (hands_over_all_that_there_is, "F3: ", NARROW),
-    (drops_what_does_not_fit, "F4: ", NARROW),
+    (resend_updates_under_way, "F1: ", NARROW),
+    (stop_numbering_after_tenth_commit, "F2: ", NARROW | {"rate": 10_000_000.0, "end_s": 90.0}),
+    (ignore_send_windows, "F3: ", NARROW),
+    (drop_multi_frame_messages, "F4: ", NARROW),
 ]
 
 
 @pytest.mark.parametrize(
     ("plant", "begins", "given"), PLANTED, ids=lambda p: getattr(p, "__name__", "")
 )
-def test_a_bug_planted_in_the_flow_is_caught(
+def test_flow_checker_reports_planted_bug(
     plant: Plant, begins: str, given: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One of the seeds shows a violation that begins with the expected text."""
@@ -106,5 +106,5 @@ def test_a_bug_planted_in_the_flow_is_caught(
     assert any(text.startswith(begins) for text in violations(given, range(2)))
 
 
-def test_the_same_narrow_fits_are_clean_without_the_bug() -> None:
+def test_narrow_fits_have_no_violations_without_planted_bug() -> None:
     assert list(violations(NARROW, range(2))) == []

@@ -30,10 +30,10 @@ from tests.simulation.planted import (
     ROUGH,
     SEEDS,
     Plant,
-    drops_a_residual,
-    drops_the_rest,
+    claim_open_child_edges,
+    discard_residual,
     hashes_something_else,
-    says_not_alone,
+    skip_effects_after_driver_death,
     waits_without_deadline,
 )
 
@@ -44,7 +44,7 @@ def violations(given: dict[str, Any], seeds: range) -> Iterator[str]:
         yield from simulate_seed(seed, 9, "mesh", given).violations
 
 
-def misses_the_tenth(patch: pytest.MonkeyPatch, times: int) -> None:
+def apply_tenth_commit(patch: pytest.MonkeyPatch, times: int) -> None:
     """Apply commit 10 ``times`` times to each replica."""
     apply = SimReplica.apply_update
 
@@ -56,15 +56,15 @@ def misses_the_tenth(patch: pytest.MonkeyPatch, times: int) -> None:
     patch.setattr(SimReplica, "apply_update", odd)
 
 
-def applies_twice(patch: pytest.MonkeyPatch) -> None:
-    misses_the_tenth(patch, 2)
+def apply_commit_twice(patch: pytest.MonkeyPatch) -> None:
+    apply_tenth_commit(patch, 2)
 
 
-def forgets_one(patch: pytest.MonkeyPatch) -> None:
-    misses_the_tenth(patch, 0)
+def skip_one_commit(patch: pytest.MonkeyPatch) -> None:
+    apply_tenth_commit(patch, 0)
 
 
-def cuts_a_subtree_off(patch: pytest.MonkeyPatch) -> None:
+def refuse_new_edges_to_placed_nodes(patch: pytest.MonkeyPatch) -> None:
     """Give no new edges to nodes that had a place, even if they ask."""
     move = Placement.move
 
@@ -76,12 +76,12 @@ def cuts_a_subtree_off(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Placement, "on_new_request", lambda self, member, join, now_s: [])
 
 
-def takes_no_notice_that_it_is_closed(patch: pytest.MonkeyPatch) -> None:
+def ignore_closed_notices(patch: pytest.MonkeyPatch) -> None:
     """Ignore notices that the node's id is closed."""
     patch.setattr(Joining, "on_id_closed", lambda self, closed: [])
 
 
-def keeps_the_edge_to_its_former_parent(patch: pytest.MonkeyPatch) -> None:
+def keep_edge_to_former_parent(patch: pytest.MonkeyPatch) -> None:
     """Leave a parent without closing the edge to it."""
     close_edge = ParentLink.close_edge
 
@@ -92,12 +92,12 @@ def keeps_the_edge_to_its_former_parent(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ParentLink, "close_edge", clinging)
 
 
-def stands_under_the_master(patch: pytest.MonkeyPatch) -> None:
+def place_every_node_under_master(patch: pytest.MonkeyPatch) -> None:
     """Place every node under the master, beyond its fan-out."""
     patch.setattr(Topology, "parent", lambda self, node: 0)
 
 
-def skips_a_lost_update(patch: pytest.MonkeyPatch) -> None:
+def skip_lost_updates(patch: pytest.MonkeyPatch) -> None:
     """Number an update after a gap, as if the missing ones were committed."""
     number = Sequencer.number
 
@@ -109,12 +109,12 @@ def skips_a_lost_update(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Sequencer, "number", hasty)
 
 
-def overruns_a_child(patch: pytest.MonkeyPatch) -> None:
+def ignore_flow_limits(patch: pytest.MonkeyPatch) -> None:
     """Ignore send windows and memory limits."""
     patch.setattr(Children, "_has_room", lambda self, child, size: True)
 
 
-def adds_its_own_again_with_a_sum(patch: pytest.MonkeyPatch) -> None:
+def add_own_updates_again_with_sum(patch: pytest.MonkeyPatch) -> None:
     """Do not subtract the worker's own updates from a received sum."""
     apply = SimReplica.apply_range
 
@@ -126,7 +126,7 @@ def adds_its_own_again_with_a_sum(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(SimReplica, "apply_range", blind)
 
 
-def numbers_copies_by_steps(patch: pytest.MonkeyPatch) -> None:
+def number_optimizer_copies_by_steps(patch: pytest.MonkeyPatch) -> None:
     """Number optimizer copies by their steps, so copies of two sources may get the same number."""
 
     def by_steps(content: bytes) -> int:
@@ -136,7 +136,7 @@ def numbers_copies_by_steps(patch: pytest.MonkeyPatch) -> None:
         patch.setattr(module, "hash_optimizer_copy", by_steps)
 
 
-def never_says_that_it_copies_again(patch: pytest.MonkeyPatch) -> None:
+def ignore_replica_loss(patch: pytest.MonkeyPatch) -> None:
     """Treat a member that once had a replica as if it always had one."""
     on_status = Statuses.on_status
 
@@ -170,21 +170,21 @@ COPIES = {
     "crashes": 3, "edge_deaths": 6, "stop": 0.0, "failure": 0.0, "end_s": 2_000.0,
 }  # fmt: skip
 MESHED: list[tuple[Plant, str, dict[str, Any]]] = [
-    (cuts_a_subtree_off, "I4: p", INNER),
-    (takes_no_notice_that_it_is_closed, "I4: the closed id", CALM | {"isolations": 1}),
-    (keeps_the_edge_to_its_former_parent, "I4: p", INNER),
-    (stands_under_the_master, "I4: node 0 has", {"fan_out": 2}),
-    (overruns_a_child, "I4: node", PAUSED),
-    (skips_a_lost_update, "I2: commit", BROKEN),
-    (adds_its_own_again_with_a_sum, "I3: p", SUMS),
-    (numbers_copies_by_steps, "I3: p", LENDERS),
-    (never_says_that_it_copies_again, "I5: p", COPIES),
-    (applies_twice, "I3: p", ROUGH),
-    (forgets_one, "I3: p", ROUGH),
+    (refuse_new_edges_to_placed_nodes, "I4: p", INNER),
+    (ignore_closed_notices, "I4: the closed id", CALM | {"isolations": 1}),
+    (keep_edge_to_former_parent, "I4: p", INNER),
+    (place_every_node_under_master, "I4: node 0 has", {"fan_out": 2}),
+    (ignore_flow_limits, "I4: node", PAUSED),
+    (skip_lost_updates, "I2: commit", BROKEN),
+    (add_own_updates_again_with_sum, "I3: p", SUMS),
+    (number_optimizer_copies_by_steps, "I3: p", LENDERS),
+    (ignore_replica_loss, "I5: p", COPIES),
+    (apply_commit_twice, "I3: p", ROUGH),
+    (skip_one_commit, "I3: p", ROUGH),
     (hashes_something_else, "I3: node", ROUGH),
-    (drops_a_residual, "I1: p", {}),
-    (drops_the_rest, "I4: p", ROUGH | {"driver_deaths": 12}),
-    (says_not_alone, "I4: p", DYING),
+    (discard_residual, "I1: p", {}),
+    (skip_effects_after_driver_death, "I4: p", ROUGH | {"driver_deaths": 12}),
+    (claim_open_child_edges, "I4: p", DYING),
     (waits_without_deadline, "I4: p", {"exiles": 1, "stop": 0.0, "failure": 0.0}),
 ]
 
@@ -192,7 +192,7 @@ MESHED: list[tuple[Plant, str, dict[str, Any]]] = [
 @pytest.mark.parametrize(
     ("plant", "begins", "given"), MESHED, ids=lambda p: getattr(p, "__name__", "")
 )
-def test_a_bug_planted_in_a_mesh_is_caught(
+def test_mesh_checker_reports_planted_bug(
     plant: Plant, begins: str, given: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One of the seeds shows a violation that begins with the expected text."""
@@ -205,11 +205,11 @@ def test_a_bug_planted_in_a_mesh_is_caught(
     [INNER, SUMS, PAUSED, DYING, LENDERS, COPIES],
     ids=["inner", "sums", "paused", "dying", "lenders", "copies"],
 )
-def test_the_same_meshes_are_clean_without_the_bug(given: dict[str, Any]) -> None:
+def test_meshes_have_no_violations_without_planted_bug(given: dict[str, Any]) -> None:
     assert list(violations(given, range(5))) == []
 
 
-def test_a_tree_of_others_than_the_living_and_one_that_is_too_deep_are_seen() -> None:
+def test_topology_checker_reports_dead_node_or_excessive_depth() -> None:
     """A tree whose nodes are not the live members, or that is too deep, is reported."""
     found: list[str] = []
     tree = Topology(fan_out=1, depth_max=3).attach(1).attach(2).attach(3)
@@ -230,7 +230,7 @@ def test_a_tree_of_others_than_the_living_and_one_that_is_too_deep_are_seen() ->
     ]
 
 
-def test_a_circle_of_edges_is_seen() -> None:
+def test_topology_checker_reports_cycle_of_edges() -> None:
     """A cycle of edges is reported."""
     found: list[str] = []
 

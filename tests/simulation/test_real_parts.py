@@ -64,7 +64,7 @@ KINDS: dict[str, tuple[ModelFactory, tuple[str, ...]]] = {  # (model, required p
 
 
 @pytest.mark.parametrize(("mode", "nodes"), [("plain", 4), ("mesh", 12)])
-def test_a_fit_of_real_replicas_keeps_the_invariants(mode: str, nodes: int) -> None:
+def test_fits_with_real_replicas_keep_invariants(mode: str, nodes: int) -> None:
     for result in simulate_seeds(range(24), nodes, mode, {"replicas": ReplicaKind.REAL}, CORES):
         repeat = (
             f"python -m sparkstrom.simulation --mode {mode} --nodes {nodes} --seeds {result.seed}"
@@ -73,7 +73,7 @@ def test_a_fit_of_real_replicas_keeps_the_invariants(mode: str, nodes: int) -> N
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_fit_of_each_kind_of_model_keeps_the_invariants(kind: str) -> None:
+def test_fits_of_each_model_kind_keep_invariants(kind: str) -> None:
     make, needed = KINDS[kind]
     if lacking := [name for name in needed if importlib.util.find_spec(name) is None]:
         pytest.skip(f"not installed: {', '.join(lacking)}")
@@ -84,13 +84,13 @@ def test_a_fit_of_each_kind_of_model_keeps_the_invariants(kind: str) -> None:
         assert world.checks.commits
 
 
-def test_a_share_of_the_seeds_trains_real_replicas() -> None:
+def test_some_seeds_draw_real_replicas() -> None:
     """Some random scenarios train real replicas."""
     kinds = [conditions.draw_scenario(seed, 12, "mesh")[0].replicas for seed in range(1000)]
     assert 5 < kinds.count(ReplicaKind.REAL) < 50
 
 
-def test_what_is_learnt_reaches_every_replica() -> None:
+def test_real_models_learn_in_simulation() -> None:
     """Real models do learn in the simulation: parameters change, and commits are made."""
     size = RunSize(nodes=3, epochs=4, batches=10)
     parts = RealComponentFactory(size, seed=2)
@@ -104,12 +104,12 @@ def test_what_is_learnt_reaches_every_replica() -> None:
 # -- the checks ------------------------------------------------------------------------------------
 
 
-def calm_world(parts: RealComponentFactory) -> World:
+def make_faultless_world(parts: RealComponentFactory) -> World:
     """Return a simulation without faults."""
     return World(2, parts.size, replace(NO_FAULTS, step_s_max=0.1), parts)
 
 
-def test_a_residual_that_loses_something_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_checker_reports_residual_that_changes_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     """A residual that changes by itself is reported as a violation of I1."""
     from sparkstrom.runtime.theta import Replica
 
@@ -124,11 +124,11 @@ def test_a_residual_that_loses_something_is_found(monkeypatch: pytest.MonkeyPatc
         return encoded
 
     monkeypatch.setattr(Replica, "publish", forgetful)
-    violations = calm_world(parts).run()
+    violations = make_faultless_world(parts).run()
     assert [v for v in violations if v.startswith("I1")]
 
 
-def test_a_replica_of_other_bits_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_checker_reports_replica_that_skips_commits(monkeypatch: pytest.MonkeyPatch) -> None:
     """A replica that skips every fifth commit is reported as a violation of I3."""
     from sparkstrom.runtime.theta import Theta
 
@@ -139,10 +139,10 @@ def test_a_replica_of_other_bits_is_found(monkeypatch: pytest.MonkeyPatch) -> No
             add(self, hits)
 
     monkeypatch.setattr(Theta, "add", sloppy)
-    violations = calm_world(parts).run()
+    violations = make_faultless_world(parts).run()
     assert [v for v in violations if v.startswith("I3")]
 
 
-def test_small_models_are_small() -> None:
+def test_small_network_has_one_hidden_layer() -> None:
     """The small network has one hidden layer."""
     assert make_small_network().n_params == INPUTS * HIDDEN + HIDDEN + HIDDEN * CLASSES + CLASSES

@@ -18,7 +18,7 @@ from sparkstrom.simulation.run_options import NO_FAULTS, Faults, ReplicaKind, Ru
 from sparkstrom.simulation.world import World
 
 
-class OddWorld(World):
+class MismatchedWorld(World):
     """A simulation whose attempts at partition 1, from ``first`` on, join with facts ``odd``."""
 
     odd: dict[str, Any]
@@ -38,11 +38,11 @@ class OddWorld(World):
         ({"checksum": 99}, 1, "the data must not change between attempts"),
     ],
 )
-def test_what_cannot_go_well_ends_the_fit_everywhere(
+def test_version_or_data_mismatch_ends_all_processes(
     odd: dict[str, Any], first: int, words: str
 ) -> None:
     """Another version, or other rows in a second attempt, aborts the fit and ends all processes."""
-    world = OddWorld(3, RunSize(), replace(NO_FAULTS, crashes=0))
+    world = MismatchedWorld(3, RunSize(), replace(NO_FAULTS, crashes=0))
     world.odd, world.first = odd, first
     if first:
         world.time.at(1.2, crash_partition, world, 1)
@@ -54,11 +54,11 @@ def test_what_cannot_go_well_ends_the_fit_everywhere(
 
 def crash_partition(world: World, partition: int) -> None:
     """Kill the processes of a partition; Spark starts another attempt."""
-    for process in of_partition(world, partition):
+    for process in live_processes_of_partition(world, partition):
         world.end(process, restart=True)
 
 
-def of_partition(world: World, partition: int) -> list[Any]:
+def live_processes_of_partition(world: World, partition: int) -> list[Any]:
     """Return the live processes of a partition."""
     return [p for p in world.alive if p.identity.partition == partition]
 
@@ -73,7 +73,7 @@ class LateWorld(World):
             super().start(partition)
 
 
-def test_a_fit_begins_without_a_late_worker_and_waits_for_its_partition() -> None:
+def test_fit_starts_without_late_worker_but_awaits_its_partition() -> None:
     """A fit begins without a late worker, and ends only after its partition was trained."""
     world = LateWorld(1, RunSize(), NO_FAULTS)
     assert world.run() == []
@@ -83,7 +83,7 @@ def test_a_fit_begins_without_a_late_worker_and_waits_for_its_partition() -> Non
     assert "released" in departed  # a finished worker gave up its slot for partition 3
 
 
-def test_more_restarts_than_anybody_would_bear() -> None:
+def test_fit_with_thirty_crashes_keeps_invariants() -> None:
     """A fit with thirty crashes violates no invariant."""
     size, faults = with_overrides(
         RunSize(nodes=2), NO_FAULTS, {"crashes": 30, "restart_s_max": 0.5}
@@ -151,21 +151,25 @@ FOUND_IN_A_CHAIN = [
 
 @pytest.mark.parametrize(("seed", "nodes", "given"), [run[1:] for run in FOUND],
                          ids=[run[0] for run in FOUND])  # fmt: skip
-def test_what_once_went_wrong(seed: int, nodes: int, given: dict[str, Any]) -> None:
+def test_plain_regression_seeds_keep_invariants(
+    seed: int, nodes: int, given: dict[str, Any]
+) -> None:
     """Seeds that once showed a bug, which the test's id names, are clean."""
     assert simulate_seed(seed, nodes, "plain", OBJECTS | given).violations == []
 
 
 @pytest.mark.parametrize(("seed", "nodes", "given"), [run[1:] for run in FOUND_IN_A_MESH],
                          ids=[run[0] for run in FOUND_IN_A_MESH])  # fmt: skip
-def test_what_once_went_wrong_in_a_mesh(seed: int, nodes: int, given: dict[str, Any]) -> None:
+def test_mesh_regression_seeds_keep_invariants(
+    seed: int, nodes: int, given: dict[str, Any]
+) -> None:
     """Mesh seeds that once showed a bug, which the test's id names, are clean."""
     assert simulate_seed(seed, nodes, "mesh", OBJECTS | given).violations == []
 
 
 @pytest.mark.parametrize("seed", [run[1] for run in FOUND_IN_A_CHAIN],
                          ids=[run[0] for run in FOUND_IN_A_CHAIN])  # fmt: skip
-def test_what_once_went_wrong_in_a_chain(seed: int) -> None:
+def test_chain_regression_seeds_keep_invariants(seed: int) -> None:
     """Seeds of a chain that once showed a bug, which the test's id names, are clean."""
     assert (
         simulate_seed(
@@ -175,7 +179,7 @@ def test_what_once_went_wrong_in_a_chain(seed: int) -> None:
     )
 
 
-class Wall(Network):
+class PartitionBlockingNetwork(Network):
     """A network that blocks all edges of the first ``attempts`` at partition 2."""
 
     attempts = 0
@@ -194,11 +198,11 @@ class Wall(Network):
 
 
 @pytest.mark.parametrize("attempts", [1, 3])
-def test_who_speaks_with_the_master_and_with_no_neighbour_fails_in_time(attempts: int) -> None:
+def test_worker_without_reachable_neighbour_fails_in_time(attempts: int) -> None:
     """A worker that reaches the master but no neighbour fails in time; Spark tries again."""
     size = RunSize(nodes=5, fan_out=2, depth=4, per_executor=1)
     world = World(1, size, NO_FAULTS)
-    wall = Wall(world.time, world.faults, world._arrive_at_master)
+    wall = PartitionBlockingNetwork(world.time, world.faults, world._arrive_at_master)
     wall.attempts, world.network = attempts, wall
     violations = world.run()
     assert world.phase is Phase.DONE
@@ -211,7 +215,7 @@ def test_who_speaks_with_the_master_and_with_no_neighbour_fails_in_time(attempts
     assert world.time.now_s < 40.0 * (1 + attempts)
 
 
-class Deaf(Network):
+class FirstEdgeBlockingNetwork(Network):
     """A network that blocks everything from partition 1 on its first edge to another worker."""
 
     first: tuple[SimProcess, int] | None = None
@@ -226,11 +230,11 @@ class Deaf(Network):
         super().send(owner, to, message)
 
 
-def test_a_stream_that_broke_before_its_first_word_is_found_within_a_lease_and_a_bit() -> None:
+def test_unanswered_edge_is_replaced_after_about_one_lease() -> None:
     """A node replaces an edge whose attach message gets no reply for about a lease."""
     size = RunSize(nodes=2, fan_out=1, depth=3, per_executor=1, lease_s=10.0, patience_s=30.0)
     world = World(1, size, NO_FAULTS)
-    deaf = Deaf(world.time, world.faults, world._arrive_at_master)
+    deaf = FirstEdgeBlockingNetwork(world.time, world.faults, world._arrive_at_master)
     world.network = deaf
     attached_s: list[float] = []
 
@@ -246,7 +250,7 @@ def test_a_stream_that_broke_before_its_first_word_is_found_within_a_lease_and_a
     assert size.lease_s < attached_s[0] < 1.3 * size.lease_s
 
 
-def ends_s(seed: int, faults: Faults, lead: int | None) -> dict[int, float]:
+def measure_end_times_s(seed: int, faults: Faults, lead: int | None) -> dict[int, float]:
     """Return when each partition of a mesh was trained completely, in virtual seconds."""
     size = RunSize(nodes=7, fan_out=2, depth=5, max_lead=lead, kept_files=0, per_executor=1)
     world = World(seed, size, faults)
@@ -265,11 +269,14 @@ def ends_s(seed: int, faults: Faults, lead: int | None) -> dict[int, float]:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_a_machine_that_is_ten_times_slower_slows_nobody(seed: int) -> None:
+def test_slow_worker_delays_others_only_with_max_lead(seed: int) -> None:
     """A worker that is ten times slower delays the others only with ``max_lead``."""
     calm = replace(NO_FAULTS, step_s_max=0.2)
-    usual, free = ends_s(seed, calm, None), ends_s(seed, replace(calm, slow=1), None)
-    bound = ends_s(seed, replace(calm, slow=1), 2)
+    usual, free = (
+        measure_end_times_s(seed, calm, None),
+        measure_end_times_s(seed, replace(calm, slow=1), None),
+    )
+    bound = measure_end_times_s(seed, replace(calm, slow=1), 2)
     others = range(1, 7)
     assert free[0] > 2 * usual[0]
     assert max(free[p] for p in others) < 1.3 * max(usual[p] for p in others)
@@ -280,7 +287,7 @@ MARK = 1_000_000  # a commit number that this fit never reaches
 
 
 @pytest.mark.parametrize(("leases", "breaks"), [(0.4, False), (0.8, True)])
-def test_a_short_cut_delays_what_is_sent_and_a_long_one_breaks_the_stream(
+def test_short_outage_delays_messages_and_long_one_breaks_stream(
     leases: float, breaks: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A short outage delays messages in order; a long one breaks the stream, as in Aeron."""

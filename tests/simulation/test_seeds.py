@@ -15,14 +15,14 @@ MESH = [range(50), pytest.param(range(50, 200), marks=pytest.mark.slow)]
 
 
 @pytest.mark.parametrize(("nodes", "seeds"), PLAIN)
-def test_a_fit_keeps_the_invariants(nodes: int, seeds: range) -> None:
+def test_plain_fits_keep_invariants(nodes: int, seeds: range) -> None:
     for result in simulate_seeds(seeds, nodes, "plain", {}, CORES):
         repeat = f"python -m sparkstrom.simulation --nodes {nodes} --seeds {result.seed}"
         assert result.violations == [], repeat
 
 
 @pytest.mark.parametrize("seeds", MESH)
-def test_a_mesh_keeps_the_invariants_and_sees_every_kind_of_fault(seeds: range) -> None:
+def test_meshes_keep_invariants_under_every_kind_of_fault(seeds: range) -> None:
     """Meshes violate no invariant, and every kind of fault occurs."""
     seen: set[str] = set()
     for result in simulate_seeds(seeds, 12, "mesh", {}, CORES):
@@ -38,13 +38,13 @@ def test_a_mesh_keeps_the_invariants_and_sees_every_kind_of_fault(seeds: range) 
 
 
 @pytest.mark.parametrize("mode", ["plain", "mesh"])
-def test_a_run_repeats_exactly(mode: str) -> None:
+def test_simulation_is_determined_by_seed(mode: str) -> None:
     assert simulate_seed(5, 6, mode, {}) == simulate_seed(5, 6, mode, {})
 
 
 @pytest.mark.parametrize("mode", ["plain", "mesh"])
 @pytest.mark.parametrize("seed", range(3))
-def test_without_faults_every_update_is_committed_in_little_time(mode: str, seed: int) -> None:
+def test_faultless_fit_makes_all_updates_without_violations(mode: str, seed: int) -> None:
     """Without faults, 20 updates and more are committed within 10 virtual seconds."""
     result = simulate_seed(seed, 4, mode, CALM | {"empty_partitions": 0, "resumed": 0})
     assert result.violations == []
@@ -55,7 +55,7 @@ def test_without_faults_every_update_is_committed_in_little_time(mode: str, seed
 
 
 @pytest.mark.parametrize("fan_out", [1, 2, 3])
-def test_a_tree_as_narrow_as_can_be(fan_out: int) -> None:
+def test_narrow_trees_keep_invariants_despite_crashes(fan_out: int) -> None:
     """Chains and narrow trees violate no invariant, even with crashes."""
     given = {"fan_out": fan_out, "depth": 7, "crashes": 2}
     assert simulate_seed(1, 7, "mesh", CALM | given).violations == []

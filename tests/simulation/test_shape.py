@@ -17,7 +17,7 @@ LIMITS = SimpleNamespace(fan_out=1, depth=3)
 
 
 @dataclass(eq=False)
-class Seen:
+class FakeProcess:
     """The attributes of a process that the checker reads."""
 
     name: str
@@ -27,19 +27,19 @@ class Seen:
     alive: bool = True
 
 
-def seen(
+def make_process(
     name: str, number: int | None, parent: int | None, *, received: int, whole: bool = True
-) -> Seen:
+) -> FakeProcess:
     """Return a process with this id, parent and newest commit; ``whole``: it may be copied."""
     machine = SimpleNamespace(
         node=number,
         link=SimpleNamespace(parent=parent, attached=True),
         replication=SimpleNamespace(received=received, history=SimpleNamespace(whole=whole)),
     )
-    return Seen(name, machine, SimpleNamespace(token=number))
+    return FakeProcess(name, machine, SimpleNamespace(token=number))
 
 
-def master_of(live: dict[int, Any], tree: Topology) -> Any:
+def make_master(live: dict[int, Any], tree: Topology) -> Any:
     """Return the attributes of the master that the checker reads."""
     members, placement = SimpleNamespace(live=live), SimpleNamespace(tree=tree)
     return SimpleNamespace(members=members, placement=placement, limits=LIMITS)
@@ -55,15 +55,15 @@ def master_of(live: dict[int, Any], tree: Topology) -> Any:
     ],
     ids=["the copy goes on", "a copy stands still", "its first one stands still", "no copy"],
 )
-def test_only_a_copy_that_goes_on_is_waited_for(
+def test_node_is_excused_only_while_parent_fetch_progresses(
     whole: bool, installed: bool, goes_on: bool, cut_off: set[str]
 ) -> None:
     """A node is excused while the node above fetches a snapshot and makes progress."""
     violations: list[str] = []
     shape = TopologyChecker(violations.append, LEASE_S)
-    above = seen("above", 1, MASTER, received=10, whole=whole)
+    above = make_process("above", 1, MASTER, received=10, whole=whole)
     above.has_replica = installed
-    below = seen("below", 2, 1, received=5)
+    below = make_process("below", 2, 1, received=5)
     for second in range(20):
         above.node.replication.received += goes_on
         shape.check_progress([above, below], HEAD, float(second))  # type: ignore[list-item]
@@ -75,13 +75,13 @@ def test_only_a_copy_that_goes_on_is_waited_for(
     [(False, True, set()), (False, False, {"below"}), (True, True, {"below"})],
     ids=["one after the other", "nobody gets a place", "it has one"],
 )
-def test_who_waits_for_its_place_is_lost_once_nobody_gets_one(
+def test_node_below_unplaced_parent_is_excused_while_others_are_placed(
     above_is_placed: bool, places_go_on: bool, cut_off: set[str]
 ) -> None:
     """A node whose parent has no place yet is excused while other nodes get theirs."""
     violations: list[str] = []
     shape = TopologyChecker(violations.append, LEASE_S)
-    below, tree = seen("below", 2, 1, received=5), Topology(fan_out=1, depth_max=3)
+    below, tree = make_process("below", 2, 1, received=5), Topology(fan_out=1, depth_max=3)
     tree = tree.attach(1).attach(2)
     for second in range(20):
         live = {
@@ -90,13 +90,13 @@ def test_who_waits_for_its_place_is_lost_once_nobody_gets_one(
             )
             for node in (1, 2, *range(10, 10 + second * places_go_on))
         }
-        shape.record_places(master_of(live, tree), float(second))
+        shape.record_places(make_master(live, tree), float(second))
         shape.check_progress([below], HEAD, float(second))  # type: ignore[list-item]
     assert {text.split()[1] for text in violations} == cut_off
 
 
 @pytest.mark.parametrize("copies", [True, False], ids=["a copy above goes on", "none above it"])
-def test_who_has_no_edge_waits_for_the_copy_above_its_place(copies: bool) -> None:
+def test_node_without_edge_is_excused_while_ancestor_fetches_snapshot(copies: bool) -> None:
     """A node without an edge is excused if a node above its place fetches a snapshot.
 
     The master has given new ids to two processes that do not know them yet, so only its tree shows
@@ -104,8 +104,8 @@ def test_who_has_no_edge_waits_for_the_copy_above_its_place(copies: bool) -> Non
     """
     violations: list[str] = []
     shape = TopologyChecker(violations.append, LEASE_S)
-    relay = seen("relay", 1, MASTER, received=10, whole=not copies)
-    middle, last = (seen(name, None, None, received=0) for name in ("middle", "last"))
+    relay = make_process("relay", 1, MASTER, received=10, whole=not copies)
+    middle, last = (make_process(name, None, None, received=0) for name in ("middle", "last"))
     middle.identity.token, last.identity.token = 2, 3
     middle.node.replication.history.whole = middle.has_replica = False
     middle.node.link.attached = last.node.link.attached = False
@@ -115,7 +115,7 @@ def test_who_has_no_edge_waits_for_the_copy_above_its_place(copies: bool) -> Non
         node: SimpleNamespace(placed=node == 1, join=SimpleNamespace(token=node))
         for node in (1, 2, 3)
     }
-    master = master_of(live, tree)
+    master = make_master(live, tree)
     shape.check_tree(master)
     everybody: Any = [relay, middle, last]
     for second in range(20):

@@ -53,7 +53,7 @@ RUNS: list[tuple[str, int, range, dict[str, Any]]] = [
 ]
 
 
-class Recording(dict[Row, Stage]):
+class RecordingTable(dict[Row, Stage]):
     """The table of transitions, which records the rows that are looked up."""
 
     def __init__(self) -> None:
@@ -66,8 +66,8 @@ class Recording(dict[Row, Stage]):
 
 
 @pytest.fixture
-def recorded(monkeypatch: pytest.MonkeyPatch) -> Recording:
-    table = Recording()
+def recording_table(monkeypatch: pytest.MonkeyPatch) -> RecordingTable:
+    table = RecordingTable()
     monkeypatch.setattr(stages, "TRANSITIONS", table)
     return table
 
@@ -75,7 +75,7 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> Recording:
 # -- transitions that are rare in simulations ----------------------------------------------------
 
 
-def fetched(make: Make) -> NodeDriver:
+def make_installing_node(make: Make) -> NodeDriver:
     """Return a node whose trainer is installing the complete first snapshot."""
     node = NodeDriver(make).joined()
     node.step(ev.TrainerPaused(1))
@@ -84,7 +84,7 @@ def fetched(make: Make) -> NodeDriver:
     return node
 
 
-def falls_behind_before_it_is_whole(make: Make) -> NodeDriver:
+def fall_behind_during_first_fetch(make: Make) -> NodeDriver:
     """Let a node fall behind during its first fetch."""
     node = NodeDriver(make).joined()
     node.hear(make.behind(7))
@@ -92,31 +92,31 @@ def falls_behind_before_it_is_whole(make: Make) -> NodeDriver:
     return node
 
 
-def refetches(make: Make) -> NodeDriver:
+def fall_behind_during_installation(make: Make) -> NodeDriver:
     """Let a node fall behind again while its trainer installs a snapshot."""
-    node = fetched(make)
+    node = make_installing_node(make)
     node.hear(make.behind(7))
     assert node.me.replication.stage is ReplicaStage.REFETCHING
     return node
 
 
-def falls_behind_twice(make: Make) -> NodeDriver:
+def fall_behind_twice(make: Make) -> NodeDriver:
     """Let it fall behind once more before the installation is finished."""
-    node = refetches(make)
+    node = fall_behind_during_installation(make)
     node.hear(make.behind(9))
     return node
 
 
-def goes_on_fetching(make: Make) -> NodeDriver:
+def finish_installation_while_refetching(make: Make) -> NodeDriver:
     """Finish the installation while the next snapshot is being fetched."""
-    node = refetches(make)
+    node = fall_behind_during_installation(make)
     node.step(ev.ReplicaInstalled())
     assert node.me.replication.stage is ReplicaStage.FETCHING
     assert node.order is ev.Command.PAUSE
     return node
 
 
-def released(make: Make, times: int = 2) -> NodeDriver:
+def make_released_node(make: Make, times: int = 2) -> NodeDriver:
     """Return a training node that the master has asked to leave."""
     node = NodeDriver(make).training()
     for _ in range(times):
@@ -126,30 +126,30 @@ def released(make: Make, times: int = 2) -> NodeDriver:
     return node
 
 
-def left(make: Make) -> NodeDriver:
+def make_leaving_node(make: Make) -> NodeDriver:
     """Return a node whose trainer has left, and which is asked once more."""
-    node = released(make)
+    node = make_released_node(make)
     node.step(ev.TrainerReleased(None))
     node.told(Release("a slot is needed"))
     assert node.me.task.stage is TaskStage.LEAVING
     return node
 
 
-def fails(node: NodeDriver) -> NodeDriver:
+def fail_training(node: NodeDriver) -> NodeDriver:
     """Let training raise an exception."""
     node.step(ev.TrainerFailed("training raised", "trace"))
     return node
 
 
-def fails_again(make: Make) -> NodeDriver:
+def fail_twice_after_release(make: Make) -> NodeDriver:
     """Let a released node fail twice, and ask it to leave once more."""
-    node = fails(fails(released(make)))
+    node = fail_training(fail_training(make_released_node(make)))
     node.told(Release("a slot is needed"))
     assert node.me.task.stage is TaskStage.FAILING
     return node
 
 
-def is_superseded(node: NodeDriver) -> NodeDriver:
+def supersede_attempt(node: NodeDriver) -> NodeDriver:
     """Close the node's id because of a newer attempt, which ends the task."""
     node.told(node.make.closed(1, free=False))
     assert node.me.task.stage is TaskStage.ENDED
@@ -157,26 +157,26 @@ def is_superseded(node: NodeDriver) -> NodeDriver:
     return node
 
 
-def hears_on_after_its_end(make: Make) -> NodeDriver:
+def deliver_events_after_end(make: Make) -> NodeDriver:
     """Deliver late requests and trainer events to a node that has ended; nothing changes."""
-    node = is_superseded(released(make))
+    node = supersede_attempt(make_released_node(make))
     node.told(Release("a slot is needed"))
     node.step(ev.TrainerReleased(None))
-    fails(node)
+    fail_training(node)
     node.told(node.make.closed(1, free=False))
     assert node.order is ev.Command.FAIL
     assert node.me.task.stage is TaskStage.ENDED
     return node
 
 
-def complain(master: MasterDriver) -> None:
+def report_silent_child(master: MasterDriver) -> None:
     """Let node 1 report that it hears nothing from node 2 over the newest edge."""
     order = master.member(2).order
     assert order is not None
     master.direct(ChildSilent(1, 2, order.edge))
 
 
-def ordered(make: Make) -> MasterDriver:
+def make_master_with_ordered_node(make: Make) -> MasterDriver:
     """Return a master that has sent node 2 a place below node 1, which is not confirmed yet."""
     master = MasterDriver(make, partitions=2, fan_out=1, depth=2)
     master.enter(0)
@@ -185,26 +185,26 @@ def ordered(make: Make) -> MasterDriver:
     return master
 
 
-def is_never_heard(make: Make) -> MasterDriver:
+def report_silent_child_twice(make: Make) -> MasterDriver:
     """Let the parent report twice that it hears nothing from node 2."""
-    master = ordered(make)
-    complain(master)
-    complain(master)
+    master = make_master_with_ordered_node(make)
+    report_silent_child(master)
+    report_silent_child(master)
     assert master.member(2).stage is MemberStage.UNHEARD
     return master
 
 
-def comes_late(make: Make) -> None:
+def confirm_place_after_reports(make: Make) -> None:
     """Let node 2 arrive after these reports."""
-    master = is_never_heard(make)
+    master = report_silent_child_twice(make)
     master.say(2)
     assert master.member(2).placed
     assert 2 not in master.machine.placement.suspects
 
 
-def gets_another_edge(make: Make) -> None:
+def get_new_edge_after_probe(make: Make) -> None:
     """Let node 2 answer a probe, so that the master gives it another edge."""
-    master = is_never_heard(make)
+    master = report_silent_child_twice(make)
     before = master.member(2).order
     master.direct(ProbeReply(2))
     master.tick()
@@ -214,7 +214,7 @@ def gets_another_edge(make: Make) -> None:
     assert after.edge > before.edge
 
 
-def expires(master: MasterDriver) -> None:
+def expire_lease(master: MasterDriver) -> None:
     """Let time pass without messages until the lease of node 2 expires."""
     member = master.member(2)
     for _ in range(6):
@@ -222,71 +222,75 @@ def expires(master: MasterDriver) -> None:
     assert member.stage is MemberStage.CLOSED
 
 
-def dies_before_it_is_ordered(make: Make) -> None:
+def die_before_order(make: Make) -> None:
     """Let node 2 die while its parent has no confirmed place."""
     master = MasterDriver(make, partitions=2, fan_out=1, depth=2)
     master.join(0)
     master.join(1)
     assert master.member(2).stage is MemberStage.WAITING
-    expires(master)
+    expire_lease(master)
 
 
 SCENES: dict[Callable[[Make], Any], set[Row]] = {
-    falls_behind_before_it_is_whole: {(ReplicaStage.FETCHING, Trigger.BEHIND)},
-    falls_behind_twice: {
+    fall_behind_during_first_fetch: {(ReplicaStage.FETCHING, Trigger.BEHIND)},
+    fall_behind_twice: {
         (ReplicaStage.INSTALLING, Trigger.BEHIND),
         (ReplicaStage.REFETCHING, Trigger.BEHIND),
     },
-    goes_on_fetching: {(ReplicaStage.REFETCHING, Trigger.INSTALLED)},
-    lambda make: fails(left(make)): {
+    finish_installation_while_refetching: {(ReplicaStage.REFETCHING, Trigger.INSTALLED)},
+    lambda make: fail_training(make_leaving_node(make)): {
         (TaskStage.TRAINING, Trigger.RELEASED),
         (TaskStage.RELEASING, Trigger.RELEASED),
         (TaskStage.LEAVING, Trigger.RELEASED),
         (TaskStage.RELEASING, Trigger.LEFT),
         (TaskStage.LEAVING, Trigger.FAILED),
     },
-    fails_again: {
+    fail_twice_after_release: {
         (TaskStage.RELEASING, Trigger.FAILED),
         (TaskStage.FAILING, Trigger.FAILED),
         (TaskStage.FAILING, Trigger.RELEASED),
     },
-    hears_on_after_its_end: {
+    deliver_events_after_end: {
         (TaskStage.RELEASING, Trigger.ENDED),
         (TaskStage.ENDED, Trigger.RELEASED),
         (TaskStage.ENDED, Trigger.LEFT),
         (TaskStage.ENDED, Trigger.FAILED),
         (TaskStage.ENDED, Trigger.ENDED),
     },
-    comes_late: {
+    confirm_place_after_reports: {
         (MemberStage.ORDERED, Trigger.COMPLAINED),
         (MemberStage.UNHEARD, Trigger.COMPLAINED),
         (MemberStage.UNHEARD, Trigger.CONFIRMED),
     },
-    gets_another_edge: {(MemberStage.UNHEARD, Trigger.MOVED)},
-    lambda make: expires(is_never_heard(make)): {(MemberStage.UNHEARD, Trigger.EXPELLED)},
-    dies_before_it_is_ordered: {(MemberStage.WAITING, Trigger.EXPELLED)},
+    get_new_edge_after_probe: {(MemberStage.UNHEARD, Trigger.MOVED)},
+    lambda make: expire_lease(report_silent_child_twice(make)): {
+        (MemberStage.UNHEARD, Trigger.EXPELLED)
+    },
+    die_before_order: {(MemberStage.WAITING, Trigger.EXPELLED)},
 }
 
 
 @pytest.mark.parametrize("scene", SCENES)
-def test_a_scene_makes_the_transitions_that_it_is_for(
-    recorded: Recording, scene: Callable[[Make], Any]
+def test_scene_causes_its_listed_transitions(
+    recording_table: RecordingTable, scene: Callable[[Make], Any]
 ) -> None:
     """Each scene causes the transitions that are listed for it."""
     scene(Make())
-    assert recorded.made >= SCENES[scene]
+    assert recording_table.made >= SCENES[scene]
 
 
-def test_the_table_holds_what_runs_and_scenes_make_and_nothing_else(recorded: Recording) -> None:
+def test_simulations_and_scenes_cause_exactly_listed_transitions(
+    recording_table: RecordingTable,
+) -> None:
     """Simulations and scenes together cause every transition in the table."""
     for mode, nodes, seeds, given in RUNS:
         for seed in seeds:
             assert simulate_seed(seed, nodes, mode, given).violations == []
-    made = recorded.made.union(*SCENES.values())
-    assert {named(row) for row in stages.TRANSITIONS} == {named(row) for row in made}
+    made = recording_table.made.union(*SCENES.values())
+    assert {describe_row(row) for row in stages.TRANSITIONS} == {describe_row(row) for row in made}
 
 
-def named(row: Row) -> tuple[str, str, str]:
+def describe_row(row: Row) -> tuple[str, str, str]:
     """Return a transition as text: kind of stage, stage and trigger."""
     stage, cause = row
     return type(stage).__name__, stage.name, cause.name
@@ -296,20 +300,20 @@ def named(row: Row) -> tuple[str, str, str]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_stage_is_reached_from_the_first(kind: type[Any]) -> None:
+def test_every_stage_is_reachable_from_first_stage(kind: type[Any]) -> None:
     first = next(iter(kind))
     reached, new = {first}, {first}
     while new:
-        new = set(after_any(new)) - reached
+        new = set(iterate_next_stages(new)) - reached
         reached |= new
     assert reached == set(kind)
 
 
-def after_any(found: set[Stage]) -> Iterator[Stage]:
+def iterate_next_stages(found: set[Stage]) -> Iterator[Stage]:
     """Yield the stages that follow any of these."""
     return (to for (stage, _), to in stages.TRANSITIONS.items() if stage in found)
 
 
-def test_what_is_not_in_the_table_cannot_happen() -> None:
+def test_unlisted_transition_raises_assertion_error() -> None:
     with pytest.raises(AssertionError, match="INSTALLED does not happen in"):
         stages.next_stage(ReplicaStage.EMPTY, Trigger.INSTALLED)

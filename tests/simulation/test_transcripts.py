@@ -38,10 +38,10 @@ AFTER_S = 0.5  # seconds of training before the trouble begins
 LOOK_S = 0.001
 
 
-class Told(Network):
+class TranscribingNetwork(Network):
     """A network that adds messages about places, snapshots and sums to the transcript."""
 
-    world: Story
+    world: ScenarioWorld
     welcomed: set[int]
 
     def send_to_process(self, answer: ev.SendToProcess) -> None:
@@ -81,12 +81,12 @@ class Told(Network):
         super().send_to_master(process, message)
 
 
-class Story(World):
+class ScenarioWorld(World):
     """A mesh of seven workers, in which only ``trouble`` goes wrong."""
 
-    def __init__(self, trouble: Callable[[Story], None], size: RunSize) -> None:
+    def __init__(self, trouble: Callable[[ScenarioWorld], None], size: RunSize) -> None:
         super().__init__(7, size, replace(NO_FAULTS, delay_ms_max=1, step_s_max=0.4))
-        self.network = Told(self.time, self.faults, self._arrive_at_master)
+        self.network = TranscribingNetwork(self.time, self.faults, self._arrive_at_master)
         self.network.world, self.network.welcomed = self, set()
         self._trouble = trouble
         self._began = False
@@ -113,11 +113,11 @@ class Story(World):
         return [p for p in self.alive if p.node.node in under]
 
 
-def inner_node_killed(world: Story) -> None:
+def kill_inner_node(world: ScenarioWorld) -> None:
     """Kill the inner node as soon as a node below it has an uncommitted update."""
     victim = world.inner()
     if not any(len(process.node.in_flight) for process in world.below(victim)):
-        world.time.after(LOOK_S, inner_node_killed, world)
+        world.time.after(LOOK_S, kill_inner_node, world)
         return
     for process in world.below(victim):
         waiting = len(process.node.in_flight)
@@ -126,7 +126,7 @@ def inner_node_killed(world: Story) -> None:
     world.end(victim, restart=True)
 
 
-def cut_off_and_back(world: Story) -> None:
+def cut_off_inner_node(world: ScenarioWorld) -> None:
     """Block all messages of the inner node for 2.5 leases."""
     victim = world.inner()
     until_s = world.time.now_s + 2.5 * world.size.lease_s
@@ -135,7 +135,7 @@ def cut_off_and_back(world: Story) -> None:
     world.network.begin_outage(victim, Outage(until_s, up=True, down=True))
 
 
-def slow_child(world: Story) -> None:
+def suspend_leaf(world: ScenarioWorld) -> None:
     """Suspend the last leaf for half a lease."""
     victim = world.leaf()
     victim.paused_until_s = world.time.now_s + world.size.lease_s / 2
@@ -143,7 +143,7 @@ def slow_child(world: Story) -> None:
     world.time.say(text)
 
 
-def executor_killed(world: Story) -> None:
+def kill_executor(world: ScenarioWorld) -> None:
     """Kill the executor with the most workers among those that run an inner node."""
     tasks = Counter(p.identity.executor for p in world.alive)
     inner = [p for p in world.alive if p.node.children.by_node]
@@ -155,21 +155,21 @@ def executor_killed(world: Story) -> None:
 
 
 SIZE = RunSize(nodes=7, fan_out=2, depth=5, per_executor=1, kept_files=0, max_lead=None)
-STORIES: dict[str, tuple[Callable[[Story], None], RunSize]] = {
-    "inner-node-killed": (inner_node_killed, SIZE),
-    "cut-off-and-back": (cut_off_and_back, SIZE),
+STORIES: dict[str, tuple[Callable[[ScenarioWorld], None], RunSize]] = {
+    "inner-node-killed": (kill_inner_node, SIZE),
+    "cut-off-and-back": (cut_off_inner_node, SIZE),
     "merged-range-to-a-slow-child": (
-        slow_child,
+        suspend_leaf,
         replace(SIZE, merged_bytes=100, downlink_bytes=500),
     ),
-    "executor-of-head-and-its-tasks-killed": (executor_killed, replace(SIZE, per_executor=3)),
+    "executor-of-head-and-its-tasks-killed": (kill_executor, replace(SIZE, per_executor=3)),
 }
 
 
-def tell(name: str) -> str:
+def run_scenario(name: str) -> str:
     """Run a scenario and return its transcript."""
     trouble, size = STORIES[name]
-    world = Story(trouble, size)
+    world = ScenarioWorld(trouble, size)
     assert world.run() == []
     master = world.master
     replicas = sorted({(d[:12]) for d in master.phases.digests.values()})
@@ -179,9 +179,9 @@ def tell(name: str) -> str:
 
 
 @pytest.mark.parametrize("name", STORIES)
-def test_a_story_is_told_as_it_was(name: str) -> None:
+def test_scenario_transcript_equals_stored_one(name: str) -> None:
     """A scenario's transcript equals the stored one."""
-    kept, told = KEPT / f"{name}.txt", tell(name)
+    kept, told = KEPT / f"{name}.txt", run_scenario(name)
     if os.environ.get(WRITE):
         kept.write_text(told)
     assert told == kept.read_text(), f"{WRITE}=1 writes it anew, if that was meant"
@@ -197,6 +197,6 @@ def test_a_story_is_told_as_it_was(name: str) -> None:
         ("executor-of-head-and-its-tasks-killed", "dies: kill"),
     ],
 )
-def test_a_story_shows_what_it_is_kept_for(name: str, words: str) -> None:
+def test_stored_transcript_contains_key_event(name: str, words: str) -> None:
     """A stored transcript contains the events that it was chosen for."""
     assert words in (KEPT / f"{name}.txt").read_text()

@@ -18,13 +18,13 @@ FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 CODE = re.compile(r"`[^`\n]*`")
 
 
-def slugs(page: Path) -> set[str]:
+def heading_anchors(page: Path) -> set[str]:
     """Return the anchors that GitHub, like our site, gives the headings of a page."""
     headings = re.findall(r"^#+ (.*)$", FENCE.sub("", page.read_text()), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", text.lower()).replace(" ", "-") for text in headings}
 
 
-def broken(page: Path) -> list[str]:
+def find_broken_links(page: Path) -> list[str]:
     """Return the links of a page whose file or anchor does not exist."""
     text = CODE.sub("", FENCE.sub("", page.read_text()))
     out = []
@@ -33,26 +33,26 @@ def broken(page: Path) -> list[str]:
         if "://" in link:
             continue
         target = page.parent / path if path else page
-        if not target.exists() or (anchor and anchor not in slugs(target)):
+        if not target.exists() or (anchor and anchor not in heading_anchors(target)):
             out.append(link)
     return out
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_links_of_a_page_lead_somewhere(page: Path) -> None:
-    assert broken(page) == []
+def test_links_of_page_have_existing_targets(page: Path) -> None:
+    assert find_broken_links(page) == []
 
 
-def test_what_leads_nowhere_is_found(tmp_path: Path) -> None:
+def test_broken_links_are_found_outside_code(tmp_path: Path) -> None:
     """Missing files and anchors are reported, but not links in code."""
     (tmp_path / "b.md").write_text("# What is *it*, then?\n")
     page = tmp_path / "a.md"
     page.write_text("[1](b.md#what-is-it-then) [2](b.md#else) [3](c.md) [4](#here)\n`[5](d.md)`\n")
-    assert broken(page) == ["b.md#else", "c.md", "#here"]
+    assert find_broken_links(page) == ["b.md#else", "c.md", "#here"]
 
 
 @pytest.mark.parametrize("picture", sorted((ROOT / "docs/pictures").glob("*.svg")), ids=str)
-def test_every_picture_is_shown_and_loads_nothing(picture: Path) -> None:
+def test_picture_is_used_and_has_no_external_references(picture: Path) -> None:
     shown = "".join(page.read_text() for page in PAGES)
     assert f"pictures/{picture.name})" in shown
     assert "http" not in picture.read_text().replace('xmlns="http://www.w3.org/2000/svg"', "")

@@ -20,41 +20,46 @@ INSTANCE_MIB = 16_384  # of m5.xlarge and the fleets' other instances
 ALLOCATION_MIB = 1024  # YARN's default: containers are multiples of it
 
 
-def of(name: str) -> Any:
+def load_emr_file(name: str) -> Any:
     return json.loads((EMR / name).read_text())
 
 
-def classes() -> dict[str, dict[str, str]]:
-    return {entry["Classification"]: entry["Properties"] for entry in of("configurations.json")}
+def load_classifications() -> dict[str, dict[str, str]]:
+    return {
+        entry["Classification"]: entry["Properties"]
+        for entry in load_emr_file("configurations.json")
+    }
 
 
-def shaped(configurations: list[dict[str, Any]]) -> None:
+def check_classifications(configurations: list[dict[str, Any]]) -> None:
     """Check that these are EMR's classifications with properties of type str, at any depth."""
     for entry in configurations:
         assert entry.keys() <= {"Classification", "Properties", "Configurations"}
         assert isinstance(entry["Classification"], str)
         assert all(isinstance(value, str) for value in entry["Properties"].values()), entry
-        shaped(entry.get("Configurations", []))
+        check_classifications(entry.get("Configurations", []))
 
 
-def test_configurations_have_the_shape_of_classifications() -> None:
-    shaped(of("configurations.json"))
-    assert classes().keys() == {"spark-defaults", "spark-env", "yarn-site"}
-    (exported,) = [e for e in of("configurations.json") if e["Classification"] == "spark-env"]
+def test_configurations_have_form_of_emr_classifications() -> None:
+    check_classifications(load_emr_file("configurations.json"))
+    assert load_classifications().keys() == {"spark-defaults", "spark-env", "yarn-site"}
+    (exported,) = [
+        e for e in load_emr_file("configurations.json") if e["Classification"] == "spark-env"
+    ]
     assert [inner["Classification"] for inner in exported["Configurations"]] == ["export"]
 
 
 @pytest.mark.parametrize("fleets", ["instance-fleets.json", "instance-fleets-spot.json"])
-def test_emrs_own_model_takes_what_the_files_say(fleets: str) -> None:
+def test_emr_request_of_files_is_valid_for_botocore(fleets: str) -> None:
     """botocore's description of RunJobFlow, from which AWS generates its SDKs, is the reference."""
     session = pytest.importorskip("botocore.session").get_session()
     from botocore.validate import ParamValidator
 
-    actions, steps = of("bootstrap-actions.json"), of("steps.json")
+    actions, steps = load_emr_file("bootstrap-actions.json"), load_emr_file("steps.json")
     request = {
         "Name": "sparkstrom",
-        "Configurations": of("configurations.json"),
-        "Instances": {"InstanceFleets": of(fleets)},
+        "Configurations": load_emr_file("configurations.json"),
+        "Instances": {"InstanceFleets": load_emr_file(fleets)},
         "BootstrapActions": [
             {
                 "Name": action["Name"],
@@ -74,16 +79,16 @@ def test_emrs_own_model_takes_what_the_files_say(fleets: str) -> None:
     shape = session.get_service_model("emr").operation_model("RunJobFlow").input_shape
     assert ParamValidator().validate(request, shape).generate_report() == ""
     ingress = session.get_service_model("ec2").operation_model("AuthorizeSecurityGroupIngress")
-    rule = {"GroupId": "GROUP", "IpPermissions": of("udp-rule.json")}
+    rule = {"GroupId": "GROUP", "IpPermissions": load_emr_file("udp-rule.json")}
     assert ParamValidator().validate(rule, ingress.input_shape).generate_report() == ""
 
 
-def test_sizes_are_what_the_plan_says(capsys: pytest.CaptureFixture[str]) -> None:
+def test_configured_sizes_equal_plan(capsys: pytest.CaptureFixture[str]) -> None:
     """Sizes in the configuration equal those of the planned command."""
     assert main([*PLANNED.split(), "--json"]) == 0
     planned = json.loads(capsys.readouterr().out)["conf"]
     expected = dict(line.removeprefix("--conf ").split("=", 1) for line in planned)
-    found = classes()["spark-defaults"]
+    found = load_classifications()["spark-defaults"]
     assert {key: found.get(key) for key in expected if key in found} == {
         key: value for key, value in expected.items() if key in found
     }
@@ -91,9 +96,7 @@ def test_sizes_are_what_the_plan_says(capsys: pytest.CaptureFixture[str]) -> Non
 
 
 @pytest.mark.parametrize("page", ["emr", "kubernetes", "standalone"])
-def test_the_pages_have_that_plan_and_its_sizes(
-    page: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_page_has_plan_command_and_its_sizes(page: str, capsys: pytest.CaptureFixture[str]) -> None:
     """The page has the command, and the sizes that it prints."""
     text = (ROOT / f"docs/{page}.md").read_text()
     assert f"sparkstrom {PLANNED}" in text
@@ -110,7 +113,7 @@ def test_the_pages_have_that_plan_and_its_sizes(
             assert f"{mib(plan['shared_memory_bytes'][where])} MiB" in text
 
 
-def test_the_network_policy_opens_the_ports_that_the_command_names() -> None:
+def test_network_policy_opens_ports_of_documented_command() -> None:
     yaml = pytest.importorskip("yaml")
     text = (ROOT / "docs/kubernetes.md").read_text()
     policy = yaml.safe_load(text.partition("```yaml\n")[2].partition("```")[0])
@@ -121,43 +124,49 @@ def test_the_network_policy_opens_the_ports_that_the_command_names() -> None:
 
 
 def container_mib(who: str) -> int:
-    found = classes()["spark-defaults"]
+    found = load_classifications()["spark-defaults"]
     size = sum(parse_bytes(found[f"spark.{who}.{part}"]) for part in ("memory", "memoryOverhead"))
     return -(-(size >> 20) // ALLOCATION_MIB) * ALLOCATION_MIB
 
 
-def test_an_executor_and_the_application_master_fit_one_instance() -> None:
-    yarn = classes()["yarn-site"]
+def test_executor_and_application_master_fit_one_instance() -> None:
+    yarn = load_classifications()["yarn-site"]
     room = int(yarn["yarn.nodemanager.resource.memory-mb"])
     assert container_mib("executor") + container_mib("driver") <= room < INSTANCE_MIB
     assert container_mib("executor") <= int(yarn["yarn.scheduler.maximum-allocation-mb"])
-    cores = int(classes()["spark-defaults"]["spark.executor.cores"])
+    cores = int(load_classifications()["spark-defaults"]["spark.executor.cores"])
     assert cores + 1 <= int(yarn["yarn.nodemanager.resource.cpu-vcores"])
 
 
 @pytest.mark.parametrize("fleets", ["instance-fleets.json", "instance-fleets-spot.json"])
-def test_there_is_an_instance_for_each_executor(fleets: str) -> None:
-    workers = [fleet for fleet in of(fleets) if fleet["InstanceFleetType"] != "MASTER"]
+def test_fleet_has_one_instance_per_executor(fleets: str) -> None:
+    workers = [fleet for fleet in load_emr_file(fleets) if fleet["InstanceFleetType"] != "MASTER"]
     targets = ("TargetOnDemandCapacity", "TargetSpotCapacity")
     instances = sum(fleet.get(target, 0) for fleet in workers for target in targets)
-    assert str(instances) == classes()["spark-defaults"]["spark.executor.instances"]
-    kinds = [each["InstanceType"] for fleet in of(fleets) for each in fleet["InstanceTypeConfigs"]]
+    assert str(instances) == load_classifications()["spark-defaults"]["spark.executor.instances"]
+    kinds = [
+        each["InstanceType"]
+        for fleet in load_emr_file(fleets)
+        for each in fleet["InstanceTypeConfigs"]
+    ]
     assert [kind for kind in kinds if kind.partition(".")[0].endswith(("g", "gd"))] == []  # arm64
 
 
-def test_the_rule_opens_the_ports_of_the_configuration() -> None:
-    void = resolve(SharedTrainingMaster(), classes()["spark-defaults"], {}).void
-    (rule,) = of("udp-rule.json")
+def test_udp_rule_opens_configured_ports() -> None:
+    void = resolve(SharedTrainingMaster(), load_classifications()["spark-defaults"], {}).void
+    (rule,) = load_emr_file("udp-rule.json")
     assert rule["IpProtocol"] == "udp"
     assert (rule["FromPort"], rule["ToPort"]) == void.port_range
     assert rule["FromPort"] <= (void.unicast_port or 0) <= rule["ToPort"]
 
 
-def test_driver_and_executors_have_the_python_that_the_bootstrap_action_makes() -> None:
+def test_all_python_paths_equal_bootstrap_action_path() -> None:
     words = (EMR / "bootstrap.sh").read_text()
     home = next(w for w in words.split() if w.startswith("home=")).removeprefix("home=")
-    exported = of("configurations.json")[1]["Configurations"][0]["Properties"]
+    exported = load_emr_file("configurations.json")[1]["Configurations"][0]["Properties"]
     paths = [*exported.values()]
-    paths += [v for k, v in classes()["spark-defaults"].items() if "python" in k.lower()]
+    paths += [
+        v for k, v in load_classifications()["spark-defaults"].items() if "python" in k.lower()
+    ]
     assert len(paths) == 6
     assert set(paths) == {f"{home}/bin/python"}

@@ -23,64 +23,66 @@ RECORD = ROOT / "benchmarks/records/convergence.md"
 MANY = 100_000_000  # parameters of the pages' example for memory
 
 
-def page(name: str) -> str:
+def read_page(name: str) -> str:
     """Return a page's text on one line, without emphasis, to search it for figures."""
     path = ROOT / name if "/" in name or name == "README.md" else ROOT / f"docs/{name}.md"
     return " ".join(path.read_text().replace("**", "").split())
 
 
 @cache
-def record(pattern: str) -> str:
+def recorded_figure(pattern: str) -> str:
     """Return the only figure in the record of convergence that matches a regular expression."""
     (found,) = {*re.findall(pattern, RECORD.read_text())}
     return found
 
 
-def planned(n_params: int, optimizer: str = "adam") -> int:
+def planned_worker_bytes(n_params: int, optimizer: str = "adam") -> int:
     """Return the bytes that ``sparkstrom plan`` computes for a worker with torch."""
     footprint = ModelFootprint(n_params, optimizer)
     return sum_parts(estimate_worker_parts(footprint, SharedTrainingMaster()))
 
 
 def bytes_per_parameter(optimizer: str) -> int:
-    return (planned(MANY, optimizer) - planned(0, optimizer)) // MANY
+    return (planned_worker_bytes(MANY, optimizer) - planned_worker_bytes(0, optimizer)) // MANY
 
 
-def memory_of_many() -> str:
-    return f"{planned(MANY) / 1e9:.1f} GB in all for 100 million"
+def memory_text_of_large_model() -> str:
+    return f"{planned_worker_bytes(MANY) / 1e9:.1f} GB in all for 100 million"
 
 
-def pythons() -> list[str]:
+def supported_python_versions() -> list[str]:
     classifiers = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["classifiers"]
     return [found[1] for each in classifiers if (found := re.search(r":: (3\.\d+)$", each))]
 
 
-def sparks() -> list[str]:
+def supported_spark_versions() -> list[str]:
     """Return the oldest and newest tested Spark versions, without patch levels."""
-    found = re.findall(r"^\| 3\.\d+\.\d+ \| (\d+\.\d+)\.\d+ \|", page_lines("compatibility"), re.M)
+    found = re.findall(
+        r"^\| 3\.\d+\.\d+ \| (\d+\.\d+)\.\d+ \|", read_page_lines("compatibility"), re.M
+    )
     return sorted({*found}, key=lambda version: [*map(int, version.split("."))])
 
 
-def page_lines(name: str) -> str:
+def read_page_lines(name: str) -> str:
     return (ROOT / f"docs/{name}.md").read_text()
 
 
 @pytest.mark.parametrize("name", ["README.md", "tuning", "faq"])
-def test_how_much_smaller_updates_are(name: str) -> None:
-    ratio = record(r"\| sparkstrom \((\d+ to \d+)\) \|")
-    assert f"{ratio} times smaller" in page(name)
+def test_page_has_recorded_update_size_ratio(name: str) -> None:
+    ratio = recorded_figure(r"\| sparkstrom \((\d+ to \d+)\) \|")
+    assert f"{ratio} times smaller" in read_page(name)
 
 
 @pytest.mark.parametrize("name", ["README.md", "faq"])
-def test_what_a_large_model_takes(name: str) -> None:
-    text = page(name)
+def test_page_has_planned_memory_of_large_model(name: str) -> None:
+    text = read_page(name)
     assert f"up to {bytes_per_parameter('adam')} bytes per parameter with Adam" in text
-    assert memory_of_many() in text
+    assert memory_text_of_large_model() in text
 
 
-def test_operations_has_the_plans_bytes_per_parameter() -> None:
+def test_operations_page_has_planned_bytes_per_parameter() -> None:
     adam, sgd = bytes_per_parameter("adam"), bytes_per_parameter("sgd")
-    assert f"with Adam {adam} per parameter, with SGD {sgd} |" in page("operations")
+    assert f"with Adam {adam} per parameter, with SGD {sgd} |" in read_page("operations")
 
 
 @pytest.mark.parametrize(
@@ -92,54 +94,62 @@ def test_operations_has_the_plans_bytes_per_parameter() -> None:
         ("yarn", "--params 19210 --workers 8 --workers-per-node 2"),
     ],
 )
-def test_overheads_are_the_plans(
+def test_page_has_planned_memory_overheads(
     name: str, arguments: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The page has both values of memoryOverhead that ``sparkstrom plan`` prints."""
     assert main(["plan", *arguments.split()]) == 0
     printed = re.findall(r"spark\.\w+\.memoryOverhead=\d+m", capsys.readouterr().out)
     assert len(printed) == 2
-    assert all(each in page(name).replace("memoryOverhead ", "memoryOverhead=") for each in printed)
+    assert all(
+        each in read_page(name).replace("memoryOverhead ", "memoryOverhead=") for each in printed
+    )
 
 
-def test_times_beside_torch_distributor() -> None:
-    ours = record(r"\| (5\.\d s) and 0\.36 MB between workers;")
-    theirs = record(r"TorchDistributor (\d\.\d s) and 38 MB")
-    assert f"| {ours}, 0.36 MB | {theirs}, 38 MB (computed) |" in page("README.md")
-    assert f"it took {ours}, TorchDistributor {theirs}" in page("faq")
+def test_pages_have_recorded_times_of_torch_distributor() -> None:
+    ours = recorded_figure(r"\| (5\.\d s) and 0\.36 MB between workers;")
+    theirs = recorded_figure(r"TorchDistributor (\d\.\d s) and 38 MB")
+    assert f"| {ours}, 0.36 MB | {theirs}, 38 MB (computed) |" in read_page("README.md")
+    assert f"it took {ours}, TorchDistributor {theirs}" in read_page("faq")
 
 
-def test_times_on_a_slow_link() -> None:
-    dense = record(r"DDP dense (\d+ s \(projected\))")
-    other = record(r"in seven runs\); SparseLoCo (\d+ s), 31 MB;")
-    assert f"SparseLoCo took {other} and dense DDP {dense}" in page("faq")
+def test_faq_has_recorded_times_on_slow_link() -> None:
+    dense = recorded_figure(r"DDP dense (\d+ s \(projected\))")
+    other = recorded_figure(r"in seven runs\); SparseLoCo (\d+ s), 31 MB;")
+    assert f"SparseLoCo took {other} and dense DDP {dense}" in read_page("faq")
 
 
 @pytest.mark.parametrize("name", ["README.md", "faq", "compatibility"])
-def test_versions_of_spark(name: str) -> None:
-    assert f"Spark {sparks()[0]} to {sparks()[-1]}" in page(name).replace("[", "")
+def test_page_has_tested_spark_versions(name: str) -> None:
+    assert (
+        f"Spark {supported_spark_versions()[0]} to {supported_spark_versions()[-1]}"
+        in read_page(name).replace("[", "")
+    )
 
 
 @pytest.mark.parametrize("name", ["README.md", "quickstart", "faq", "compatibility", "yarn"])
-def test_versions_of_python(name: str) -> None:
-    assert f"CPython {pythons()[0]} to {pythons()[-1]}" in page(name)
+def test_page_has_supported_python_versions(name: str) -> None:
+    assert (
+        f"CPython {supported_python_versions()[0]} to {supported_python_versions()[-1]}"
+        in read_page(name)
+    )
 
 
 @pytest.mark.parametrize("name", ["operations", "local", "yarn", "emr"])
-def test_the_lease(name: str) -> None:
+def test_page_has_default_lease(name: str) -> None:
     """The page has the default of ``lease_s``."""
-    assert f"`lease_s` ({VoidConfiguration().lease_s:g} s)" in page(name)
+    assert f"`lease_s` ({VoidConfiguration().lease_s:g} s)" in read_page(name)
 
 
 @pytest.mark.parametrize("name", ["faq", "operations", "emr", "kubernetes", "standalone"])
-def test_the_ports_of_a_host(name: str) -> None:
+def test_page_has_port_range_of_host(name: str) -> None:
     """The page has the range of ports that the plan gives a host."""
     first, last = 40123, 40123 + PORTS_PER_HOST - 1
     ports = (f"{first} to {last}", f"port_range=({first}, {last})", f"{first}-{last}")
-    assert any(each in page(name) for each in ports)
+    assert any(each in read_page(name) for each in ports)
 
 
-def rows(text: str) -> dict[str, list[str]]:
+def parse_table(text: str) -> dict[str, list[str]]:
     """Return a table's figures by the first cell of each line, without emphasis and ranges."""
     out = {}
     for line in text.splitlines():
@@ -160,16 +170,17 @@ def rows(text: str) -> dict[str, list[str]]:
         ("transformer, AdamW,", "transformer, AdamW, 1,056"),
     ],
 )
-def test_the_readmes_table_is_an_excerpt_of_the_one_in_tuning(
-    begins: str, begins_there: str
-) -> None:
-    here, there = rows((ROOT / "README.md").read_text()), rows(page_lines("tuning"))
+def test_readme_table_rows_equal_tuning_table_rows(begins: str, begins_there: str) -> None:
+    here, there = (
+        parse_table((ROOT / "README.md").read_text()),
+        parse_table(read_page_lines("tuning")),
+    )
     (one,) = [figures for first, figures in here.items() if first.startswith(begins)]
     (other,) = [figures for first, figures in there.items() if first.startswith(begins_there)]
     assert one == other
 
 
-def test_the_first_fits_compilation() -> None:
+def test_readme_and_quickstart_have_same_compilation_time() -> None:
     """README and quickstart have the same time for compiling the kernels."""
-    (seconds,) = re.findall(r"compiles kernels for about (\d+) s", page("README.md"))
-    assert f"compiles kernels for about {seconds} s" in page("quickstart")
+    (seconds,) = re.findall(r"compiles kernels for about (\d+) s", read_page("README.md"))
+    assert f"compiles kernels for about {seconds} s" in read_page("quickstart")

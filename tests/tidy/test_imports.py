@@ -23,7 +23,7 @@ def modules_of(package: str) -> dict[str, Path]:
     return {name.removesuffix(".__init__"): path for name, path in named.items()}
 
 
-def imported_by(text: str) -> set[str]:
+def imported_modules(text: str) -> set[str]:
     """Return all imported modules, including those in ``if TYPE_CHECKING`` and in functions."""
     found: set[str] = set()
     for node in ast.walk(ast.parse(text)):
@@ -34,9 +34,9 @@ def imported_by(text: str) -> set[str]:
     return found
 
 
-def circle_in(texts: dict[str, str]) -> list[str]:
+def find_import_cycle(texts: dict[str, str]) -> list[str]:
     """Return modules of which each is imported by the next, if there is a cycle, else []."""
-    needs = {name: imported_by(text) & texts.keys() - {name} for name, text in texts.items()}
+    needs = {name: imported_modules(text) & texts.keys() - {name} for name, text in texts.items()}
     try:
         TopologicalSorter(needs).prepare()
     except CycleError as error:
@@ -46,11 +46,11 @@ def circle_in(texts: dict[str, str]) -> list[str]:
 
 
 @pytest.mark.parametrize("package", PACKAGES)
-def test_no_two_modules_need_each_other(package: str) -> None:
+def test_package_has_no_import_cycle(package: str) -> None:
     """No package has a cycle of imports."""
     texts = {name: path.read_text() for name, path in modules_of(package).items()}
     assert len(texts) > 1
-    assert circle_in(texts) == []
+    assert find_import_cycle(texts) == []
 
 
 @pytest.mark.parametrize(
@@ -58,10 +58,10 @@ def test_no_two_modules_need_each_other(package: str) -> None:
     ["import a", "if TYPE_CHECKING:\n    from a import A", "def f():\n    from a import A"],
     ids=["plain", "for types", "in a function"],
 )
-def test_a_circle_is_seen(back: str) -> None:
+def test_import_cycle_of_any_import_form_is_detected(back: str) -> None:
     """Each kind of import counts in a cycle."""
-    assert circle_in({"a": "from b import B", "b": back}) != []
-    assert circle_in({"a": "from b import B", "b": "import c"}) == []
+    assert find_import_cycle({"a": "from b import B", "b": back}) != []
+    assert find_import_cycle({"a": "from b import B", "b": "import c"}) == []
 
 
 FOLDERS = ("benchmarks", "docs", "examples", "scripts", "sparkstrom", "tests")
@@ -99,7 +99,7 @@ def is_ours(module: str) -> bool:
     return module.partition(".")[0] in FOLDERS
 
 
-def test_what_is_imported_exists_also_in_functions() -> None:
+def test_all_imported_names_of_repository_exist() -> None:
     """A wrong import in a function of a benchmark or script fails only when the function runs."""
     found = {
         str(path.relative_to(ROOT)): missing
@@ -110,7 +110,7 @@ def test_what_is_imported_exists_also_in_functions() -> None:
     assert found == {}
 
 
-def test_a_missing_import_is_seen() -> None:
+def test_missing_import_is_detected() -> None:
     gone = "def f():\n    from sparkstrom.base.gone import A\n    from sparkstrom.base import gone"
     assert missing_imports(gone) == ["sparkstrom.base.gone.A", "sparkstrom.base.gone"]
     assert missing_imports("import sparkstrom.gone, numpy") == ["sparkstrom.gone"]

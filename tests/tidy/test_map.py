@@ -20,7 +20,7 @@ TEST = re.compile(r"`((?:tests/)?[\w/]*test_\w+\.py)`")
 LINK = re.compile(r"\]\((?!http)([^)#]+)")
 
 
-def defined(module: Path) -> set[str]:
+def defined_names(module: Path) -> set[str]:
     """Return the names of a module's classes, functions and methods."""
     kinds = (ast.ClassDef, ast.FunctionDef)
     return {
@@ -28,23 +28,23 @@ def defined(module: Path) -> set[str]:
     }
 
 
-def missing(text: str) -> list[str]:
+def find_missing_names(text: str) -> list[str]:
     """Return the modules and names in a text that do not exist."""
     lost = []
     for path, names in NAMED.findall(text):
         module = (PACKAGE / path).with_suffix(".py")
         if not (module.exists() or (PACKAGE / path).is_dir()):
             lost.append(path)
-        elif names and (module.exists() and not {*names.split(".")[1:]} <= defined(module)):
+        elif names and (module.exists() and not {*names.split(".")[1:]} <= defined_names(module)):
             lost.append(path + names)
     return lost
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_what_a_page_names_is_there(page: Path) -> None:
+def test_modules_tests_and_links_named_in_page_exist(page: Path) -> None:
     text = page.read_text()
     tests = {path.name for path in (ROOT / "tests").rglob("test_*.py")}
-    assert missing(text) == []
+    assert find_missing_names(text) == []
     assert [name for name in TEST.findall(text) if name.split("/")[-1] not in tests] == []
     assert [link for link in LINK.findall(text) if not (page.parent / link).exists()] == []
 
@@ -58,7 +58,7 @@ WALKS = {  # behaviour -> maximum number of files to read for it
 
 
 @pytest.mark.parametrize(("behaviour", "files_max"), WALKS.items())
-def test_a_walk_is_short(behaviour: str, files_max: int) -> None:
+def test_map_names_few_files_per_behaviour(behaviour: str, files_max: int) -> None:
     """The map's description of a behaviour names few files, all of which exist."""
     (row,) = re.findall(rf"^\| {behaviour} \| (.*) \|$", MAP.read_text(), re.MULTILINE)
     files = [path for path, _ in NAMED.findall(row)]
@@ -66,13 +66,13 @@ def test_a_walk_is_short(behaviour: str, files_max: int) -> None:
     assert all((PACKAGE / path).with_suffix(".py").is_file() for path in files)
 
 
-def test_a_name_that_is_not_there_is_found() -> None:
+def test_missing_module_or_name_is_detected() -> None:
     """Missing modules and missing names in modules are both found."""
     text = "`runtime/theta.install`, `runtime/thetas`, `runtime/theta.uninstall`, `protocol/worker`"
-    assert missing(text) == ["runtime/thetas", "runtime/theta.uninstall"]
+    assert find_missing_names(text) == ["runtime/thetas", "runtime/theta.uninstall"]
 
 
-def test_every_decision_is_in_the_list() -> None:
+def test_every_decision_is_listed_in_readme() -> None:
     folder = ROOT / "docs/decisions"
     listed = {*LINK.findall((folder / "README.md").read_text())}
     assert listed == {path.name for path in folder.glob("*.md")} - {"README.md"}

@@ -18,7 +18,7 @@ FILES = (".json", ".npz", ".pickle", ".pt", ".py")
 
 
 @cache
-def places() -> dict[str, list[Path]]:
+def module_paths() -> dict[str, list[Path]]:
     """Return the paths of modules and packages by their last name."""
     found: dict[str, list[Path]] = {}
     for path in PACKAGE.rglob("*.py"):
@@ -34,49 +34,52 @@ def words_of(module: Path) -> set[str]:
     return set(re.findall(r"\w+", file.read_text()))
 
 
-def is_there(place: Path, rest: list[str]) -> bool:
+def name_exists(place: Path, rest: list[str]) -> bool:
     """Return whether the names exist in the module, or as modules in the package."""
     if not rest:
         return True
     if place.is_dir():
         for next_place in (place / rest[0], place / f"{rest[0]}.py"):
             if next_place.exists():
-                return is_there(next_place, rest[1:])
+                return name_exists(next_place, rest[1:])
     return set(rest) <= words_of(place)
 
 
-def missing(text: str) -> list[str]:
+def find_missing_names(text: str) -> list[str]:
     """Return the dotted names that begin with a module of ours but do not exist."""
     lost = []
     for name in NAMED.findall(text):
         first, *rest = name.split(".")
         is_ours = first not in THEIRS and not name.endswith(FILES)
-        candidates = places().get(first, []) if is_ours else []
-        if candidates and not any(is_there(place, rest) for place in candidates):
+        candidates = module_paths().get(first, []) if is_ours else []
+        if candidates and not any(name_exists(place, rest) for place in candidates):
             lost.append(name)
     return lost
 
 
-def prose_of(file: Path) -> Iterator[tuple[int, str]]:
+def comments_and_strings(file: Path) -> Iterator[tuple[int, str]]:
     """Yield comments and string literals, docstrings included, with their lines."""
     for token in tokenize.generate_tokens(io.StringIO(file.read_text()).readline):
         if token.type in (tokenize.COMMENT, tokenize.STRING):
             yield token.start[0], token.string
 
 
-def test_modules_that_prose_names_are_there() -> None:
+def test_names_in_docstrings_and_comments_exist() -> None:
     lost = [
         f"{file.relative_to(ROOT)}:{line}: {name}"
         for file in sorted(PACKAGE.rglob("*.py"))
-        for line, text in prose_of(file)
-        for name in missing(text)
+        for line, text in comments_and_strings(file)
+        for name in find_missing_names(text)
     ]
     assert lost == []
 
 
-def test_names_that_lead_nowhere_are_found() -> None:
-    assert missing("See ``transport.contract.Sender`` and ``executor.AGE``.") == [
+def test_missing_dotted_names_are_detected() -> None:
+    assert find_missing_names("See ``transport.contract.Sender`` and ``executor.AGE``.") == [
         "transport.contract.Sender",
         "executor.AGE",
     ]
-    assert missing("``runtime.theta.install``, ``units.mib``, ``np.zeros``, ``torch.nn``") == []
+    assert (
+        find_missing_names("``runtime.theta.install``, ``units.mib``, ``np.zeros``, ``torch.nn``")
+        == []
+    )

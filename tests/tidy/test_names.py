@@ -45,7 +45,7 @@ def test_every_exported_name_exists_and_has_a_docstring() -> None:
     ] == []
 
 
-def test_errors_pickle_with_their_fields() -> None:
+def test_error_classes_pickle_with_all_fields() -> None:
     errors = [error for module in imported_modules() for error in errors_of(module)]
     assert errors
     for error in errors:
@@ -82,7 +82,7 @@ def dir_of_ours(error: type[SparkstromError]) -> set[str]:
     return {name for base in ours for name in vars(base)}
 
 
-def test_an_unknown_name_of_the_package_is_an_attribute_error() -> None:
+def test_unknown_package_attribute_raises_attribute_error() -> None:
     with pytest.raises(AttributeError, match="has no attribute 'SharedTrainingMonster'"):
         _ = sparkstrom.SharedTrainingMonster
     assert set(sparkstrom.__all__) == set(dir(sparkstrom))
@@ -102,7 +102,7 @@ print([file for file in files if "socket" in file])
 """
 
 
-def test_importing_the_package_is_quick_and_starts_nothing() -> None:
+def test_package_import_is_quick_and_loads_no_heavy_module() -> None:
     answers = [
         subprocess.run(
             [sys.executable, "-c", IMPORT], capture_output=True, text=True, check=True
@@ -113,7 +113,7 @@ def test_importing_the_package_is_quick_and_starts_nothing() -> None:
     assert min(float(answer[0]) for answer in answers) < 0.3
 
 
-def test_the_options_need_no_pyspark() -> None:
+def test_options_can_be_imported_without_pyspark() -> None:
     program = """
 import sys
 sys.modules["pyspark"] = None

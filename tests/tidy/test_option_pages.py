@@ -37,13 +37,13 @@ def load_generator() -> Any:
 option_pages = load_generator()
 
 
-def test_the_page_is_what_the_generator_writes() -> None:
+def test_options_page_equals_generator_output() -> None:
     written = (DOCS / "options.md").read_text()
     assert written == option_pages.page(), "run: python docs/option_pages.py > docs/options.md"
 
 
 @pytest.mark.parametrize(("owner", "option"), OPTIONS)
-def test_an_option_says_when_to_change_it(owner: type, option: Any) -> None:
+def test_option_has_text_on_when_to_change(owner: type, option: Any) -> None:
     when, page = option.metadata[WHEN], option_pages.page()
     assert when[:1].isupper() or when.startswith('"')
     assert when.endswith((".", ")."))
@@ -56,14 +56,14 @@ def test_an_option_says_when_to_change_it(owner: type, option: Any) -> None:
 
 
 @pytest.mark.parametrize(("owner", "option"), OPTIONS)
-def test_an_option_describes_its_valid_values(owner: type, option: Any) -> None:
+def test_option_describes_valid_values(owner: type, option: Any) -> None:
     values = option.metadata[KEY].values
     assert values
     assert not values.startswith(("must", "is ", "such as"))
 
 
 @pytest.mark.parametrize(("owner", "option"), OPTIONS)
-def test_help_has_the_same_texts(owner: type, option: Any) -> None:
+def test_class_docstring_has_option_texts(owner: type, option: Any) -> None:
     """The docstring of an option's class has its texts; ``progress`` refers to SparkNetwork's."""
     shown = ParallelWrapper if owner is WrapperOptions else owner
     documented = " ".join((shown.__doc__ or "").split())
@@ -75,14 +75,14 @@ def test_help_has_the_same_texts(owner: type, option: Any) -> None:
     assert f"{option.name}: {option.metadata[DOC]}. {option.metadata[WHEN]}" in documented
 
 
-def test_the_wrappers_declarations_match_its_constructor() -> None:
+def test_wrapper_option_defaults_match_constructor() -> None:
     parameters = inspect.signature(ParallelWrapper).parameters
     for option in options_in(WrapperOptions):
         if option.name != "progress":  # one of **options
             assert parameters[option.name].default == option.default
 
 
-def test_an_option_without_a_key_has_no_text_form() -> None:
+def test_code_only_option_rejects_text() -> None:
     kinds = {
         option.name: option.metadata[KEY]
         for owner in OPTION_CLASSES

@@ -37,7 +37,7 @@ OPTIONS = [
 
 
 @functools.cache
-def flipped() -> set[str]:
+def flipped_options() -> set[str]:
     """Return the options that are named in ``flips`` marks of the tests."""
     return {
         str(argument.value)
@@ -50,11 +50,11 @@ def flipped() -> set[str]:
 
 
 @pytest.mark.parametrize("option", OPTIONS)
-def test_some_test_flips_the_option_and_sees_a_difference(option: str) -> None:
+def test_option_has_test_marked_flips(option: str) -> None:
     """A test is marked as flipping the option; only readers can tell that it sees a difference."""
-    assert option in flipped()
+    assert option in flipped_options()
 
 
-def test_no_test_claims_to_flip_what_is_no_option() -> None:
+def test_flips_marks_name_existing_options() -> None:
     """Each ``flips`` mark names an existing option."""
-    assert flipped() - set(OPTIONS) == set()
+    assert flipped_options() - set(OPTIONS) == set()

@@ -26,7 +26,7 @@ class Lease:
 """
 
 
-def test_each_bug_can_be_planted() -> None:
+def test_each_planted_bug_fits_sources_and_names_tests() -> None:
     wrong = []
     for bug in sorted(bugs(), key=lambda bug: bug.file):
         source = (ROOT / "sparkstrom" / bug.file).read_text()
@@ -43,26 +43,30 @@ def test_each_bug_can_be_planted() -> None:
     assert wrong == []
 
 
-def planted(find: str, replace: str, within: str | None = None) -> str:
+def plant_in_sample(find: str, replace: str, within: str | None = None) -> str:
     return Bug("bug", "why", "lease.py", find, replace, within).planted(SOURCE)
 
 
-def test_layout_does_not_count() -> None:
+def test_find_matches_regardless_of_layout_and_comments() -> None:
     """``find`` matches regardless of line breaks, indentation and comments."""
-    changed = planted("not (self.ended or now_s > self.until_s)", "self.ended", "Lease.renew")
+    changed = plant_in_sample(
+        "not (self.ended or now_s > self.until_s)", "self.ended", "Lease.renew"
+    )
     assert "        if self.lost and self.ended:\n            self.until_s" in changed
 
 
-def test_only_the_named_function_is_searched() -> None:
+def test_find_searches_only_named_function() -> None:
     with pytest.raises(ValueError, match="is 2 times in Lease of"):
-        planted("self.renewals += 1", "", "Lease")
+        plant_in_sample("self.renewals += 1", "", "Lease")
     with pytest.raises(ValueError, match=r"there is no Lease\.begin of"):
-        planted("self.renewals += 1", "", "Lease.begin")
-    changed = planted("self.renewals += 1", "", "Lease.end")
+        plant_in_sample("self.renewals += 1", "", "Lease.begin")
+    changed = plant_in_sample("self.renewals += 1", "", "Lease.end")
     assert changed == SOURCE.removesuffix("        self.renewals += 1\n")
 
 
-def test_a_replacement_of_several_lines_has_the_indentation_of_what_it_replaces() -> None:
+def test_multiline_replacement_keeps_indentation() -> None:
     """A replacement of several lines is indented like the code that it replaces."""
-    changed = planted("self.ended = True", "if self.lost:\n    self.ended = True", "Lease.end")
+    changed = plant_in_sample(
+        "self.ended = True", "if self.lost:\n    self.ended = True", "Lease.end"
+    )
     assert "        if self.lost:\n            self.ended = True\n        self.renewals" in changed

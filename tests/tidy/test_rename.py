@@ -37,7 +37,7 @@ def tree(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_class_is_renamed(tree: Path) -> None:
+def test_class_rename_changes_code_documents_and_corpus(tree: Path) -> None:
     remaining = rename(tree, "sparkstrom.protocol.leases.Leases", "Table")
     package = (tree / "sparkstrom/protocol/__init__.py").read_text()
     assert package == "from sparkstrom.protocol.leases import Table\n"
@@ -57,7 +57,7 @@ def test_a_class_is_renamed(tree: Path) -> None:
     assert "sparkstrom/user.py:8: 'Leases'" in remaining
 
 
-def test_a_module_is_renamed(tree: Path) -> None:
+def test_module_rename_changes_code_documents_and_corpus(tree: Path) -> None:
     rename(tree, "sparkstrom.protocol.leases", "sparkstrom.rules.expiry")
     assert not (tree / "sparkstrom/protocol/leases.py").exists()
     assert (tree / "sparkstrom/rules/expiry.py").exists()
@@ -71,7 +71,7 @@ def test_a_module_is_renamed(tree: Path) -> None:
     assert "rules/expiry.py; releases" in (tree / "docs/a.md").read_text()
 
 
-def test_a_method_is_renamed(tree: Path) -> None:
+def test_method_rename_changes_calls_and_corpus(tree: Path) -> None:
     path = tree / "sparkstrom/protocol/leases.py"
     path.write_text(path.read_text().partition("\n\n\ndef")[0] + "\n")
     user = tree / "sparkstrom/user.py"
@@ -94,7 +94,7 @@ def test_a_method_is_renamed(tree: Path) -> None:
         ("sparkstrom.protocol", "sparkstrom.rules", "is a package"),
     ],
 )
-def test_what_cannot_be_renamed_is_said_and_nothing_changes(
+def test_impossible_rename_raises_error_and_changes_nothing(
     tree: Path, old: str, new: str, why: str
 ) -> None:
     """An impossible renaming raises ``ValueError`` with the reason and changes no file."""
@@ -103,7 +103,7 @@ def test_what_cannot_be_renamed_is_said_and_nothing_changes(
     assert {name: (tree / name).read_text() for name in FILES} == FILES
 
 
-def test_a_name_that_a_variable_hides_is_refused(tree: Path) -> None:
+def test_rename_rejects_name_also_used_for_variable(tree: Path) -> None:
     """A name that is also used for a variable is refused with the line."""
     user = tree / "sparkstrom/user.py"
     user.write_text(user.read_text() + "\n\ndef hide(Leases):\n    return Leases\n")

@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[2]
 CONF = ROOT / "conf"
 
 
-def properties(path: Path) -> dict[str, str]:
+def parse_properties(path: Path) -> dict[str, str]:
     """Parse Spark's format of properties: a key, blanks and a value; # begins a comment line."""
     lines = [line.strip() for line in path.read_text().splitlines()]
     return {
@@ -35,8 +35,8 @@ def properties(path: Path) -> dict[str, str]:
     }
 
 
-def test_the_cluster_sample_fills_the_options() -> None:
-    master = resolve(SharedTrainingMaster(), properties(CONF / "spark-defaults.conf"), {})
+def test_spark_defaults_sample_sets_options() -> None:
+    master = resolve(SharedTrainingMaster(), parse_properties(CONF / "spark-defaults.conf"), {})
     assert master.void.network_mask == "10.0.0.0/16"
     assert master.void.controller_ports() == range(40123, 40124)
     assert master.void.executor_ports() == range(40123, 40187)
@@ -44,8 +44,8 @@ def test_the_cluster_sample_fills_the_options() -> None:
     assert master.min_workers == 8
 
 
-def test_the_laptop_sample_has_only_keys_of_sparks() -> None:
-    keys = properties(CONF / "laptop.conf")
+def test_laptop_sample_has_only_spark_keys() -> None:
+    keys = parse_properties(CONF / "laptop.conf")
     assert all(key.startswith("spark.") for key in keys)
     assert resolve(SharedTrainingMaster(), keys, {}) == SharedTrainingMaster()
     options = keys["spark.driver.extraJavaOptions"].split()
@@ -53,7 +53,7 @@ def test_the_laptop_sample_has_only_keys_of_sparks() -> None:
     assert (ROOT / log[0]).is_file()
 
 
-def test_the_emr_sample_fills_the_options() -> None:
+def test_emr_sample_sets_port_range_option() -> None:
     classes = json.loads((CONF / "emr/configurations.json").read_text())
     defaults = {entry["Classification"]: entry["Properties"] for entry in classes}["spark-defaults"]
     assert resolve(SharedTrainingMaster(), defaults, {}).void.port_range == (40123, 40186)
@@ -68,13 +68,13 @@ def our_logger() -> Iterator[logging.Logger]:
     logger.handlers[:], logger.level, logger.propagate = before
 
 
-def test_the_logging_sample_configures_our_logger(our_logger: logging.Logger) -> None:
+def test_logging_sample_configures_sparkstrom_logger(our_logger: logging.Logger) -> None:
     logging.config.dictConfig(tomllib.loads((CONF / "logging.toml").read_text()))
     assert our_logger.level == logging.INFO
     assert len(our_logger.handlers) == 1
 
 
-def names() -> set[str]:
+def option_names() -> set[str]:
     """Return all names of options: ours, DL4J's aliases, and refused ones."""
     ours = {
         option.name
@@ -92,6 +92,6 @@ def names() -> set[str]:
     )
 
 
-@pytest.mark.parametrize("name", sorted(names()))
-def test_the_table_for_dl4js_users_has_every_name(name: str) -> None:
+@pytest.mark.parametrize("name", sorted(option_names()))
+def test_dl4j_page_has_every_option_name(name: str) -> None:
     assert f"`{name}`" in (ROOT / "docs/from-dl4j.md").read_text()

@@ -43,7 +43,7 @@ say() { echo "$*" >&2; }
 """
 
 
-def run(at: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+def run_script(at: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
     scripts = at / "scripts"
     scripts.mkdir()
     shutil.copy(ROOT / "scripts/test", scripts)
@@ -64,15 +64,15 @@ def ran(done: subprocess.CompletedProcess[str]) -> set[str]:
     return legs - {"together"} | {"forwards", "backwards"} if "together" in legs else legs
 
 
-def test_nothing_failed(tmp_path: Path) -> None:
-    done = run(tmp_path, "--all")
+def test_script_exits_with_zero_if_all_legs_succeed(tmp_path: Path) -> None:
+    done = run_script(tmp_path, "--all")
     assert ran(done) == {"first", "forwards", "backwards"}
     assert (done.returncode, done.stderr) == (0, "")
 
 
 @pytest.mark.parametrize("legs", ["first", "forwards together", "backwards together"])
-def test_a_failed_leg_fails_all_and_the_others_run(legs: str, tmp_path: Path) -> None:
-    done = run(tmp_path, FAILS=legs, STATUS="1")
+def test_failed_leg_fails_script_and_other_legs_run(legs: str, tmp_path: Path) -> None:
+    done = run_script(tmp_path, FAILS=legs, STATUS="1")
     assert (done.returncode, ran(done)) == (1, {"first", "forwards", "backwards"})
 
 
@@ -80,10 +80,10 @@ def test_a_failed_leg_fails_all_and_the_others_run(legs: str, tmp_path: Path) ->
     ("variables", "given", "of_daemons"),
     [({}, "-Xarchive '-Da=b c' '-Dd=e'", "-Xarchive"), ({"FAILS_ARCHIVES": "1"}, "", "")],
 )
-def test_jvms_use_the_archives_that_could_be_made(
+def test_jvms_use_class_archives_if_available(
     variables: dict[str, str], given: str, of_daemons: str, tmp_path: Path
 ) -> None:
-    done = run(tmp_path, "--all", **variables)
+    done = run_script(tmp_path, "--all", **variables)
     assert ran(done) == {"first", "forwards", "backwards"}
     lines = (tmp_path / "options").read_text().splitlines()
     options = dict(line.split(" ", 1) for line in lines)
@@ -91,16 +91,16 @@ def test_jvms_use_the_archives_that_could_be_made(
     assert ("JVMs start slowly" in done.stderr) == (not given)
 
 
-def test_pyspark_is_used_from_its_archives_where_no_path_file_can_be_written(
+def test_script_warns_and_runs_without_path_file(
     tmp_path: Path,
 ) -> None:
-    done = run(tmp_path, "--all", FAILS_PATH_FILE="1")
+    done = run_script(tmp_path, "--all", FAILS_PATH_FILE="1")
     assert ran(done) == {"first", "forwards", "backwards"}
     assert done.returncode == 0
     assert "Python workers start slowly" in done.stderr
 
 
-def test_the_path_file_removes_sparks_archives_from_the_path_and_nothing_else(
+def test_path_file_removes_only_spark_archives_from_path(
     tmp_path: Path,
 ) -> None:
     write_path_file(tmp_path)
@@ -120,19 +120,19 @@ print(*({{*theirs, {str(mine)!r}}} & {{*sys.path}}), *(theirs & {{*sys.path_impo
     assert told.stdout.split() == [str(mine)]
 
 
-def test_an_interrupted_first_leg_ends_all(tmp_path: Path) -> None:
+def test_interrupted_first_leg_ends_script(tmp_path: Path) -> None:
     """An interrupted first leg ends the script with its status; no other leg runs."""
-    done = run(tmp_path, FAILS="first", STATUS="2")
+    done = run_script(tmp_path, FAILS="first", STATUS="2")
     assert (done.returncode, ran(done)) == (2, {"first"})
 
 
-def test_what_is_named_is_handed_on(tmp_path: Path) -> None:
+def test_arguments_are_passed_to_single_pytest_run(tmp_path: Path) -> None:
     """Arguments are passed to a single run of pytest."""
-    done = run(tmp_path, "tests/unit", FAILS="together", STATUS="5")
+    done = run_script(tmp_path, "tests/unit", FAILS="together", STATUS="5")
     assert (done.returncode, done.stdout) == (5, "ran together\n")
 
 
-def test_runs_with_the_same_claims_share_files(tmp_path: Path) -> None:
+def test_each_file_runs_once_among_runs_with_same_claims(tmp_path: Path) -> None:
     """Each file runs in only one of several runs with the same directory of claims."""
     for name in "abc":
         (tmp_path / f"test_{name}.py").write_text("def test_1(): ...\ndef test_2(): ...\n")

@@ -23,7 +23,7 @@ Source = pytest.Config.ArgsSource
         ({"markexpr": "flips"}, Source.TESTPATHS, "flips"),
     ],
 )
-def test_what_is_slow_is_left_out_only_where_nothing_is_named(
+def test_slow_tests_are_deselected_only_if_nothing_is_named(
     given: dict[str, Any], source: Source, expression: str
 ) -> None:
     option = SimpleNamespace(**({"all": False, "keyword": "", "markexpr": ""} | given))

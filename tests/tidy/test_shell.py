@@ -27,7 +27,7 @@ FILES = sorted(
 )
 
 
-def complaints(path: Path, *options: str) -> str:
+def run_shellcheck(path: Path, *options: str) -> str:
     """Return what shellcheck reports about a file."""
     beside = Path(sys.executable).parent / "shellcheck"
     tool = str(beside) if beside.exists() else shutil.which("shellcheck")
@@ -38,16 +38,16 @@ def complaints(path: Path, *options: str) -> str:
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_shellcheck_has_nothing_to_say(path: Path) -> None:
-    assert complaints(path, *(["--shell=sh"] if path == SOURCED else [])) == ""
+def test_shell_file_passes_shellcheck(path: Path) -> None:
+    assert run_shellcheck(path, *(["--shell=sh"] if path == SOURCED else [])) == ""
 
 
-def test_the_bootstrap_action_and_the_scripts_are_among_them() -> None:
+def test_shell_file_list_has_file_of_each_folder() -> None:
     """The list of shell files has one of each folder, so it is not empty by mistake."""
     names = {str(path.relative_to(ROOT)) for path in FILES}
     assert {".ci/run", "scripts/test", "scripts/environment", "conf/emr/bootstrap.sh"} <= names
 
 
-def test_what_shellcheck_complains_of_is_found(tmp_path: Path) -> None:
+def test_shellcheck_warning_is_reported(tmp_path: Path) -> None:
     (tmp_path / "bad").write_text("#!/bin/sh\nrm -r $1/*\n")
-    assert "SC2086" in complaints(tmp_path / "bad")
+    assert "SC2086" in run_shellcheck(tmp_path / "bad")

@@ -22,7 +22,7 @@ SOURCES = [
 ]
 
 
-def short(path: Path) -> str:
+def relative_name(path: Path) -> str:
     return str(path.relative_to(ROOT))
 
 
@@ -32,14 +32,14 @@ def lines_without_docstring(function: ast.FunctionDef | ast.AsyncFunctionDef) ->
     return (function.end_lineno or 0) - function.lineno + 1 - documented
 
 
-def test_modules_and_functions_are_short() -> None:
+def test_modules_and_functions_are_within_line_limits() -> None:
     too_long: list[str] = []
     for path in SOURCES:
         text = path.read_text()
         if (lines := len(text.splitlines())) > MODULE_LINES_MAX:
-            too_long.append(f"{short(path)} has {lines} lines")
+            too_long.append(f"{relative_name(path)} has {lines} lines")
         too_long += [
-            f"{short(path)}: {node.name} has {length} lines"
+            f"{relative_name(path)}: {node.name} has {length} lines"
             for node in ast.walk(ast.parse(text))
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
             and (length := lines_without_docstring(node)) > FUNCTION_LINES_MAX

@@ -22,7 +22,7 @@ BIN = Path(sys.executable).parent
     ],
     ids=" ".join,
 )
-def test_the_tool_has_nothing_to_say(command: list[str]) -> None:
+def test_checking_tool_reports_nothing(command: list[str]) -> None:
     """The tool finds nothing wrong."""
     done = subprocess.run(
         [str(BIN / command[0]), *command[1:]], cwd=ROOT, capture_output=True, text=True, check=False

@@ -98,28 +98,28 @@ def is_passed_on(text) -> bool:
     )
 
 
-def unreadable(texts) -> list[str]:
+def unreadable_places(texts) -> list[str]:
     """Return the places whose text is neither a literal nor passed on from elsewhere."""
     return [text.where for text in texts if text.text == error_texts.GAP and not is_passed_on(text)]
 
 
-def test_every_text_is_a_literal_where_it_is_raised() -> None:
-    assert unreadable(all_texts()) == []
+def test_every_message_is_literal_where_raised() -> None:
+    assert unreadable_places(all_texts()) == []
 
 
-def test_every_class_is_in_the_table() -> None:
+def test_every_error_class_is_in_table() -> None:
     table = PAGE.read_text().partition("\n## ")[0]
     assert [name for name in error_texts.error_classes() if f"`{name}`" not in table] == []
 
 
 @pytest.mark.parametrize(("path", "code"), sorted(PASSED_ON))
-def test_every_site_that_passes_on_is_there(path: str, code: str) -> None:
+def test_place_that_passes_on_message_exists(path: str, code: str) -> None:
     """Each place in ``PASSED_ON`` still exists and passes on a text."""
     told = (text for text in all_texts() if text.text == error_texts.GAP)
     assert any(text.where.startswith(f"{path}:") and text.code.startswith(code) for text in told)
 
 
-def test_every_entry_is_about_something() -> None:
+def test_every_entry_pattern_matches_some_message() -> None:
     """If a message is removed, its entry or pattern must be removed, too."""
     useless = [
         f"{entry.heading}: {pattern}"
@@ -130,7 +130,7 @@ def test_every_entry_is_about_something() -> None:
     assert useless == []
 
 
-def test_no_pattern_is_about_everything() -> None:
+def test_no_entry_pattern_matches_many_messages() -> None:
     """A pattern that matches many messages would also match new ones."""
     patterns = [pattern for entry in all_entries() for pattern in entry.patterns]
     texts = {text.text for text in all_texts()}
@@ -159,23 +159,23 @@ def test_no_pattern_is_about_everything() -> None:
         'class TimeoutReason:\n    MOON = "the moon is {x:.0f} km away: wait"',
     ],
 )
-def test_a_new_text_is_found(source: str) -> None:
+def test_new_message_in_any_form_is_detected(source: str) -> None:
     """A new message is found in each of these forms."""
     module = error_texts.Module(error_texts.PACKAGE / "moon.py", ast.parse(source))
     found = list(error_texts.told_in(module))
     assert [text.text for text in found] == ["the moon is … km away: wait"]
-    assert unreadable(found) == []
+    assert unreadable_places(found) == []
 
 
-def test_a_text_that_cannot_be_read_is_found() -> None:
+def test_message_computed_by_unknown_function_is_reported() -> None:
     """A message that is computed by an unknown function is reported."""
     module = error_texts.Module(
         error_texts.PACKAGE / "moon.py", ast.parse("raise UsageError(it())")
     )
     found = list(error_texts.told_in(module))
     assert [text.text for text in found] == [error_texts.GAP]
-    assert unreadable(found) == ["moon.py:1"]
+    assert unreadable_places(found) == ["moon.py:1"]
 
 
-def test_headings_are_there_once() -> None:
+def test_entry_headings_are_unique() -> None:
     assert [h for h, n in Counter(entry.heading for entry in all_entries()).items() if n > 1] == []

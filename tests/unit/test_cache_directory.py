@@ -30,7 +30,7 @@ ROOT = Path(__file__).parents[2]
 SAID = "compiling kernels"
 
 
-def test_a_writable_package_keeps_its_own(tmp_path: Path) -> None:
+def test_writable_package_uses_its_own_cache(tmp_path: Path) -> None:
     """If the package's own cache directory is writable, it is used."""
     environ: dict[str, str] = {}
     use_writable_cache(environ, tmp_path)
@@ -38,7 +38,7 @@ def test_a_writable_package_keeps_its_own(tmp_path: Path) -> None:
     assert kernel_directory(environ, tmp_path) == tmp_path / "__pycache__"
 
 
-def test_a_read_only_package_gets_a_directory_of_the_host(tmp_path: Path) -> None:
+def test_read_only_package_uses_private_host_directory(tmp_path: Path) -> None:
     """If the package is read-only, kernels go to a private directory of the host."""
     environ = {"SPARK_LOCAL_DIRS": f"{tmp_path},/elsewhere"}  # the application's, so not used
     use_writable_cache(environ, tmp_path / "missing")
@@ -48,7 +48,7 @@ def test_a_read_only_package_gets_a_directory_of_the_host(tmp_path: Path) -> Non
     assert cache.stat().st_mode & 0o777 == 0o700
 
 
-def test_what_the_user_names_stays(tmp_path: Path) -> None:
+def test_directory_set_by_user_is_used(tmp_path: Path) -> None:
     """A directory that the user has set is used."""
     environ = {VARIABLE: str(tmp_path / "theirs")}
     use_writable_cache(environ, tmp_path / "missing")
@@ -58,7 +58,7 @@ def test_what_the_user_names_stays(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("how", ["open to all", "another user's", "another user's link"])
 @pytest.mark.parametrize("place", ["named", "package"])
-def test_a_named_or_own_directory_that_others_control_is_not_used(
+def test_cache_directory_controlled_by_others_is_not_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, how: str
 ) -> None:
     """A directory that is open to all, or of another user, is replaced by a private one."""
@@ -87,7 +87,7 @@ def test_a_named_or_own_directory_that_others_control_is_not_used(
 @pytest.mark.parametrize(
     ("mode", "is_used"), [(0o777, False), (0o775, False), (0o1777, True), (0o755, True)]
 )
-def test_a_named_directory_that_others_can_replace_is_not_used(
+def test_cache_directory_below_replaceable_parent_is_not_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: int, is_used: bool
 ) -> None:
     """A directory is not used if others could rename a folder above it."""
@@ -106,7 +106,7 @@ def test_a_named_directory_that_others_can_replace_is_not_used(
 
 
 @pytest.mark.parametrize("how", ["open to all", "another user's", "a link"])
-def test_machine_code_that_others_could_have_written_is_compiled_again(
+def test_kernel_file_writable_by_others_is_recompiled(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
     """A file of kernels that others can write or replace is not read but compiled again."""
@@ -135,7 +135,7 @@ def test_machine_code_that_others_could_have_written_is_compiled_again(
 
 
 @pytest.mark.parametrize("kept", [0, 30, 100, -1])
-def test_a_damaged_file_is_compiled_again(
+def test_damaged_kernel_file_is_recompiled(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept: int
 ) -> None:
     """After a crash of the host, the end of a file may be missing or zeros."""
@@ -151,7 +151,7 @@ def test_a_damaged_file_is_compiled_again(
 
 
 @pytest.mark.parametrize("taken", ["open to all", "a link", "a file"])
-def test_a_directory_that_others_may_write_is_not_used(tmp_path: Path, taken: str) -> None:
+def test_private_directory_skips_unsafe_existing_path(tmp_path: Path, taken: str) -> None:
     """A private directory is created elsewhere if its name is taken by something unsafe."""
     roots = (tmp_path / "first", tmp_path / "second", tmp_path / "missing")
     for root in roots[:2]:
@@ -171,7 +171,7 @@ def test_a_directory_that_others_may_write_is_not_used(tmp_path: Path, taken: st
     own.rmdir()
 
 
-def test_numba_is_told_of_it_before_it_is_imported() -> None:
+def test_numba_cache_directory_is_set_before_numba_is_imported() -> None:
     """Importing ``sparkstrom.encoding`` sets Numba's cache directory before Numba is imported."""
     program = (
         "import os; real = os.access\n"
@@ -223,7 +223,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.parametrize("cores", [1, 2])
-def test_a_program_has_kernels_of_its_own_beside_dataclasses(tmp_path: Path, cores: int) -> None:
+def test_program_can_define_kernels_beside_dataclasses(tmp_path: Path, cores: int) -> None:
     """With two cores, two processes compile, one of them only a kernel that calls another."""
     usable = sorted(os.sched_getaffinity(0))[:cores]
     if len(usable) < cores:
@@ -265,7 +265,7 @@ except TypeError:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("program", ["of ours", "a user's"])
-def test_a_numba_with_other_internals_compiles_in_each_process_with_one_warning(
+def test_numba_with_other_internals_uses_own_cache_and_warns_once(
     tmp_path: Path, program: str
 ) -> None:
     """Later processes use Numba's own cache and do not repeat the failed attempt."""
@@ -305,7 +305,7 @@ def run(program: str, environ: dict[str, str]) -> subprocess.CompletedProcess[st
 
 
 @pytest.fixture
-def installed_read_only(tmp_path: Path) -> Iterator[Path]:
+def read_only_package(tmp_path: Path) -> Iterator[Path]:
     """Return a copy of the package without write permission."""
     package = tmp_path / "site" / "sparkstrom"
     shutil.copytree(ROOT / "sparkstrom", package, ignore=shutil.ignore_patterns("__pycache__"))
@@ -336,12 +336,12 @@ print(totals.merge(i, i, i, i, *room))
 
 @pytest.mark.slow
 def test_a_read_only_installation_compiles_once_per_host(
-    tmp_path: Path, installed_read_only: Path
+    tmp_path: Path, read_only_package: Path
 ) -> None:
     """Two processes start at the same time, and one later."""
     host = tmp_path / "host"
     host.mkdir()
-    environ = os.environ | {"PYTHONPATH": str(installed_read_only.parent)}
+    environ = os.environ | {"PYTHONPATH": str(read_only_package.parent)}
     command = [sys.executable, "-c", COUNTING, str(host)]
 
     def start() -> subprocess.Popen[str]:
@@ -355,10 +355,10 @@ def test_a_read_only_installation_compiles_once_per_host(
         said += [err for _, err in answers]
     assert sum(SAID in err for err in said) == 1
     assert len(list(host.rglob("*.kernels"))) == 1
-    assert not list(installed_read_only.rglob("*.kernels"))
+    assert not list(read_only_package.rglob("*.kernels"))
 
 
-def test_a_file_belongs_to_one_source_and_one_processor(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernel_file_name_depends_on_source_and_processor(monkeypatch: pytest.MonkeyPatch) -> None:
     """The file's name depends on its source, the intrinsics and the processor."""
     before = object_files._fingerprint(gaps.__name__)
     assert object_files._fingerprint(gaps.__name__) == before
@@ -375,7 +375,9 @@ def test_a_file_belongs_to_one_source_and_one_processor(monkeypatch: pytest.Monk
     assert object_files._fingerprint(gaps.__name__) != before
 
 
-def test_versions_are_found_without_reading_archives(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_package_versions_are_found_without_searching_sys_path(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """``sys.path`` is not searched: in a Spark task it has archives of thousands of files."""
     packages = ("numba", "llvmlite", "numpy")
     installed = [importlib.metadata.version(package) for package in packages]
@@ -383,7 +385,9 @@ def test_versions_are_found_without_reading_archives(monkeypatch: pytest.MonkeyP
     assert [object_files._find_version(package) for package in packages] == installed
 
 
-def test_what_cannot_be_compiled_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_compilation_raises_with_compiler_message(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A failed compilation raises ``SetupError`` with the compiler's message."""
     monkeypatch.setenv(VARIABLE, str(tmp_path))
     monkeypatch.setattr(object_files, "COMPILER", "no_such_module")
@@ -392,9 +396,7 @@ def test_what_cannot_be_compiled_says_why(tmp_path: Path, monkeypatch: pytest.Mo
     assert [path.name for path in tmp_path.iterdir()] == ["kernels.lock"]
 
 
-def test_compilers_end_with_an_interrupted_wait(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_interrupted_wait_kills_compilers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Only the notebook's process receives Ctrl-C, so it must kill the compilers."""
     started: list[subprocess.Popen[bytes]] = []
 
@@ -413,7 +415,7 @@ def test_compilers_end_with_an_interrupted_wait(
 
 
 @pytest.mark.slow
-def test_a_program_that_disables_numba_has_kernels(
+def test_disabled_numba_jit_does_not_change_kernels(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """NUMBA_DISABLE_JIT, set to debug or measure the program's own code, changes no kernel."""
@@ -425,13 +427,15 @@ def test_a_program_that_disables_numba_has_kernels(
     assert object_files.load_modules([gaps.__name__])[gaps.__name__]
 
 
-def test_one_compiler_runs_in_a_container_of_spark(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_spark_worker_runs_only_one_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     """In a Spark worker, which may have few cores, only one compiler runs."""
     monkeypatch.setitem(sys.modules, "pyspark.worker", sys)
     assert object_files._count_compilers() == 1
 
 
-def test_a_place_that_is_none_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unusable_cache_directory_error_names_variable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A cache directory that is a file raises ``SetupError`` with the variable to set."""
     (tmp_path / "file").touch()
     monkeypatch.setenv(VARIABLE, str(tmp_path / "file"))
@@ -439,7 +443,7 @@ def test_a_place_that_is_none_is_named(tmp_path: Path, monkeypatch: pytest.Monke
         object_files.load_modules([gaps.__name__])
 
 
-def test_who_waits_for_a_compiler_that_is_stuck_says_so(
+def test_stuck_compiler_error_names_lock_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Waiting too long for another process's compiler raises ``SetupError`` with the lock file."""
@@ -458,13 +462,13 @@ def test_who_waits_for_a_compiler_that_is_stuck_says_so(
     [np.zeros(3), np.zeros(6, np.int32)[::2], np.zeros((3, 1), np.int32)],
     ids=["dtype", "strided", "dimensions"],
 )
-def test_arrays_of_another_kind_are_refused(bad: np.ndarray) -> None:
+def test_kernel_rejects_arrays_of_other_type_or_layout(bad: np.ndarray) -> None:
     """A kernel raises ``TypeError`` for arrays of another type, layout or dimension."""
     with pytest.raises(TypeError, match="kernel write_gaps takes int32"):
         gaps.write_gaps(bad, 3, np.zeros(100, np.uint8))
 
 
-def test_what_is_written_must_be_writable() -> None:
+def test_kernel_rejects_read_only_output_array() -> None:
     """A kernel raises ``TypeError`` for a read-only array that it would write."""
     fixed = np.zeros(100, np.uint8)
     fixed.flags.writeable = False

@@ -39,7 +39,7 @@ with start_module("answer", [theirs], output=subprocess.DEVNULL, env=environment
         ({}, 8),
     ],
 )
-def test_cores_that_a_container_may_not_use_do_not_count(
+def test_core_count_is_limited_by_container_quota(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: dict[str, str], cores: int
 ) -> None:
     """The number of cores is limited by a container's quota (cgroup v1 or v2)."""
@@ -51,7 +51,7 @@ def test_cores_that_a_container_may_not_use_do_not_count(
     assert count_cores() == cores
 
 
-def test_a_program_without_standard_streams_passes_descriptors(tmp_path: Path) -> None:
+def test_descriptors_are_passed_without_standard_streams(tmp_path: Path) -> None:
     """The descriptors have the numbers of standard streams, which the child must not replace."""
     (tmp_path / "answer.py").write_text("import os, sys; os.write(int(sys.argv[1]), b'ready')")
     command = [sys.executable, "-c", PROGRAM, str(tmp_path)]
@@ -59,7 +59,7 @@ def test_a_program_without_standard_streams_passes_descriptors(tmp_path: Path) -
     assert (tmp_path / "answer").read_bytes() == b"ready"
 
 
-def test_a_program_may_change_its_directory_after_its_imports(tmp_path: Path) -> None:
+def test_child_imports_modules_of_old_and_new_directory(tmp_path: Path) -> None:
     """A child imports the modules of both directories, which a notebook finds by the entry ""."""
     program = (
         "import os, subprocess, sys; from sparkstrom.base.child_processes import *;"

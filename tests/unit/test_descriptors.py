@@ -21,7 +21,7 @@ HIGH = 1024  # the first number that select.select refuses
 
 
 @pytest.fixture(autouse=True)
-def many_files() -> Iterator[None]:
+def raise_file_limit() -> Iterator[None]:
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(limits[1], 2 * HIGH), limits[1]))
     yield
@@ -35,7 +35,7 @@ def move_up(descriptor: int) -> int:
     return high
 
 
-def test_data_and_the_end_of_a_pipe_are_seen() -> None:
+def test_wait_until_readable_works_with_high_descriptors() -> None:
     """``wait_until_readable`` works with a descriptor above select's limit."""
     read_end, write_end = os.pipe()
     read_end = move_up(read_end)
@@ -48,7 +48,7 @@ def test_data_and_the_end_of_a_pipe_are_seen() -> None:
     os.close(read_end)
 
 
-def test_executors_get_an_echo_from_a_program_with_many_files(
+def test_udp_echo_works_with_high_descriptors(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Before, the echo's thread died, and controller="auto" chose an executor instead."""

@@ -73,7 +73,7 @@ def read_page(path: Path) -> Page:
     return Page(path.read_text())
 
 
-def broken(folder: Path) -> Iterator[str]:
+def find_broken_links(folder: Path) -> Iterator[str]:
     """Yield each link to a missing file or anchor of the site."""
     pages = {path: read_page(path) for path in folder.rglob("*.html")}
     for path, page in pages.items():
@@ -89,11 +89,11 @@ def broken(folder: Path) -> Iterator[str]:
                 yield f"{path.relative_to(folder)}: {link}: no such anchor"
 
 
-def test_links_and_anchors_lead_somewhere(site: Path) -> None:
-    assert list(broken(site)) == []
+def test_site_has_no_broken_links_or_anchors(site: Path) -> None:
+    assert list(find_broken_links(site)) == []
 
 
-def test_nothing_is_loaded_from_elsewhere(site: Path) -> None:
+def test_site_loads_no_remote_scripts_or_styles(site: Path) -> None:
     """The site must work without a network."""
     remote = {
         link
@@ -104,17 +104,17 @@ def test_nothing_is_loaded_from_elsewhere(site: Path) -> None:
     assert remote == set()
 
 
-def test_a_broken_link_is_found(tmp_path: Path) -> None:
+def test_link_check_finds_broken_links(tmp_path: Path) -> None:
     (tmp_path / "a.html").write_text('<p id="here"><a href="a.html#here"><a href="b.html">')
     (tmp_path / "c.html").write_text('<a href="a.html#there"><img src="d.png">')
-    assert sorted(broken(tmp_path)) == [
+    assert sorted(find_broken_links(tmp_path)) == [
         "a.html: b.html: no such file",
         "c.html: a.html#there: no such anchor",
         "c.html: d.png: no such file",
     ]
 
 
-def test_every_page_is_reached_from_the_first(site: Path) -> None:
+def test_index_links_to_every_page(site: Path) -> None:
     """The index links to every page."""
     index = read_page(site / "index.html").links
     pages = {path.stem for path in (ROOT / "docs").glob("*.md")} - {"index"}
@@ -130,7 +130,7 @@ def test_every_public_name_has_its_documentation(site: Path, module: str) -> Non
     assert [n for n in names if not {f"{module}.{n}", f"{homes[n]}.{n}"} & ids] == []
 
 
-def test_troubleshooting_shows_the_texts_themselves(site: Path) -> None:
+def test_troubleshooting_page_includes_error_messages(site: Path) -> None:
     """The page shows the messages of errors that its source includes."""
     page = (site / "troubleshooting.html").read_text()
     assert "enlarge shared memory (docker: --shm-size)" in page

@@ -8,7 +8,7 @@ import traceback
 from sparkstrom.base.errors import TrainingError
 
 
-def test_a_training_error_is_one_line_and_its_trace_a_note() -> None:
+def test_training_error_is_one_line_with_trace_as_note() -> None:
     """The message is one line; the worker's trace is a note, also after pickling."""
     error = TrainingError("NaN", "host-b", 3, "Traceback\n  in step\nValueError: NaN")
     assert str(error) == "NaN (partition 3 on host-b)"
@@ -18,6 +18,6 @@ def test_a_training_error_is_one_line_and_its_trace_a_note() -> None:
     assert not hasattr(TrainingError("no trace"), "__notes__")
 
 
-def test_a_training_error_says_what_the_worker_was_doing() -> None:
+def test_training_error_message_names_phase() -> None:
     error = pickle.loads(pickle.dumps(TrainingError("NaN", "host-b", 3, phase="training")))
     assert str(error) == "NaN (partition 3 on host-b, training)"

@@ -19,7 +19,7 @@ from sparkstrom.observe.reporting.run_log_reader import read_history
 GOLDEN = Path(__file__).parents[1] / "golden"
 
 
-def test_a_saved_network_predicts_what_it_did() -> None:
+def test_golden_network_gives_same_predictions() -> None:
     model, parameters, epochs = load_model(GOLDEN / "network.npz")
     model.bind(parameters)
     outputs = model.predict(np.load(GOLDEN / "network-inputs.npy"))
@@ -27,7 +27,7 @@ def test_a_saved_network_predicts_what_it_did() -> None:
     assert epochs == 3
 
 
-def test_a_fit_resumes_from_a_checkpoint() -> None:
+def test_golden_checkpoint_can_be_resumed() -> None:
     model, parameters, _ = load_model(GOLDEN / "network.npz")
     with (GOLDEN / "checkpoint.npz").open("rb") as file:
         found = read_resume_point("f.npz", read_untrusted_checkpoint(file, "f.npz"), model)
@@ -36,13 +36,13 @@ def test_a_fit_resumes_from_a_checkpoint() -> None:
     assert [epoch["epoch"] for epoch in found.figures["whole"]] == [1, 2, 3]
 
 
-def test_a_run_log_becomes_a_report() -> None:
+def test_golden_run_log_renders_as_report() -> None:
     history = read_history(GOLDEN / "run.jsonl")
     assert len(history.fits) == 1
     assert "2 workers trained 3 epochs" in render_report(history)
 
 
-def test_an_estimators_metadata_are_read() -> None:
+def test_golden_estimator_metadata_can_be_read() -> None:
     text = (GOLDEN / "estimator/metadata/part-00000.txt").read_text()
     ours = json.loads(text)["sparkstrom"]
     assert from_description(ours["model"]).n_params == 23

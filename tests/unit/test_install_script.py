@@ -26,7 +26,7 @@ install.find-links='/install/wheels /more/wheels'
 TO_INSTALL = ["--editable", "."]
 
 
-def test_uv_has_pips_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pip_settings_are_translated_for_uv(monkeypatch: pytest.MonkeyPatch) -> None:
     listed = SimpleNamespace(stdout=PIPS)
     monkeypatch.setattr(subprocess, "run", lambda *command, **options: listed)
     monkeypatch.delenv("SSL_CERT_FILE", raising=False)
@@ -41,7 +41,7 @@ def test_uv_has_pips_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     assert install.translate({"no-index": "1"})[0][-2:] == ["--no-index", "--compile-bytecode"]
 
 
-class Programs:
+class FakeInstallers:
     """A fake uv that records its arguments, and a record of calls of pip."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, folder: Path, uv_status: int) -> None:
@@ -62,19 +62,21 @@ class Programs:
 PIP_CALL = [*install.PIP, "--quiet", "--python", "/venv/bin/python", "install", *TO_INSTALL]
 
 
-def test_uv_installs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    programs = Programs(monkeypatch, tmp_path, 0)
+def test_uv_installs_with_translated_settings(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    programs = FakeInstallers(monkeypatch, tmp_path, 0)
     assert install.main() == 0
     assert programs.asked_of_uv.startswith("pip install --quiet --python /venv/bin/python ")
     assert programs.asked_of_uv.endswith("--find-links /wheels --compile-bytecode --editable .\n")
     assert programs.pip == []
 
 
-def test_pip_installs_what_uv_cannot(
+def test_pip_installs_if_uv_fails(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """If uv fails, pip installs, and uv's messages are kept in a log file."""
-    programs = Programs(monkeypatch, tmp_path, 1)
+    programs = FakeInstallers(monkeypatch, tmp_path, 1)
     assert install.main() == 3
     assert programs.pip == [PIP_CALL]
     (log,) = tmp_path.glob("*.log")
@@ -83,11 +85,11 @@ def test_pip_installs_what_uv_cannot(
 
 
 @pytest.mark.parametrize("setting", ["only-binary", "require-hashes"])
-def test_pip_installs_with_settings_that_uv_does_not_get(
+def test_pip_installs_if_setting_has_no_uv_equivalent(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, setting: str
 ) -> None:
     """If pip has a setting without an equivalent in uv, pip installs and uv is not called."""
-    programs = Programs(monkeypatch, tmp_path, 0)
+    programs = FakeInstallers(monkeypatch, tmp_path, 0)
     monkeypatch.setattr(install, "read_pip_settings", lambda: {setting: "1"})
     assert install.main() == 3
     assert (programs.asked_of_uv, programs.pip) == ("", [PIP_CALL])

@@ -141,7 +141,7 @@ def find_mistake(name: str, value: Any) -> str:
     return ""
 
 
-def told(name: str, call: Callable[[Any], object], value: Any) -> str | None:
+def find_usage_error(name: str, call: Callable[[Any], object], value: Any) -> str | None:
     """Return the text of the ``UsageError``, or None if the value is accepted."""
     try:
         call(value)
@@ -152,7 +152,7 @@ def told(name: str, call: Callable[[Any], object], value: Any) -> str | None:
     return None
 
 
-def survives(
+def check_values(
     name: str, call: Callable[[Any], object], values: Sequence[Any] = tuple(WRONG)
 ) -> None:
     """Pass each value; fail if a mistake is accepted, or refused in another way than by name.
@@ -162,7 +162,7 @@ def survives(
     """
     accepted: list[Any] = []
     for i, value in enumerate(values):
-        said = told(name, call, value)
+        said = find_usage_error(name, call, value)
         assert said is None or name in said, f"value {i} ({value!r:.60}): {said}"
         assert said is None or len(said) < 1000, f"value {i}: {len(said)} characters"
         if said is None:
@@ -175,7 +175,7 @@ def survives(
 
 
 @pytest.mark.parametrize(("made", "name"), FIELDS, ids=lambda x: getattr(x, "__name__", x))
-def test_a_field_refuses_or_means_every_wrong_value(made: type[Any], name: str) -> None:
+def test_option_rejects_or_converts_wrong_values(made: type[Any], name: str) -> None:
     """An option of a class is refused or kept as Python's own finite type."""
 
     def construct(value: Any) -> None:
@@ -185,7 +185,7 @@ def test_a_field_refuses_or_means_every_wrong_value(made: type[Any], name: str) 
         is_truth = isinstance(value, bool | np.bool_)
         assert not is_truth or isinstance(kept, bool), f"{value!r} stands for {kept!r}"
 
-    survives(name, construct)
+    check_values(name, construct)
 
 
 @pytest.mark.parametrize(("made", "name"), FIELDS, ids=lambda x: getattr(x, "__name__", x))
@@ -196,7 +196,8 @@ def test_a_field_takes_values_of_its_own_kind_only(made: type[Any], name: str) -
     accepted = [
         value
         for value in WRONG
-        if told(name, lambda v: made(**{**NEEDED.get(made, {}), name: v}), value) is None
+        if find_usage_error(name, lambda v: made(**{**NEEDED.get(made, {}), name: v}), value)
+        is None
     ]
     if isinstance(default, bool):
         assert accepted == [True, False, np.True_]
@@ -208,22 +209,22 @@ def test_a_field_takes_values_of_its_own_kind_only(made: type[Any], name: str) -
 
 
 @pytest.mark.parametrize(("made", "name"), FIELDS, ids=lambda x: getattr(x, "__name__", x))
-def test_every_field_is_declared_with_its_type(made: type[Any], name: str) -> None:
+def test_every_option_declares_its_type(made: type[Any], name: str) -> None:
     declared = {option.name: option for option in dataclasses.fields(made)}[name]
     assert KEY in declared.metadata or (made, name) == (EarlyStopping, "conditions")
 
 
 @pytest.mark.parametrize("name", ["widths", "hidden", "loss", "updater", "seed", "l2"])
-def test_a_dense_network_refuses_or_means_every_wrong_value(name: str) -> None:
-    survives(name, lambda value: DenseNetwork(**{"widths": [2, 2], name: value}))
+def test_dense_network_rejects_or_converts_wrong_values(name: str) -> None:
+    check_values(name, lambda value: DenseNetwork(**{"widths": [2, 2], name: value}))
 
 
-def test_one_width_may_be_wrong() -> None:
+def test_dense_network_rejects_or_converts_one_wrong_width() -> None:
     """A single wrong width in a list of widths is refused."""
-    survives("widths", lambda value: DenseNetwork([2, value]))
+    check_values("widths", lambda value: DenseNetwork([2, value]))
 
 
-def test_arguments_of_fit() -> None:
+def test_fit_rejects_or_converts_wrong_arguments() -> None:
     """``fit`` refuses wrong arguments by name."""
     model = DenseNetwork([2, 2])
     whole_call: dict[str, Any] = {
@@ -234,16 +235,16 @@ def test_arguments_of_fit() -> None:
         "run_log": None,
     }
     for name in ("epochs", "early_stopping", "listeners", "run_log"):
-        survives(name, lambda value: check_fit_arguments(model, **{**whole_call, name: value}))  # noqa: B023
+        check_values(name, lambda value: check_fit_arguments(model, **{**whole_call, name: value}))  # noqa: B023
 
     def held_out(value: Any) -> None:
         chosen = ColumnSpec("features", "label", None, value)
         check_fit_arguments(model, **{**whole_call, "chosen": chosen})
         check_column_spec(chosen, dataframe=True)
 
-    survives("validation", held_out)
+    check_values("validation", held_out)
     for name in ("features", "label", "weight"):
-        survives(
+        check_values(
             name,
             lambda value: check_column_spec(
                 ColumnSpec(**{"features": "x", "label": "y", "weight": None, name: value}),  # noqa: B023
@@ -252,22 +253,24 @@ def test_arguments_of_fit() -> None:
         )
 
 
-def test_a_wrappers_own_options() -> None:
+def test_parallel_wrapper_rejects_or_converts_wrong_options() -> None:
     """``ParallelWrapper`` refuses wrong values of its own options by name."""
     model = DenseNetwork([2, 2])
-    survives("training_mode", parse_training_mode)
+    check_values("training_mode", parse_training_mode)
     averaging = TrainingMode.AVERAGING
-    survives(
+    check_values(
         "averaging_frequency", lambda value: resolve_round_options(averaging, value, None, None)
     )
-    survives("average_updaters", lambda value: resolve_round_options(averaging, None, value, None))
-    survives("outer", lambda value: resolve_round_options(averaging, None, None, None, value))
-    survives(
+    check_values(
+        "average_updaters", lambda value: resolve_round_options(averaging, None, value, None)
+    )
+    check_values("outer", lambda value: resolve_round_options(averaging, None, None, None, value))
+    check_values(
         "accumulator", lambda value: resolve_round_options(TrainingMode.CUSTOM, None, None, value)
     )
     shared = TrainingMode.SHARED_GRADIENTS
     for name in ("lease_s", "log_bytes", "window_bytes", "batch_size_per_worker"):
-        survives(name, lambda value: resolve_options({name: value}, shared, None, {}))  # noqa: B023
+        check_values(name, lambda value: resolve_options({name: value}, shared, None, {}))  # noqa: B023
     for name in ("workers", "prefetch_buffer", "progress"):
         with pytest.raises(UsageError, match=name):
             ParallelWrapper(model, **{name: np.array([1, 2])})
@@ -275,10 +278,10 @@ def test_a_wrappers_own_options() -> None:
             ParallelWrapper(model, **{name: 2.5})
 
 
-def test_listeners_of_ours() -> None:
+def test_listeners_reject_or_convert_wrong_frequency() -> None:
     """Listeners refuse a wrong frequency by name."""
-    survives("frequency", ScoreIterationListener)
-    survives("frequency", CollectScoresListener)
+    check_values("frequency", ScoreIterationListener)
+    check_values("frequency", CollectScoresListener)
 
 
 @pytest.mark.parametrize(
@@ -303,7 +306,7 @@ def test_listeners_of_ours() -> None:
         (lambda: AdaptiveThreshold(np.float32(0.5)).tau_initial, 0.5),
     ],
 )
-def test_numpy_scalars_and_paths_mean_what_they_say(
+def test_numpy_scalars_and_paths_become_python_types(
     construct: Callable[[], Any], kept: Any
 ) -> None:
     """NumPy scalars are kept as Python's numbers, and paths as strings."""
@@ -324,19 +327,19 @@ def test_numpy_scalars_and_paths_mean_what_they_say(
         (lambda: TargetSparsityThreshold(decay="0.9"), "decay='0.9': must be a finite number"),
     ],
 )
-def test_the_message_names_option_value_and_reason(
+def test_usage_error_names_option_value_and_reason(
     construct: Callable[[], Any], words: str
 ) -> None:
     with pytest.raises(UsageError, match=words):
         construct()
 
 
-def test_a_range_of_one_port_is_a_range() -> None:
+def test_port_range_of_one_port_is_valid() -> None:
     """A port range of one port is valid."""
     assert VoidConfiguration(port_range=(45000, 45000)).executor_ports() == range(45000, 45001)
 
 
-def test_a_declaration_is_checked_where_it_stands() -> None:
+def test_check_options_checks_any_declared_dataclass() -> None:
     """``check_options`` checks and converts the fields of any dataclass with declared types."""
 
     @dataclasses.dataclass(frozen=True)
@@ -354,7 +357,7 @@ def test_a_declaration_is_checked_where_it_stands() -> None:
         Example(loud="no")
 
 
-def test_more_workers_than_partitions_are_not_waited_for() -> None:
+def test_min_workers_above_worker_count_is_rejected() -> None:
     """``min_workers`` above the number of workers is refused instead of waiting for ever."""
     master = SharedTrainingMaster(min_workers=3)
     GradientSharing(master).check_workers(3)
@@ -365,35 +368,37 @@ def test_more_workers_than_partitions_are_not_waited_for() -> None:
 
 
 @pytest.mark.parametrize("spark", [None, "local", "local[2]", 4, object(), dict, [], b"local"])
-def test_what_is_no_session_is_refused_by_name(spark: object) -> None:
+def test_network_rejects_invalid_spark_session(spark: object) -> None:
     with pytest.raises(UsageError, match=r"^spark=.*must be a SparkSession or SparkContext"):
         SparkNetwork(spark, DenseNetwork([2, 2]))
 
 
-def test_arguments_of_evaluation_and_serving() -> None:
+def test_evaluation_and_serving_reject_wrong_arguments() -> None:
     """Evaluation and serving refuse wrong arguments by name."""
     model = DenseNetwork([2, 2])
-    survives("metrics", lambda value: select_metrics(model, value, 1))
-    survives("positive", lambda value: select_metrics(model, "roc", value))
-    survives("inputs", lambda value: check_inputs(value, None))
-    survives("shapes", lambda value: check_inputs(None, value))
-    survives("parameters", lambda value: ParallelInference(model, parameters=value).close())
+    check_values("metrics", lambda value: select_metrics(model, value, 1))
+    check_values("positive", lambda value: select_metrics(model, "roc", value))
+    check_values("inputs", lambda value: check_inputs(value, None))
+    check_values("shapes", lambda value: check_inputs(None, value))
+    check_values("parameters", lambda value: ParallelInference(model, parameters=value).close())
     with ParallelInference(model) as inference:
-        survives("timeout", inference.close)
-    survives("model", ParallelInference)
+        check_values("timeout", inference.close)
+    check_values("model", ParallelInference)
 
 
-def test_paths_and_parameters_of_a_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrapper_rejects_wrong_paths_parameters_and_data(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A wrapper refuses wrong paths, parameters and data with ``UsageError``."""
     monkeypatch.chdir(tmp_path)
     wrapper = ParallelWrapper(DenseNetwork([2, 2]), 2, progress=False)
     wrong = [value for value in WRONG if not isinstance(value, str | Path)]
     for call in (wrapper.save, wrapper.restore, ParallelWrapper.load):
         for value in wrong:
-            said = told("path", call, value)
+            said = find_usage_error("path", call, value)
             assert said is not None
             assert said.startswith("path=")
-    survives("parameters", lambda value: setattr(wrapper, "parameters", value))
+    check_values("parameters", lambda value: setattr(wrapper, "parameters", value))
     for value in (np.array(4), 4, None, object(), {4: 5}):
         with pytest.raises(UsageError):
             wrapper.fit(value)
@@ -402,7 +407,7 @@ def test_paths_and_parameters_of_a_network(tmp_path: Path, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("name", [param.name for param in SparkstromEstimator().params])
-def test_params_of_the_estimator(name: str) -> None:
+def test_estimator_rejects_or_converts_wrong_params(name: str) -> None:
     """An estimator's parameters are refused by name or kept as Python's own types."""
 
     def construct(value: Any) -> None:
@@ -411,11 +416,11 @@ def test_params_of_the_estimator(name: str) -> None:
         kept = made.getOrDefault(name)
         assert not isinstance(kept, np.generic | np.ndarray), kept
 
-    survives(name, construct)
+    check_values(name, construct)
 
 
-def test_a_wrapper_takes_no_wrong_model() -> None:
-    survives("model", lambda value: ParallelWrapper(value, 2, progress=False))
+def test_wrapper_rejects_wrong_model() -> None:
+    check_values("model", lambda value: ParallelWrapper(value, 2, progress=False))
 
 
 # The adapters call functions to inspect their results, so errors inside are the user's own.
@@ -429,7 +434,7 @@ NO_FUNCTIONS = [value for value in WRONG if not callable(value)]
         *("clip_norm", "accumulate", "autocast", "step", "outputs"),
     ],
 )
-def test_options_of_a_torch_model(name: str) -> None:
+def test_torch_model_rejects_or_converts_wrong_options(name: str) -> None:
     torch = pytest.importorskip("torch", reason="torch is not here")
     from sparkstrom.models.torch import TorchModel
 
@@ -438,13 +443,13 @@ def test_options_of_a_torch_model(name: str) -> None:
         "loss": torch.nn.CrossEntropyLoss(),
         "optimizer": functools.partial(torch.optim.SGD, lr=0.1),
     }
-    survives(name, lambda value: TorchModel(**{**whole_call, name: value}), NO_FUNCTIONS)
+    check_values(name, lambda value: TorchModel(**{**whole_call, name: value}), NO_FUNCTIONS)
 
 
 @pytest.mark.parametrize(
     "name", ["module", "batch", "monitor", "device", "clip_norm", "autocast", "outputs"]
 )
-def test_options_of_a_lightning_model(name: str) -> None:
+def test_lightning_model_rejects_or_converts_wrong_options(name: str) -> None:
     torch = pytest.importorskip("torch", reason="torch is not here")
     lightning = pytest.importorskip("pytorch_lightning", reason="Lightning is not here")
     from sparkstrom.models.lightning import LightningModel
@@ -460,13 +465,13 @@ def test_options_of_a_lightning_model(name: str) -> None:
         def configure_optimizers(self) -> Any:
             return torch.optim.SGD(self.parameters(), lr=0.1)
 
-    survives(name, lambda value: LightningModel(**{"module": Net(), name: value}), NO_FUNCTIONS)
+    check_values(name, lambda value: LightningModel(**{"module": Net(), name: value}), NO_FUNCTIONS)
 
 
 @pytest.mark.parametrize(
     "name", ["init", "apply", "loss", "optimizer", "apply_train", "outputs", "seed"]
 )
-def test_options_of_a_jax_model(name: str) -> None:
+def test_jax_model_rejects_or_converts_wrong_options(name: str) -> None:
     optax = pytest.importorskip("optax", reason="optax is not here")
     from sparkstrom.models.jax import JaxModel
 
@@ -476,12 +481,14 @@ def test_options_of_a_jax_model(name: str) -> None:
         "loss": optax.softmax_cross_entropy_with_integer_labels,
         "optimizer": optax.sgd(0.1),
     }
-    survives(name, lambda value: JaxModel(**{**whole_call, name: value}), NO_FUNCTIONS)
+    check_values(name, lambda value: JaxModel(**{**whole_call, name: value}), NO_FUNCTIONS)
 
 
 @pytest.mark.parametrize("name", ["model", "loss", "optimizer", "outputs"])
 @pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
-def test_options_of_a_keras_model(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_keras_model_rejects_or_converts_wrong_options(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("KERAS_BACKEND", "jax")
     pytest.importorskip("jax", reason="jax is not here")
     pytest.importorskip("optree", reason="keras is not here")
@@ -493,4 +500,4 @@ def test_options_of_a_keras_model(name: str, monkeypatch: pytest.MonkeyPatch) ->
         "loss": "mse",
         "optimizer": "sgd",
     }
-    survives(name, lambda value: KerasModel(**{**whole_call, name: value}), NO_FUNCTIONS)
+    check_values(name, lambda value: KerasModel(**{**whole_call, name: value}), NO_FUNCTIONS)

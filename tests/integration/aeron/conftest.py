@@ -36,7 +36,7 @@ def wait_until(condition: Callable[[], Any], deadline_s: float = DEADLINE_S) -> 
     return found
 
 
-def stands_still(pid: int) -> bool:
+def is_stopped(pid: int) -> bool:
     """Return whether all threads of a process are stopped."""
     try:
         threads = Path(f"/proc/{pid}/task").iterdir()
@@ -79,7 +79,7 @@ class Drivers:
     def stop(self, pid: int) -> None:
         """Stop a media driver by SIGSTOP, and wait until all of its threads are stopped."""
         os.kill(pid, signal.SIGSTOP)
-        self.wait_until(lambda: stands_still(pid))
+        self.wait_until(lambda: is_stopped(pid))
 
     def close(self) -> None:
         for transport in self._transports:
@@ -130,7 +130,7 @@ def shared_drivers() -> Iterator[Drivers]:
 Exchange = Callable[..., list[ReceivedFrame]]
 
 
-def stood_still_s(*transports: Transport) -> float:
+def max_pause_s(*transports: Transport) -> float:
     """Return the longest time for which one of their media drivers has not run."""
     longest_ns = 0
     for transport in transports:
@@ -156,7 +156,7 @@ def exchange() -> Exchange:
         while len(arrivals) < len(frames):
             assert time.monotonic() < end_s, (
                 f"{sent} went, {len(arrivals)} came of {len(frames)}; one of the media drivers "
-                f"was still for {stood_still_s(here, there):.1f} s, streams bear {STREAM_LIVES_S:g}"
+                f"was still for {max_pause_s(here, there):.1f} s, streams bear {STREAM_LIVES_S:g}"
             )
             sent += sender.offer(frames[sent:])[0]
             if here is not there:

@@ -13,7 +13,7 @@ from sparkstrom.base.errors import DriverLost
 from sparkstrom.transport.aeron.media_driver import is_driver_reachable
 
 
-def test_a_media_driver_answers_another_and_keeps_nothing_of_it(drivers: Any) -> None:
+def test_running_driver_is_reachable_and_probe_logs_are_deleted(drivers: Any) -> None:
     """A running media driver answers, and both drivers delete the logs of the test."""
     here, there = drivers.ensure("a"), drivers.ensure("b", host="127.0.0.2")
     for _ in range(3):
@@ -22,7 +22,7 @@ def test_a_media_driver_answers_another_and_keeps_nothing_of_it(drivers: Any) ->
     drivers.wait_until(lambda: not any(path for log in logs for path in log.iterdir()))
 
 
-def test_where_nobody_answers_it_takes_as_long_as_it_was_given(drivers: Any) -> None:
+def test_stopped_driver_is_unreachable_after_timeout(drivers: Any) -> None:
     """If the other driver is stopped, the result is False after the given time."""
     here, there = drivers.ensure("a"), drivers.ensure("b", host="127.0.0.2")
     drivers.stop(there.pid)
@@ -35,7 +35,7 @@ def test_where_nobody_answers_it_takes_as_long_as_it_was_given(drivers: Any) -> 
     assert is_driver_reachable(here, there.endpoint, 30.0)
 
 
-def test_an_own_media_driver_that_dies_is_told(drivers: Any) -> None:
+def test_killed_own_driver_raises_driver_lost(drivers: Any) -> None:
     """DriverLost is raised if this host's own media driver was killed."""
     here, there = drivers.ensure("a"), drivers.ensure("b", host="127.0.0.2")
     here_port_lost = there.endpoint._replace(port=9)

@@ -64,7 +64,7 @@ def test_frames_arrive_whole_and_in_order(pair: Pair, exchange: Any, control: bo
     assert {a.stream for a in arrivals} == {7}
 
 
-def test_streams_are_told_apart(pair: Pair, exchange: Any) -> None:
+def test_frame_arrives_on_its_own_stream(pair: Pair, exchange: Any) -> None:
     """A frame arrives on the stream to which it was sent, of twenty."""
     here, there = pair
     for stream in range(1, 21):
@@ -91,7 +91,7 @@ def test_long_frames_of_several_senders_on_one_stream_do_not_mix(pair: Pair) -> 
     )
 
 
-def test_a_peer_that_does_not_poll_makes_the_sender_busy_and_loses_nothing(pair: Pair) -> None:
+def test_unpolled_receiver_makes_sender_busy_without_loss(pair: Pair) -> None:
     """Frames that were accepted before back-pressure arrive once the peer polls."""
     here, there = pair
     there.open_receiver(9)
@@ -108,7 +108,7 @@ def test_a_peer_that_does_not_poll_makes_the_sender_busy_and_loses_nothing(pair:
     assert got == [n.to_bytes(4, "little") for n in range(sent)]
 
 
-def test_nobody_there_is_unconnected(pair: Pair) -> None:
+def test_sender_without_receiver_stays_unconnected(pair: Pair) -> None:
     """A sender to a stream without a receiver stays unconnected."""
     here, there = pair
     elsewhere = there.endpoint  # it has no receiver for this stream
@@ -118,7 +118,7 @@ def test_nobody_there_is_unconnected(pair: Pair) -> None:
         here.poll(0.002)
 
 
-def test_a_receiver_may_be_closed_before_it_is_up(pair: Pair, exchange: Any) -> None:
+def test_receiver_can_be_closed_right_after_opening(pair: Pair, exchange: Any) -> None:
     """A receiver may be closed right after it was opened, and be opened again."""
     here, there = pair
     for stream in (7, 8):
@@ -131,7 +131,7 @@ def test_a_receiver_may_be_closed_before_it_is_up(pair: Pair, exchange: Any) -> 
         assert exchange(here, again, [b"%d" % i], there) == [(8, b"%d" % i)]
 
 
-def test_nothing_to_send_is_sent(pair: Pair, exchange: Any) -> None:
+def test_empty_offer_returns_sent(pair: Pair, exchange: Any) -> None:
     """Offering no frames to a connected sender returns SENT."""
     here, there = pair
     there.open_receiver(4)
@@ -140,13 +140,13 @@ def test_nothing_to_send_is_sent(pair: Pair, exchange: Any) -> None:
     assert sender.offer([]) == (0, OfferResult.SENT)
 
 
-def test_poll_without_anything_returns_nothing(pair: Pair) -> None:
+def test_poll_without_frames_returns_empty_list(pair: Pair) -> None:
     here, _ = pair
     assert here.poll(0) == []
     assert here.poll(0.01) == []
 
 
-def test_a_wake_ends_a_wait_and_is_good_for_one(pair: Pair) -> None:
+def test_wake_ends_exactly_one_poll(pair: Pair) -> None:
     """A wake ends one ``poll``, whether it is called before or during it."""
     here, _ = pair
     early, waiter = (
@@ -164,7 +164,7 @@ def test_a_wake_ends_a_wait_and_is_good_for_one(pair: Pair) -> None:
     assert not waiter.is_alive()
 
 
-def test_a_receiver_that_closed_hears_no_more(pair: Pair, exchange: Any) -> None:
+def test_closed_receiver_gets_no_frames(pair: Pair, exchange: Any) -> None:
     """A closed receiver gets no more frames, other streams do; closing twice is allowed."""
     here, there = pair
     there.open_receiver(5)
@@ -179,7 +179,7 @@ def test_a_receiver_that_closed_hears_no_more(pair: Pair, exchange: Any) -> None
     assert exchange(here, sixth, [b"still here"], there) == [(6, b"still here")]
 
 
-def test_an_edge_can_be_opened_again(pair: Pair, exchange: Any) -> None:
+def test_new_sender_reaches_receiver_of_closed_sender(pair: Pair, exchange: Any) -> None:
     """After a sender was closed, another one reaches the same receiver."""
     here, there = pair
     there.open_receiver(5)
@@ -189,7 +189,7 @@ def test_an_edge_can_be_opened_again(pair: Pair, exchange: Any) -> None:
         sender.close()
 
 
-def test_a_closed_sender_says_so(pair: Pair, exchange: Any) -> None:
+def test_closed_sender_returns_closed(pair: Pair, exchange: Any) -> None:
     """A sender that was closed, even during its opening, returns CLOSED."""
     here, there = pair
     there.open_receiver(8)
@@ -221,7 +221,7 @@ def test_opening_a_receiver_again_changes_nothing(pair: Pair, exchange: Any) -> 
     assert exchange(here, sender, [b"second"], there) == [(3, b"second")]
 
 
-def test_closing_is_idempotent_and_final(pair: Pair) -> None:
+def test_transport_close_is_idempotent_and_final(pair: Pair) -> None:
     """A transport may be closed twice; other calls then raise UsageError."""
     here, there = pair
     sender = here.open_sender(there.endpoint, 2, control=True)

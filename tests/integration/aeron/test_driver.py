@@ -58,7 +58,7 @@ def sockets_of(pid: int) -> set[int]:
 
 
 @pytest.fixture
-def taken() -> Iterator[socket.socket]:
+def taken_socket() -> Iterator[socket.socket]:
     """A UDP socket that is bound to a port of loopback."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as holder:
         holder.bind(("127.0.0.1", 0))
@@ -72,14 +72,14 @@ def test_all_workers_of_a_key_share_one_driver(drivers: Any) -> None:
     assert other.endpoint != first.endpoint
 
 
-def test_workers_that_ask_at_once_start_one_driver(drivers: Any) -> None:
+def test_concurrent_requests_start_one_driver(drivers: Any) -> None:
     """Concurrent requests for one key start one driver."""
     with ThreadPoolExecutor(8) as pool:
         handles = list(pool.map(lambda _: drivers.ensure(), range(8)))
     assert len({handle.pid for handle in handles}) == 1
 
 
-def test_archives_of_the_import_path_are_not_searched(
+def test_driver_does_not_import_from_archives(
     drivers: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The driver's process imports nothing from archives on the path, such as Spark's jar."""
@@ -90,7 +90,7 @@ def test_archives_of_the_import_path_are_not_searched(
     assert drivers.ensure().is_alive()
 
 
-def test_the_endpoint_is_really_bound_on_the_chosen_address(drivers: Any) -> None:
+def test_driver_binds_endpoint_on_requested_address(drivers: Any) -> None:
     """The driver's process has bound the port of its endpoint on the requested address."""
     handle = drivers.ensure(host="127.0.0.2")
     published = json.loads((handle.directory / "endpoint.json").read_text())
@@ -102,7 +102,7 @@ def test_the_endpoint_is_really_bound_on_the_chosen_address(drivers: Any) -> Non
     assert bound_sockets()[handle.endpoint] in sockets_of(handle.pid)
 
 
-def test_a_mask_chooses_the_interface_that_is_bound(drivers: Any) -> None:
+def test_driver_binds_address_chosen_by_mask(drivers: Any) -> None:
     """For each address of this host, a driver chosen by its mask binds this address."""
     for listed in list_interface_addresses():
         bits = 128 if ":" in listed.address else 32
@@ -125,28 +125,28 @@ def test_frames_cross_ipv6(drivers: Any, exchange: Any) -> None:
     assert exchange(here, sender, [b"six" * 5000], there) == [(1, b"six" * 5000)]
 
 
-def test_a_taken_port_is_refused_by_name(drivers: Any, taken: socket.socket) -> None:
+def test_taken_port_error_names_port(drivers: Any, taken_socket: socket.socket) -> None:
     """If the only allowed port is taken, the error names it."""
-    port = taken.getsockname()[1]
+    port = taken_socket.getsockname()[1]
     with pytest.raises(SetupError, match=rf"UDP port {port} of 127\.0\.0\.1 .* is taken.*choose"):
         drivers.ensure(ports=(port, port))
 
 
-def test_the_port_of_another_media_driver_is_taken(drivers: Any) -> None:
+def test_port_of_other_driver_is_rejected(drivers: Any) -> None:
     port = drivers.ensure("a").endpoint.port
     with pytest.raises(SetupError, match=f"UDP port {port} .* is taken"):
         drivers.ensure("b", ports=(port, port))
 
 
-def test_the_first_free_port_of_a_range_is_taken(drivers: Any, taken: socket.socket) -> None:
-    port = taken.getsockname()[1]
+def test_driver_skips_taken_port_of_range(drivers: Any, taken_socket: socket.socket) -> None:
+    port = taken_socket.getsockname()[1]
     bound = {number for _, number in bound_sockets()}
     handle = drivers.ensure(ports=(port, port + 20))
     free = (each for each in range(port + 1, port + 21) if each not in bound)
     assert handle.endpoint.port == next(free)
 
 
-def test_a_preferred_port_comes_first_but_only_inside_the_range(drivers: Any) -> None:
+def test_preferred_port_is_used_only_inside_range(drivers: Any) -> None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.bind(("127.0.0.1", 0))
         free = probe.getsockname()[1]
@@ -164,7 +164,7 @@ def test_an_address_of_another_host_is_refused(drivers: Any) -> None:
         drivers.ensure(host="203.0.113.9")
 
 
-def test_a_failed_start_leaves_nothing(drivers: Any) -> None:
+def test_failed_start_leaves_no_directory(drivers: Any) -> None:
     """A failed start leaves no directory."""
     with pytest.raises(SetupError):
         drivers.ensure(host="203.0.113.9")
@@ -179,7 +179,7 @@ def test_a_failed_start_leaves_nothing(drivers: Any) -> None:
         ("import time; time.sleep(60)", "did not come up within its deadline"),
     ],
 )
-def test_a_process_that_does_not_come_up_is_an_error_with_its_log(
+def test_failed_or_hanging_start_is_setup_error(
     drivers: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, program: str, words: str
 ) -> None:
     """A driver process that exits or hangs at its start is an error, with the end of its log."""
@@ -191,7 +191,7 @@ def test_a_process_that_does_not_come_up_is_an_error_with_its_log(
     assert not list(Path("/dev/shm").glob(f"*{drivers.key('a')}"))
 
 
-def test_a_process_that_is_too_late_does_not_come_up_later(
+def test_driver_that_misses_start_deadline_is_killed(
     drivers: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """A process that misses the deadline is killed: it could take the next attempt's port."""
@@ -218,7 +218,7 @@ def is_running(pid: int) -> bool:
         return False
 
 
-def test_a_stuck_starter_is_named(drivers: Any) -> None:
+def test_start_lock_timeout_names_lock_file(drivers: Any) -> None:
     """If another process holds the start lock for too long, the error names the lock."""
     home = resolve_home(drivers.key("a"), Path("/dev/shm"), Path("/tmp"))
     with hold_start_lock(home.path, 0) as locked:
@@ -228,7 +228,7 @@ def test_a_stuck_starter_is_named(drivers: Any) -> None:
         home.remove_dead_drivers()
 
 
-def test_only_its_user_can_look_inside(drivers: Any) -> None:
+def test_driver_files_are_private_to_user(drivers: Any) -> None:
     """Directories and files of a driver, except its log, have no permissions for others."""
     handle: MediaDriverHandle = drivers.ensure()
     for directory, _, files in os.walk(handle.home.path):
@@ -238,7 +238,7 @@ def test_only_its_user_can_look_inside(drivers: Any) -> None:
                 assert os.lstat(Path(directory) / name).st_mode & 0o077 == 0, name
 
 
-def test_a_home_that_others_can_enter_is_refused(drivers: Any) -> None:
+def test_home_open_to_others_is_rejected(drivers: Any) -> None:
     """A home directory with permissions for others is a SetupError."""
     home = Path("/dev/shm") / f"sparkstrom-{os.getuid()}-{drivers.key('open')}"
     home.mkdir()
@@ -251,13 +251,13 @@ def test_a_home_that_others_can_enter_is_refused(drivers: Any) -> None:
 
 
 @pytest.mark.parametrize("key", ["", "a/b", "../x", "a" * 200])
-def test_a_key_that_is_no_name_is_refused(key: str) -> None:
+def test_invalid_driver_key_is_rejected(key: str) -> None:
     """A key that is not a file name, or too long, is a UsageError."""
     with pytest.raises(UsageError, match="key"):
         ensure_driver(key)
 
 
-def test_stray_settings_in_the_environment_change_nothing(
+def test_aeron_environment_variables_are_ignored(
     drivers: Any, exchange: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Aeron's environment variables do not affect the driver and its clients."""
@@ -270,7 +270,7 @@ def test_stray_settings_in_the_environment_change_nothing(
     assert exchange(transport, sender, [b"fine"], transport) == [(1, b"fine")]
 
 
-def test_it_goes_after_its_last_client(drivers: Any) -> None:
+def test_driver_ends_after_last_client_closes(drivers: Any) -> None:
     """The driver ends after its last client, not after an earlier one."""
     first, second = drivers.ensure(), drivers.ensure()
     first.close()
@@ -280,7 +280,7 @@ def test_it_goes_after_its_last_client(drivers: Any) -> None:
     drivers.wait_until(lambda: not drivers.left_behind())
 
 
-def test_a_client_that_comes_in_time_keeps_it(drivers: Any) -> None:
+def test_new_client_within_linger_keeps_driver_running(drivers: Any) -> None:
     """A client that joins before the linger time is over keeps the driver running."""
     first = drivers.ensure()
     first.close()
@@ -290,7 +290,7 @@ def test_a_client_that_comes_in_time_keeps_it(drivers: Any) -> None:
     assert second.is_alive()
 
 
-def test_it_survives_the_signals_of_a_daemon_that_ends_its_group(drivers: Any) -> None:
+def test_driver_survives_sighup_and_sigint(drivers: Any) -> None:
     """The driver has its own process group, and ignores SIGHUP and SIGINT."""
     handle = drivers.ensure()
     assert os.getpgid(handle.pid) != os.getpgid(0)
@@ -300,12 +300,12 @@ def test_it_survives_the_signals_of_a_daemon_that_ends_its_group(drivers: Any) -
     assert handle.is_alive()
 
 
-def test_it_has_no_session_and_so_no_scheduling_group_of_its_own(drivers: Any) -> None:
+def test_driver_stays_in_session_of_starter(drivers: Any) -> None:
     """The driver stays in the session of its starter, and so in its scheduling group."""
     assert os.getsid(drivers.ensure().pid) == os.getsid(0)
 
 
-def test_one_that_ends_is_not_joined_and_its_port_is_waited_for(drivers: Any) -> None:
+def test_new_driver_waits_for_port_of_ending_driver(drivers: Any) -> None:
     """A driver that is ending is not joined; a new one waits until its port is free."""
     ending = drivers.ensure()
     drivers.stop(ending.pid)  # it simulates a driver that ends slowly
@@ -320,7 +320,7 @@ def test_one_that_ends_is_not_joined_and_its_port_is_waited_for(drivers: Any) ->
     assert asked.result().pid != ending.pid
 
 
-def test_one_that_ends_withdraws_before_it_closes(tmp_path: Path) -> None:
+def test_ending_driver_withdraws_endpoint_before_closing(tmp_path: Path) -> None:
     """A driver whose client has failed hides itself from new clients before it ends."""
     home = resolve_home("ending", tmp_path, tmp_path)
     with hold_start_lock(home.path, 1.0):
@@ -364,7 +364,7 @@ except SetupError:
 """
 
 
-def test_what_fails_once_it_is_ready_is_not_written_to_a_descriptor_of_others(
+def test_failure_after_ready_is_not_written_to_reused_descriptor(
     tmp_path: Path,
 ) -> None:
     """A failure after the report of readiness is not written to a reused file descriptor."""
@@ -374,13 +374,13 @@ def test_what_fails_once_it_is_ready_is_not_written_to_a_descriptor_of_others(
     assert done.stdout.split() == [driver_process.READY_MESSAGE.decode(), "0"], done.stderr
 
 
-def test_sigterm_ends_it_cleanly(drivers: Any) -> None:
+def test_sigterm_ends_driver_cleanly(drivers: Any) -> None:
     handle = drivers.ensure()
     os.kill(handle.pid, signal.SIGTERM)
     drivers.wait_until(lambda: not handle.is_alive() and not handle.directory.exists())
 
 
-def test_one_for_a_single_client_ends_before_that_one_is_closed(drivers: Any) -> None:
+def test_exclusive_driver_ends_before_close_returns(drivers: Any) -> None:
     """With ``is_exclusive``, closing the client returns after the driver has ended."""
     handle = drivers.ensure(is_exclusive=True, linger_s=60.0)
     handle.close()
@@ -388,7 +388,7 @@ def test_one_for_a_single_client_ends_before_that_one_is_closed(drivers: Any) ->
     assert not drivers.left_behind()
 
 
-def test_it_goes_with_the_executor_though_clients_stay(drivers: Any) -> None:
+def test_driver_ends_with_executor_despite_clients(drivers: Any) -> None:
     """The driver ends with the executor's process, even if it has clients."""
     with subprocess.Popen(["sleep", "60"]) as executor:
         handle = drivers.ensure(watch=identify_process(executor.pid))
@@ -422,23 +422,23 @@ def start_client(key: str) -> tuple[subprocess.Popen[str], int, Path]:
     return client, int(pid), Path(directory)
 
 
-def end(client: subprocess.Popen[str]) -> None:
+def kill_client(client: subprocess.Popen[str]) -> None:
     """Kill the client process."""
     client.kill()
     client.wait()
 
 
-def test_nothing_is_left_when_the_last_client_is_killed(drivers: Any) -> None:
+def test_killed_last_client_leaves_no_driver_or_directory(drivers: Any) -> None:
     client, pid, directory = start_client(drivers.key("killed"))
-    end(client)
+    kill_client(client)
     drivers.wait_until(lambda: not drivers.is_running(pid) and not directory.parent.exists())
 
 
-def test_what_dead_drivers_left_is_swept_by_the_next_start(drivers: Any) -> None:
+def test_next_start_removes_directories_of_dead_drivers(drivers: Any) -> None:
     """Starting a driver removes directories of dead drivers, not those of running ones."""
     client, pid, directory = start_client(drivers.key("killed"))
     os.kill(pid, signal.SIGKILL)
-    end(client)
+    kill_client(client)
     drivers.wait_until(lambda: not drivers.is_running(pid))
     assert directory.exists()
     bystander = drivers.ensure("alive")

@@ -29,7 +29,9 @@ CALLS: dict[str, Callable[[Any, Any], Any]] = {
 
 
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
-def test_a_killed_driver_is_noticed_by_every_call(drivers: Any, exchange: Any, call: Any) -> None:
+def test_every_call_raises_driver_lost_after_driver_is_killed(
+    drivers: Any, exchange: Any, call: Any
+) -> None:
     """Each call raises DriverLost after the media driver was killed."""
     transport = drivers.transport()
     transport.open_receiver(1)
@@ -42,7 +44,7 @@ def test_a_killed_driver_is_noticed_by_every_call(drivers: Any, exchange: Any, c
         drivers.wait_until(lambda: call(transport, sender) == "never")
 
 
-def test_a_driver_that_stands_still_holds_nobody_up(drivers: Any, exchange: Any) -> None:
+def test_no_call_blocks_while_driver_is_stopped(drivers: Any, exchange: Any) -> None:
     """No call blocks while the media driver is stopped: blocked nodes would lose their leases."""
     transport = drivers.transport()
     drivers.stop(transport._handle.pid)
@@ -56,9 +58,7 @@ def test_a_driver_that_stands_still_holds_nobody_up(drivers: Any, exchange: Any)
     assert exchange(transport, sender, [b"y"], transport) == [(1, b"y")]
 
 
-def test_another_driver_takes_the_place_and_port_of_a_killed_one(
-    drivers: Any, exchange: Any
-) -> None:
+def test_new_driver_takes_port_of_killed_driver(drivers: Any, exchange: Any) -> None:
     """A new driver takes the port of a killed one, whose directory is removed."""
     before, peer = drivers.transport("a"), drivers.transport("b")
     handle = before._handle
@@ -76,9 +76,7 @@ def test_another_driver_takes_the_place_and_port_of_a_killed_one(
     assert exchange(after, sender, [b"second"], peer) == [(1, b"second")]
 
 
-def test_a_driver_that_stands_still_for_good_is_replaced_on_its_port(
-    drivers: Any, exchange: Any
-) -> None:
+def test_stalled_driver_is_killed_and_replaced_on_its_port(drivers: Any, exchange: Any) -> None:
     """A stalled driver, which holds lock and port, is killed and replaced when clients give up."""
     before, peer = drivers.transport("a"), drivers.transport("b")
     handle = before._handle
@@ -94,9 +92,7 @@ def test_a_driver_that_stands_still_for_good_is_replaced_on_its_port(
     assert exchange(after, sender, [b"again"], peer) == [(1, b"again")]
 
 
-def test_a_sender_whose_receiver_died_and_came_back_is_opened_again(
-    drivers: Any, exchange: Any
-) -> None:
+def test_new_sender_reaches_receiver_on_replaced_driver(drivers: Any, exchange: Any) -> None:
     """A new sender reaches a receiver whose media driver was killed and replaced."""
     here, there = drivers.transport("a"), drivers.transport("b")
     there.open_receiver(1)
@@ -112,7 +108,7 @@ def test_a_sender_whose_receiver_died_and_came_back_is_opened_again(
     assert exchange(here, sender, [b"y"], again) == [(1, b"y")]
 
 
-def test_a_second_client_notices_too(drivers: Any) -> None:
+def test_every_client_of_killed_driver_raises_driver_lost(drivers: Any) -> None:
     """Each client of a killed media driver raises DriverLost."""
     first, second = drivers.transport(), drivers.transport()
     os.kill(first._handle.pid, signal.SIGKILL)
@@ -121,7 +117,7 @@ def test_a_second_client_notices_too(drivers: Any) -> None:
             transport.poll(60)
 
 
-def test_a_transport_on_a_dead_driver_is_refused(drivers: Any) -> None:
+def test_transport_on_dead_driver_raises_driver_lost(drivers: Any) -> None:
     """Opening a transport on a dead driver raises DriverLost."""
     handle = drivers.ensure()
     os.kill(handle.pid, signal.SIGKILL)
@@ -130,7 +126,7 @@ def test_a_transport_on_a_dead_driver_is_refused(drivers: Any) -> None:
         AeronTransport(handle)
 
 
-def test_content_is_exact_though_datagrams_are_lost(drivers: Any, exchange: Any) -> None:
+def test_frames_arrive_intact_despite_datagram_loss(drivers: Any, exchange: Any) -> None:
     """Frames arrive complete and in order if 2% of datagrams are lost."""
     loss = "rate=0.02|seed=7|recv-msg-mask=0xF"
     here, there = drivers.transport("a"), drivers.transport("b", datagram_loss=loss)
@@ -143,7 +139,7 @@ def test_content_is_exact_though_datagrams_are_lost(drivers: Any, exchange: Any)
     assert there.counters()["driver_naks_sent"] > 0  # datagrams were lost and requested again
 
 
-def test_what_is_lost_is_asked_for_again_and_again_but_not_all_the_time(drivers: Any) -> None:
+def test_lost_data_is_requested_again_at_limited_rate(drivers: Any) -> None:
     """Lost data are requested again at intervals: one per 100 us would fill a 1 Mbit/s link."""
     loss = "rate=0.9|seed=7|recv-msg-mask=0x2"  # loses 90% of data frames, but no others
     here, there = drivers.transport("a"), drivers.transport("b", datagram_loss=loss)
@@ -157,7 +153,7 @@ def test_what_is_lost_is_asked_for_again_and_again_but_not_all_the_time(drivers:
     assert 1 <= there.counters()["driver_naks_sent"] - before <= 60
 
 
-def test_counters_count(drivers: Any, exchange: Any) -> None:
+def test_frame_and_byte_counters_are_exact(drivers: Any, exchange: Any) -> None:
     """Counters of frames and bytes are exact, also after the sender was closed."""
     here, there = drivers.transport("a"), drivers.transport("b")
     there.open_receiver(1)
@@ -219,7 +215,7 @@ def test_logs_go_to_scratch_where_shared_memory_is_small(
     assert exchange(transport, sender, [b"on disk"], transport) == [(1, b"on disk")]
 
 
-def test_terms_shrink_with_the_space_there_is(drivers: Any, small_memory: Any) -> None:
+def test_less_shared_memory_shortens_longest_frames(drivers: Any, small_memory: Any) -> None:
     """With less shared memory, terms and so the longest frames are shorter."""
     frames = [
         drivers.transport(

@@ -127,7 +127,7 @@ def frames_for(longest: int, count: int) -> list[bytes]:
 
 
 @pytest.mark.parametrize("control", [False, True])
-def test_two_processes_exchange_in_both_directions(
+def test_local_streams_carry_frames_in_both_directions(
     drivers: Any, neighbour: StartNeighbour, control: bool
 ) -> None:
     """Two processes exchange frames without loss, in order and without datagrams."""
@@ -156,7 +156,7 @@ def test_two_processes_exchange_in_both_directions(
     assert after["driver_bytes_sent"] - before["driver_bytes_sent"] < 10_000  # no datagrams
 
 
-def test_what_a_killed_sender_had_sent_arrives(
+def test_frames_of_killed_sender_arrive(
     drivers: Any, neighbour: StartNeighbour, exchange: Any
 ) -> None:
     """Frames of a killed sender arrive, and its receiver can open further streams."""
@@ -173,7 +173,7 @@ def test_what_a_killed_sender_had_sent_arrives(
     assert here.poll(30)
 
 
-def test_a_killed_receiver_makes_its_sender_busy_and_nobody_else(
+def test_killed_receiver_makes_only_its_sender_busy(
     drivers: Any, neighbour: StartNeighbour
 ) -> None:
     """A sender to a killed receiver gets BUSY; another stream of the same transport works."""
@@ -193,7 +193,7 @@ def test_a_killed_receiver_makes_its_sender_busy_and_nobody_else(
     assert again.ask("hear") == "hello"
 
 
-def test_a_receiver_that_closed_breaks_its_senders_for_good(drivers: Any, exchange: Any) -> None:
+def test_sender_stays_unconnected_after_receiver_closed(drivers: Any, exchange: Any) -> None:
     """After its receiver closed, a sender stays unconnected, and its log is deleted."""
     here, there = drivers.transport(), drivers.transport()
     before = set(logs_of(here))  # logs of the media driver's self-test, which it deletes later
@@ -210,7 +210,7 @@ def test_a_receiver_that_closed_breaks_its_senders_for_good(drivers: Any, exchan
     assert there.poll(0.01) == []
 
 
-def test_a_receiver_may_come_after_its_sender(drivers: Any, exchange: Any) -> None:
+def test_sender_connects_to_receiver_opened_later(drivers: Any, exchange: Any) -> None:
     """A sender connects once its receiver is opened."""
     here, there = drivers.transport(), drivers.transport()
     sender = here.open_sender(there.endpoint, THERE, control=True, local=True)
@@ -221,7 +221,7 @@ def test_a_receiver_may_come_after_its_sender(drivers: Any, exchange: Any) -> No
     assert exchange(here, sender, [b"now"], there) == [(THERE, b"now")]
 
 
-def test_local_streams_and_others_do_not_meet(drivers: Any, exchange: Any) -> None:
+def test_local_and_udp_streams_are_separate(drivers: Any, exchange: Any) -> None:
     """Local and UDP streams of one number are separate on one media driver."""
     here, there = drivers.transport(), drivers.transport()
     here.open_receiver(THERE, local=True)
@@ -235,7 +235,7 @@ def test_local_streams_and_others_do_not_meet(drivers: Any, exchange: Any) -> No
     assert here.poll(0.01) == there.poll(0.01) == []
 
 
-def test_one_stream_is_not_of_both_kinds(drivers: Any) -> None:
+def test_stream_cannot_be_both_local_and_udp(drivers: Any) -> None:
     """A stream that is open as local or UDP cannot be opened as the other kind."""
     transport = drivers.transport()
     transport.open_receiver(THERE, local=True)
@@ -261,7 +261,7 @@ def logs_of(transport: AeronTransport) -> list[Path]:
     return list(transport._handle.aeron_directory.rglob("*.logbuffer"))
 
 
-def test_an_edge_takes_the_room_that_was_counted_and_gives_it_back(drivers: Any) -> None:
+def test_local_edge_uses_reserved_log_size_and_frees_it(drivers: Any) -> None:
     """The logs of a local edge have the size that was reserved, and are deleted with it."""
     here, there = drivers.transport(), drivers.transport()
     before = {log.name for log in logs_of(here)}
@@ -291,7 +291,7 @@ CALLS: dict[str, Callable[[Any, Any], Any]] = {
 
 
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
-def test_a_killed_driver_is_noticed_by_every_call_of_both(
+def test_every_call_of_both_clients_raises_driver_lost(
     drivers: Any, exchange: Any, call: Any
 ) -> None:
     """Each call of both clients raises DriverLost after their media driver was killed."""
@@ -309,7 +309,7 @@ def test_a_killed_driver_is_noticed_by_every_call_of_both(
             drivers.wait_until(lambda t=transport, s=sender: call(t, s) == "never")
 
 
-def test_edges_are_opened_anew_on_the_next_driver(drivers: Any, exchange: Any) -> None:
+def test_local_stream_works_on_next_driver_after_kill(drivers: Any, exchange: Any) -> None:
     """After a media driver was killed, new transports use the next one for local streams."""
     here, there = drivers.transport(), drivers.transport()
     os.kill(here._handle.pid, signal.SIGKILL)

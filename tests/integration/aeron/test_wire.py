@@ -21,7 +21,7 @@ def _namespaces() -> None:
 
 
 @pytest.mark.parametrize("kind", ["control", "data"])
-def test_what_left_the_interfaces_is_told_within_a_tenth(kind: str) -> None:
+def test_reported_sent_bytes_match_interface_within_10_percent(kind: str) -> None:
     """The reported bytes differ from those of ``lo`` by less than 10%."""
     done = subprocess.run(
         [*NAMESPACE, *PROBE, kind], capture_output=True, text=True, check=False, timeout=120

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.checkpoint.tcp_door import TcpDoor
+from tests.integration.checkpoint.tcp_door import TcpProxy
 
 SERVER = """
 import threading
@@ -41,9 +41,9 @@ def s3_port() -> Iterator[int]:
 
 
 @pytest.fixture
-def s3(s3_port: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[TcpDoor]:
+def s3(s3_port: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[TcpProxy]:
     """A TCP proxy of the S3 server, which has one empty bucket, named bucket."""
-    door = TcpDoor(s3_port)
+    door = TcpProxy(s3_port)
     for name, value in {
         "AWS_ENDPOINT_URL": f"http://127.0.0.1:{door.port}",
         "AWS_ACCESS_KEY_ID": "someone",
@@ -64,14 +64,14 @@ def s3(s3_port: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[TcpDoor]:
 
 
 @pytest.fixture
-def mounted(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
+def mount_tmpfs(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
     """A function that mounts a tmpfs with given options; it skips the test if mounting fails."""
     if os.geteuid() != 0:
         pytest.skip("mounting wants root")
     with ExitStack() as mounts:
 
         def mount(options: str) -> Path:
-            path = tmp_path / "mounted"
+            path = tmp_path / "mount_tmpfs"
             path.mkdir(exist_ok=True)
             command = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(path)]
             done = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -9,7 +9,7 @@ import numpy as np
 
 
 @dataclass(frozen=True)
-class Contained:
+class CheckpointProgress:
     """The training that a checkpoint file contains."""
 
     fit: int  # the fit's number
@@ -18,12 +18,12 @@ class Contained:
     is_finished: bool  # whether it is the fit's result, written at its end
 
 
-def contained(path: str, batch: int) -> Contained:
+def read_checkpoint_progress(path: str, batch: int) -> CheckpointProgress:
     """Return the training in a checkpoint file; ``batch`` is the number of rows in a minibatch."""
     with np.load(path) as file:
         said = json.loads(file["description.json"])["description"]
     parts = [(epoch * n, at, rows, epoch) for epoch, at, rows, _, n in said["partitions"]]
-    return Contained(
+    return CheckpointProgress(
         fit=said["key"]["number"],
         minibatches=sum(whole + at for whole, at, _, _ in parts),
         examples=sum(epoch * rows + min(rows, at * batch) for _, at, rows, epoch in parts),

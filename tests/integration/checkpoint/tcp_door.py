@@ -8,7 +8,7 @@ import threading
 import time
 
 
-class TcpDoor:
+class TcpProxy:
     """A proxy that passes connections on to a local port.
 
     delay_s   by which it delays each piece of data that a client sends

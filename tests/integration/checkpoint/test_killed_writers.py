@@ -31,7 +31,7 @@ while True:
 
 
 @pytest.mark.slow
-def test_a_writer_is_killed_at_any_moment(tmp_path: Path) -> None:
+def test_killed_writer_leaves_newest_checkpoint_intact(tmp_path: Path) -> None:
     """After a kill, the newest checkpoint is complete and not older than the last reported one."""
     moments, reported = random.Random(14), 0
     for _ in range(6):

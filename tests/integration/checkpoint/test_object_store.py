@@ -16,8 +16,8 @@ from sparkstrom.checkpoint.files import Checkpoint
 from sparkstrom.checkpoint.saved_model import load_model, path_to_load, path_to_save, save_model
 from sparkstrom.checkpoint.writer import CheckpointWriter
 from sparkstrom.models import DenseNetwork
-from tests.integration.checkpoint.tcp_door import TcpDoor
-from tests.unit.checkpoint.writer_bench import wait_for
+from tests.integration.checkpoint.tcp_door import TcpProxy
+from tests.unit.checkpoint.writer_bench import wait_for_writer
 
 URL = "s3://bucket/run/1"
 LARGE = 1_700_000  # in float64, three parts of an upload
@@ -35,18 +35,18 @@ def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(folders, "PART_BYTES", 5 << 20)  # S3's smallest
 
 
-def numbered(number: int, size: int = 9) -> Checkpoint:
+def make_numbered_checkpoint(number: int, size: int = 9) -> Checkpoint:
     return Checkpoint({"number": number}, {"theta": np.full(size, float(number))})
 
 
-def test_small_and_large_ones_are_written_kept_and_read(s3: TcpDoor) -> None:
+def test_store_keeps_newest_small_and_large_checkpoints(s3: TcpProxy) -> None:
     """Checkpoints with one and with several upload parts are written, read, and removed if old."""
     directory = CheckpointDirectory(URL, 2)
     directory.check()
     assert directory.read_newest(pytest.fail) is None
     paths = []
     for number, size in enumerate((9, LARGE, 9, LARGE)):
-        paths.append(directory.write(numbered(number, size)))
+        paths.append(directory.write(make_numbered_checkpoint(number, size)))
         directory.remove_old()
     assert paths[0] == f"{URL}/checkpoint-000001.npz"
     newest = CheckpointDirectory(URL).read_newest(pytest.fail)
@@ -58,12 +58,15 @@ def test_small_and_large_ones_are_written_kept_and_read(s3: TcpDoor) -> None:
         open_checkpoint(paths[0], pytest.fail)
 
 
-def test_a_torn_object_falls_back(s3: TcpDoor) -> None:
+def test_truncated_object_falls_back_to_previous_checkpoint(s3: TcpProxy) -> None:
     """If the newest checkpoint is truncated, this is reported and the previous one is read."""
     import s3fs
 
     directory = CheckpointDirectory(URL)
-    first, second = directory.write(numbered(1)), directory.write(numbered(2))
+    first, second = (
+        directory.write(make_numbered_checkpoint(1)),
+        directory.write(make_numbered_checkpoint(2)),
+    )
     files = s3fs.S3FileSystem(skip_instance_cache=True)
     files.pipe_file(second, files.cat_file(second)[:-7])
     said: list[str] = []
@@ -73,12 +76,12 @@ def test_a_torn_object_falls_back(s3: TcpDoor) -> None:
     assert said[0].startswith(f"{second} is damaged")
 
 
-def test_a_missing_bucket_is_found_before_any_work_and_not_made(s3: TcpDoor) -> None:
+def test_check_rejects_missing_bucket(s3: TcpProxy) -> None:
     with pytest.raises(SetupError, match=r"'s3://bukket/run' cannot be written \(.*bucket"):
         CheckpointDirectory("s3://bukket/run").check()
 
 
-def test_a_model_is_saved_over_an_older_one_but_not_to_a_missing_bucket(s3: TcpDoor) -> None:
+def test_saving_model_overwrites_object_but_creates_no_bucket(s3: TcpProxy) -> None:
     import s3fs
 
     for seed in (1, 2):
@@ -95,17 +98,17 @@ def test_a_model_is_saved_over_an_older_one_but_not_to_a_missing_bucket(s3: TcpD
     assert s3fs.S3FileSystem(skip_instance_cache=True).ls("") == ["bucket"]
 
 
-def test_a_store_that_is_away_for_a_while_costs_checkpoints(s3: TcpDoor) -> None:
+def test_unreachable_store_skips_checkpoints_with_one_warning(s3: TcpProxy) -> None:
     """While the store is unreachable, checkpoints fail with one warning; a later one succeeds."""
     said: list[str] = []
     directory = CheckpointDirectory(URL)
     writer = CheckpointWriter(directory, said.append)
     for number, is_away in enumerate((False, True, True, False)):
         s3.shut() if is_away else s3.open()
-        writer.offer(lambda number=number: numbered(number), f"update {number}")
-        wait_for(writer)
+        writer.offer(lambda number=number: make_numbered_checkpoint(number), f"update {number}")
+        wait_for_writer(writer)
     s3.shut()
-    writer.close(numbered(9))
+    writer.close(make_numbered_checkpoint(9))
     assert [one.description["number"] for one in writer.written] == [0, 3]
     assert len(writer.warnings) == 1
     assert "update 1 not written to s3://bucket/run/1 (" in said[0]
@@ -117,22 +120,22 @@ def test_a_store_that_is_away_for_a_while_costs_checkpoints(s3: TcpDoor) -> None
         directory.read_newest(pytest.fail)
 
 
-def test_an_upload_that_is_cut_leaves_no_object(s3: TcpDoor) -> None:
+def test_interrupted_upload_leaves_no_object(s3: TcpProxy) -> None:
     directory = CheckpointDirectory(URL)
-    directory.write(numbered(1))
+    directory.write(make_numbered_checkpoint(1))
     cut = threading.Thread(target=_shut_after, args=(s3, HALF_OF_IT))
     cut.start()
     with pytest.raises(Exception, match=r"onnection"):
-        directory.write(numbered(2, LARGE))
+        directory.write(make_numbered_checkpoint(2, LARGE))
     cut.join()
     s3.open()
     newest = CheckpointDirectory(URL).read_newest(pytest.fail)
     assert newest is not None
     assert newest[1].description == {"number": 1}
-    assert directory.write(numbered(3)).endswith("checkpoint-000002.npz")
+    assert directory.write(make_numbered_checkpoint(3)).endswith("checkpoint-000002.npz")
 
 
-def _shut_after(door: TcpDoor, passed_bytes: int) -> None:
+def _shut_after(door: TcpProxy, passed_bytes: int) -> None:
     end = door.passed_bytes + passed_bytes
     with door.passed:
         assert door.passed.wait_for(lambda: door.passed_bytes >= end, 60)
@@ -150,8 +153,8 @@ CheckpointDirectory(sys.argv[1]).write(Checkpoint({"number": 2}, {"a": np.ones(i
 """
 
 
-def test_a_writer_that_is_killed_in_an_upload_leaves_no_object(s3: TcpDoor) -> None:
-    CheckpointDirectory(URL).write(numbered(1))
+def test_writer_killed_during_upload_leaves_no_object(s3: TcpProxy) -> None:
+    CheckpointDirectory(URL).write(make_numbered_checkpoint(1))
     end = s3.passed_bytes + (HALF_OF_IT)
     with subprocess.Popen([sys.executable, "-c", WRITE, URL, str(LARGE)]) as writer:
         with s3.passed:
@@ -162,17 +165,17 @@ def test_a_writer_that_is_killed_in_an_upload_leaves_no_object(s3: TcpDoor) -> N
     assert newest[1].description == {"number": 1}
 
 
-def test_a_store_that_answers_slowly_is_not_waited_for(s3: TcpDoor) -> None:
+def test_close_waits_for_slow_store_only_until_timeout(s3: TcpProxy) -> None:
     """close() waits for a slow upload only until its timeout, and reports what is unsaved."""
     writer = CheckpointWriter(CheckpointDirectory(URL), print)
-    writer.offer(lambda: numbered(1), "update 1")
-    wait_for(writer)
+    writer.offer(lambda: make_numbered_checkpoint(1), "update 1")
+    wait_for_writer(writer)
     s3.delay_s = 1.0
-    writer.offer(lambda: numbered(2), "update 2")
+    writer.offer(lambda: make_numbered_checkpoint(2), "update 2")
     assert writer.busy
-    writer.close(numbered(3), timeout_s=0.2)
+    writer.close(make_numbered_checkpoint(3), timeout_s=0.2)
     assert writer.unsaved_reason.startswith(
         f"what was learned after {URL}/checkpoint-000001.npz is not saved: writing update 2 takes"
     )
     s3.delay_s = 0.0
-    wait_for(writer)
+    wait_for_writer(writer)

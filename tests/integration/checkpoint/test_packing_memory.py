@@ -37,7 +37,7 @@ print(packed - before, peak_mib() - before)
 
 
 @pytest.mark.slow
-def test_400_mib_take_a_chunk_more_to_pack_and_to_read(tmp_path: Path) -> None:
+def test_packing_and_reading_need_one_chunk_more_than_array(tmp_path: Path) -> None:
     """Packing or reading an array of 400 MiB needs at most 4 MiB more than the array."""
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, str(tmp_path / "c")],

@@ -33,7 +33,7 @@ ROWS = 1437
 LARGE = [64, 1500, 900, 10]  # 1.5 million parameters: too many for the plan of a Spark job
 
 
-class Heard(TrainingListener):
+class CountingListener(TrainingListener):
     """A listener that counts iteration events and records the commit of each epoch's snapshot."""
 
     def __init__(self) -> None:
@@ -46,14 +46,14 @@ class Heard(TrainingListener):
         self.commits.append(event.snapshot().commit)
 
 
-class Fails(DenseNetwork):
+class FailingNetwork(DenseNetwork):
     """A network that raises in each step."""
 
     def step(self, *args: Any, **keywords: Any) -> Any:
         raise ValueError("this code of a user's is wrong\nby two lines")
 
 
-class DiesOnce(DenseNetwork):
+class KilledOnceNetwork(DenseNetwork):
     """A network that kills its process in the tenth step, in the first process that reaches it."""
 
     marker = ""
@@ -71,7 +71,7 @@ class DiesOnce(DenseNetwork):
         return super().step(*args, **keywords)
 
 
-def told(summary: Any) -> dict[str, Any]:
+def summarize(summary: Any) -> dict[str, Any]:
     """Return the parts of a summary that the tests check."""
     return {
         "equal": summary.replicas_equal,
@@ -111,7 +111,7 @@ class Client:
 
     def dense(self) -> dict[str, Any]:
         """Fit with listeners, held-out rows and early stopping; fit again, predict and evaluate."""
-        network, heard = self.network(), Heard()
+        network, heard = self.network(), CountingListener()
         stop = EarlyStopping(patience=2)
         asked = {"validation": 0.1, "early_stopping": stop, "listeners": [heard]}
         first = network.fit(self.frame, epochs=12, **asked)
@@ -124,8 +124,8 @@ class Client:
         figures = network.evaluate(self.frame, ["classification", "loss"])
         batch = (self.x[:ROWS], self.y[:ROWS])
         answer = {
-            "first": told(first),
-            "again": told(again),
+            "first": summarize(first),
+            "again": summarize(again),
             "apart": [apart.rows_trained, apart.rows_held_out, apart.history[-1].validation],
             "looks": heard.looks,
             "epochs_heard": len(heard.commits),
@@ -152,7 +152,7 @@ class Client:
             summary = network.fit(self.frame.repartition(4), epochs=2)
         finally:
             ConnectApplication.host = before
-        return told(summary) | {"score": network.score(self.frame)}
+        return summarize(summary) | {"score": network.score(self.frame)}
 
     def torch(self) -> dict[str, Any]:
         import torch
@@ -165,7 +165,7 @@ class Client:
         network = self.network(model, checkpoint_directory=os.path.abspath("checkpoints"))
         summary = network.fit(self.frame, epochs=6)
         more = {"accuracy": self.accuracy(network), "checkpoint": summary.checkpoint}
-        return told(summary) | more
+        return summarize(summary) | more
 
     def jax(self) -> dict[str, Any]:
         return self.of_kind(jax_model())
@@ -180,18 +180,18 @@ class Client:
         again = network.fit(self.frame.coalesce(2), epochs=2)
         figures = network.evaluate(self.frame)
         return {
-            "first": told(first),
-            "again": told(again),
+            "first": summarize(first),
+            "again": summarize(again),
             "accuracy": self.accuracy(network),
             "evaluated": figures.classification.accuracy,
         }
 
     def dies(self) -> dict[str, Any]:
-        model = DiesOnce([64, 32, 10], updater=Sgd(0.1), seed=1)
-        DiesOnce.marker = os.path.abspath("one-has-died")
+        model = KilledOnceNetwork([64, 32, 10], updater=Sgd(0.1), seed=1)
+        KilledOnceNetwork.marker = os.path.abspath("one-has-died")
         network = self.network(model)
         summary = network.fit(self.frame, epochs=6)
-        return told(summary) | {"died": os.path.exists(DiesOnce.marker)}
+        return summarize(summary) | {"died": os.path.exists(KilledOnceNetwork.marker)}
 
     def estimator(self) -> dict[str, Any]:
         from sparkstrom.ml import SparkstromEstimator
@@ -243,7 +243,7 @@ class Client:
             "held_out": self.refusal(network.fit, self.frame, validation=Rdd()),
             "stream": self.refusal(each_batch, network),
             "row": self.refusal(network.fit, self.spark.createDataFrame(bad)),
-            "user": self.refusal(self.network(Fails([64, 32, 10])).fit, self.frame),
+            "user": self.refusal(self.network(FailingNetwork([64, 32, 10])).fit, self.frame),
         }
 
 

@@ -27,7 +27,7 @@ from sparkstrom.models import Adam, DenseNetwork, Nesterov, Sgd
 from sparkstrom.planning.memory import PieceSizes
 from sparkstrom.spark.connect import dataframe_rounds as frame_engine
 from sparkstrom.spark.connect import dataframe_rounds as frame_parts
-from tests.integration.averaged_rounds import fitted_in_one_process, joined, turns_of_fit
+from tests.integration.averaged_rounds import fit_in_one_process, join_batches, rounds_of_fit
 from tests.integration.connect.fits_of_a_client import run_parts
 from tests.integration.model_kinds import jax_model, keras_model
 
@@ -36,7 +36,7 @@ CUT = PieceSizes(piece=4000, part=7000, direct=0, collected=18_000, pieces_per_t
 SIXTH = 5  # the sixth step's number, counted from 0
 
 
-class DiesInARound(DenseNetwork):
+class SelfKillingNetwork(DenseNetwork):
     """A network that kills its process in the sixth step of all processes, in the second round."""
 
     steps_seen = ""  # a directory, with a file for each step of any process
@@ -54,19 +54,19 @@ class DiesInARound(DenseNetwork):
         return super().step(*args, **keywords)
 
 
-class Fails(DenseNetwork):
+class FailingNetwork(DenseNetwork):
     def step(self, *args: Any, **keywords: Any) -> Any:
         raise ValueError("this code of a user's is wrong\nby two lines")
 
 
-class Enough(TrainingListener):
+class StoppingListener(TrainingListener):
     """A listener that ends a fit once a checkpoint is written."""
 
     def on_checkpoint(self, event: Any) -> None:
         raise RuntimeError("enough")
 
 
-class Interrupting(TrainingListener):
+class InterruptingListener(TrainingListener):
     """A listener that sends Ctrl-C to this process after the first minibatches."""
 
     def __init__(self) -> None:
@@ -78,7 +78,7 @@ class Interrupting(TrainingListener):
             os.kill(os.getpid(), signal.SIGINT)
 
 
-def cut_small() -> None:
+def set_small_limits() -> None:
     """Set small limits, so that parameters need many views and results many jobs."""
     frame_engine.PAYLOAD_SIZES, frame_engine.INLINE_TOTAL_MAX, frame_parts.VIEW_BYTES_MAX = (
         CUT,
@@ -108,7 +108,7 @@ class Client:
 
     def beside(self, model: Any, master: Any, epochs: int = 2, **more: Any) -> dict[str, Any]:
         """Run a fit; return its results and its difference from the same fit in one process."""
-        reference = fitted_in_one_process(copy.deepcopy(model), self.parts, master, epochs)
+        reference = fit_in_one_process(copy.deepcopy(model), self.parts, master, epochs)
         network, summary = self.fit(model, master, epochs, **more)
         self.parameters = network.parameters
         return {
@@ -128,8 +128,8 @@ class Client:
         model, master = DenseNetwork([64, 32, 10], updater=Sgd(0.2), seed=1), master_of(1)
         alone, reference = copy.deepcopy(model), model.initial()
         alone.bind(reference)
-        for turns in turns_of_fit(self.parts, master, 2):
-            alone.step(joined([turn.batch for own in turns for turn in own]))
+        for turns in rounds_of_fit(self.parts, master, 2):
+            alone.step(join_batches([turn.batch for own in turns for turn in own]))
         told = self.beside(model, master)
         off_by = float(np.abs(self.parameters - reference).max())
         left = self.spark.catalog.listTables()
@@ -139,28 +139,28 @@ class Client:
 
     def dies(self) -> dict[str, Any]:
         """Run a fit in which a worker is killed, with messages in small pieces."""
-        cut_small()
-        model = DiesInARound([64, 16, 10], updater=Adam(), seed=1)
-        reference = fitted_in_one_process(
+        set_small_limits()
+        model = SelfKillingNetwork([64, 16, 10], updater=Adam(), seed=1)
+        reference = fit_in_one_process(
             DenseNetwork([64, 16, 10], updater=Adam(), seed=1), self.parts, master_of(2), 1
         )
-        DiesInARound.steps_seen = os.path.abspath("steps-seen")
-        os.mkdir(DiesInARound.steps_seen)
+        SelfKillingNetwork.steps_seen = os.path.abspath("steps-seen")
+        os.mkdir(SelfKillingNetwork.steps_seen)
         network, summary = self.fit(model, master_of(2, aggregation_depth=1), 1)
         return {
             "off_by": float(np.abs(network.parameters - reference).max()),
-            "died": os.path.exists(Path(DiesInARound.steps_seen, str(SIXTH))),
+            "died": os.path.exists(Path(SelfKillingNetwork.steps_seen, str(SIXTH))),
             "text": summary.table(all=True),
         }
 
     def diloco(self) -> dict[str, Any]:
         """Fit with Adam in each worker and an outer step; a listener ends it, and it is resumed."""
-        cut_small()
+        set_small_limits()
         model = DenseNetwork([64, 16, 10], updater=Adam(), seed=1)
         options = {"outer": Nesterov(0.7, 0.9), "save_updater": "own"}
         kept = {"checkpoint_directory": os.path.abspath("kept"), "checkpoint_every": "3 updates"}
         master = master_of(2, **options, **kept)
-        said = refusal(self.fit, copy.deepcopy(model), master, 2, listeners=[Enough()])
+        said = refusal(self.fit, copy.deepcopy(model), master, 2, listeners=[StoppingListener()])
         fit_checkpoints._directory_owners.clear()  # as in another program
         return self.beside(model, master) | {"said": said}
 
@@ -200,13 +200,13 @@ class Client:
 
     def keras(self) -> dict[str, Any]:
         """Average BatchNorm's statistics and momentum, with parameters and results in pieces."""
-        cut_small()
+        set_small_limits()
         return self.beside(keras_model(), master_of(2))
 
     def ends(self) -> dict[str, Any]:
         """Collect refusals and errors of a user's model and data; interrupt a fit by Ctrl-C."""
         model, different = DenseNetwork([64, 10], seed=1), "num_partitions_workers_differs"
-        interrupting, master = Interrupting(), master_of(1)
+        interrupting, master = InterruptingListener(), master_of(1)
         network = SparkNetwork(self.spark, model, master, progress=False)
         before, interrupted = network.parameters.copy(), False
         try:
@@ -217,7 +217,7 @@ class Client:
             "different": refusal(self.fit, model, master_of(1, repartition=different)),
             "export": refusal(self.fit, model, master_of(1, rdd_training_approach="export")),
             "features": refusal(self.fit, DenseNetwork([63, 10], seed=1), master_of(1)),
-            "user": refusal(self.fit, Fails([64, 10], seed=1), master_of(1)),
+            "user": refusal(self.fit, FailingNetwork([64, 10], seed=1), master_of(1)),
             "interrupted": interrupted,
             "learnt": bool((network.parameters != before).any()),
             "left": [table.name for table in self.spark.catalog.listTables()],

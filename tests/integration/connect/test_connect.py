@@ -11,20 +11,20 @@ ROWS = 1437
 
 
 @pytest.fixture
-def told(answers):
+def outcome(answers):
     return answers[FITS]
 
 
-def check_whole(told, workers=3):
+def check_all_replicas_equal(told, workers=3):
     assert told["equal"], told["text"]
     assert told["replicas"] == workers + 1  # and the controller, which has its own slot
 
 
-def test_a_dense_network_is_trained_followed_and_used(told):
+def test_dense_network_fits_predicts_and_evaluates(outcome):
     """A dense network fits with listeners and held-out rows, and then predicts and scores."""
-    dense = told["dense"]
-    check_whole(dense["first"])
-    check_whole(dense["again"])
+    dense = outcome["dense"]
+    check_all_replicas_equal(dense["first"])
+    check_all_replicas_equal(dense["again"])
     assert dense["lease_s"] == 7  # from the server's configuration
     assert dense["epochs_heard"] == dense["history"] >= 3
     assert dense["apart"][:2] == [ROWS, 40]  # held-out rows were a separate DataFrame
@@ -39,34 +39,34 @@ def test_a_dense_network_is_trained_followed_and_used(told):
 
 
 @pytest.mark.slow
-def test_large_models_others_models_and_workers_that_die(told):
+def test_large_torch_estimator_and_killed_worker_fits_succeed(outcome):
     """A large model, a torch model, a fit whose worker dies, and the estimator succeed."""
-    check_whole(told["large"], workers=2)
-    check_whole(told["torch"])
-    assert told["torch"]["accuracy"] > 0.8
-    assert told["torch"]["checkpoint"]
-    check_whole(told["dies"])
-    assert "another attempt of its task" in told["dies"]["text"]
-    assert told["dies"]["died"]
-    assert told["estimator"]["right"] > 0.6
-    assert "network.save(path)" in told["estimator"]["save"]
+    check_all_replicas_equal(outcome["large"], workers=2)
+    check_all_replicas_equal(outcome["torch"])
+    assert outcome["torch"]["accuracy"] > 0.8
+    assert outcome["torch"]["checkpoint"]
+    check_all_replicas_equal(outcome["dies"])
+    assert "another attempt of its task" in outcome["dies"]["text"]
+    assert outcome["dies"]["died"]
+    assert outcome["estimator"]["right"] > 0.6
+    assert "network.save(path)" in outcome["estimator"]["save"]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["jax", "keras"])
-def test_models_on_jax_and_of_keras_are_trained_and_used(told, kinds, kind):
+def test_jax_and_keras_models_fit_and_evaluate(outcome, kinds, kind):
     """Two fits of a JAX or Keras model have equal replicas; the accuracy exceeds 0.8."""
     if kind not in kinds:
         pytest.skip("its library is not here")
-    check_whole(told[kind]["first"], workers=2)
-    check_whole(told[kind]["again"], workers=2)
-    assert told[kind]["accuracy"] > 0.8
-    assert told[kind]["evaluated"] > 0.8
+    check_all_replicas_equal(outcome[kind]["first"], workers=2)
+    check_all_replicas_equal(outcome[kind]["again"], workers=2)
+    assert outcome[kind]["accuracy"] > 0.8
+    assert outcome[kind]["evaluated"] > 0.8
 
 
 @pytest.mark.slow
-def test_a_fit_is_rehearsed_with_a_sample_of_the_rows(told):
-    rehearsal = told["rehearsal"]
+def test_rehearsal_uses_sample_of_rows(outcome):
+    rehearsal = outcome["rehearsal"]
     first, second = rehearsal["results"]
     assert first == second
     assert first["rows"] == 600
@@ -77,9 +77,9 @@ def test_a_fit_is_rehearsed_with_a_sample_of_the_rows(told):
 
 
 @pytest.mark.slow
-def test_what_cannot_be_is_refused_by_name(told):
+def test_unsupported_inputs_and_user_errors_are_reported(outcome):
     """Unsupported data, options and rows are refused, and errors of a user's code are shown."""
-    refusals = told["refusals"]
+    refusals = outcome["refusals"]
     for name, said in {
         "rdd": "UsageError: data is an RDD",
         "export": "UsageError: rdd_training_approach='export'",

@@ -10,11 +10,11 @@ pytestmark = pytest.mark.timeout(1_800)  # one client runs all parts
 
 
 @pytest.fixture
-def told(answers):
+def outcome(answers):
     return answers[ROUNDS]
 
 
-def check_beside(told, rounds):
+def check_equals_one_process(told, rounds):
     assert told["off_by"] == 0.0, told["text"]
     assert told["equal"]
     assert told["workers"] == 2
@@ -22,10 +22,10 @@ def check_beside(told, rounds):
     assert told["minibatches"][0] == told["minibatches"][1]
 
 
-def test_every_step_averaged_is_one_machine_on_all_rows(told):
+def test_averaging_every_step_equals_training_on_all_rows(outcome):
     """Averaging every step equals one machine on all rows; the session keeps no view or setting."""
-    union = told["union"]
-    check_beside(union, rounds=10)
+    union = outcome["union"]
+    check_equals_one_process(union, rounds=10)
     assert union["off_machine_by"] < 1e-6
     assert union["epochs"] == [1, 2]
     assert union["left"] == []
@@ -33,9 +33,9 @@ def test_every_step_averaged_is_one_machine_on_all_rows(told):
 
 
 @pytest.mark.slow
-def test_others_models_workers_that_die_own_optimizers_and_early_ends(told):
+def test_rounds_succeed_with_torch_killed_worker_and_diloco(outcome):
     """Fits in rounds succeed in each case; "dies" and "diloco" send messages in small pieces."""
-    torch, ends, dies, diloco = (told[name] for name in ("torch", "ends", "dies", "diloco"))
+    torch, ends, dies, diloco = (outcome[name] for name in ("torch", "ends", "dies", "diloco"))
     assert torch["beside"]["off_by"] < 2e-6, torch["beside"]["text"]
     assert torch["rows"] == 1797
     assert torch["held_out"] > 200
@@ -53,7 +53,7 @@ def test_others_models_workers_that_die_own_optimizers_and_early_ends(told):
     assert dies["died"]
     assert dies["off_by"] == 0.0, dies["text"]
     assert "Spark began its task again (1 times)" in dies["text"]
-    check_beside(diloco, rounds=3)
+    check_equals_one_process(diloco, rounds=3)
     assert "enough" in diloco["said"]
     assert "resumed from" in diloco["text"]
     assert diloco["epochs"] == [1, 2]
@@ -61,11 +61,11 @@ def test_others_models_workers_that_die_own_optimizers_and_early_ends(told):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["jax", "keras"])
-def test_models_on_jax_and_of_keras_come_to_the_arithmetic_of_one_process(told, kinds, kind):
+def test_jax_and_keras_rounds_equal_training_in_one_process(outcome, kinds, kind):
     """Rounds of a JAX or Keras model have the parameters of the same arithmetic in one process."""
     if kind not in kinds:
         pytest.skip("its library is not here")
-    found = told[kind]
+    found = outcome[kind]
     assert found["off_by"] < 1e-5, found["text"]
     assert found["equal"]
     assert found["rounds"] == 2 * 3

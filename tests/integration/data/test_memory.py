@@ -54,7 +54,7 @@ print(peak() - before, count * 4104)
 """
 
 
-def test_twenty_times_the_limit(tmp_path: Path) -> None:
+def test_training_beyond_memory_limit_keeps_peak_memory_low(tmp_path: Path) -> None:
     """Training on rows of twenty times the limit adds less than twice the limit to peak memory."""
     limit = 16 * MIB
     scratch = tmp_path / "scratch"

@@ -40,7 +40,7 @@ def run(case: str) -> dict[str, Any]:
         "estimator",
     ],
 )  # fmt: skip
-def test_replicas_are_equal_and_the_task_is_learned(case: str) -> None:
+def test_fit_on_gpu_has_equal_replicas_and_learns(case: str) -> None:
     result = run(case)
     assert result["replicas_equal"]
     assert result.get("minibatches_missing", 0) == 0
@@ -50,6 +50,6 @@ def test_replicas_are_equal_and_the_task_is_learned(case: str) -> None:
     assert result.get("second", result)["replicas_equal"]
 
 
-def test_steps_are_measured_on_the_gpu() -> None:
+def test_rehearsal_measures_steps_on_gpu() -> None:
     """A rehearsal measures steps on the GPU; the loss raises in tasks on another device."""
     assert "A step takes" in run("measured_rehearsal")["conditions"][1]

@@ -102,7 +102,7 @@ class ThreeNetworks(Hosts):
             self._run_inside(host, f"ip rule del {rule}")
 
 
-class SixOnly(Hosts):
+class Ipv6OnlyHosts(Hosts):
     """Hosts whose only IPv4 address is 127.0.0.1, by which Python and Java communicate."""
 
     @staticmethod
@@ -117,7 +117,7 @@ class SixOnly(Hosts):
 
 
 @contextmanager
-def calls_at(path: Path, seconds: float = 60.0) -> Iterator[Callable[[], Connection]]:
+def listen_at(path: Path, seconds: float = 60.0) -> Iterator[Callable[[], Connection]]:
     """Listen on a socket at ``path``; yield a function that returns the next connection to it.
 
     The function raises TimeoutError if no process of any host connects within ``seconds``.
@@ -133,7 +133,7 @@ class Sniffer:
     """Counts the UDP bytes that hosts send to ports of the switch, with IP and UDP headers."""
 
     def __init__(self, hosts: Hosts, path: Path, ports: list[str]) -> None:
-        with calls_at(path) as called:
+        with listen_at(path) as called:
             hosts.run(hosts.count, [sys.executable, "-c", SNIFFER, str(path), *ports])
             self._counter = called()
         assert self._counter.recv() == "ready"

@@ -14,11 +14,11 @@ from typing import Any
 
 from benchmarks.hosts import Hosts
 from scripts.yarn_jars import PYSPARK
-from tests.integration.links.networked_hosts import calls_at
+from tests.integration.links.networked_hosts import listen_at
 
 ROOT = Path(__file__).parents[3]
 PAGE = ROOT / "docs/standalone.md"
-PROGRAM = Path(__file__).with_name("told_to_fit.py")
+PROGRAM = Path(__file__).with_name("ordered_fits.py")
 PORT = 7077
 UP_S = 120.0
 ANSWER_S = 240.0  # kernels may have to be compiled first
@@ -47,7 +47,7 @@ ON_THE_PAGE = {  # parts of the command of docs/standalone.md, and their replace
 }
 
 
-def command_of_the_page(master: str, workers: int) -> list[str]:
+def read_documented_command(master: str, workers: int) -> list[str]:
     """Return the spark-submit command of docs/standalone.md, without its program."""
     (block,) = re.findall(r"```sh\n(spark-submit .*?)program\.py\n```", PAGE.read_text(), re.DOTALL)
     command = block.replace("\\\n", " ")
@@ -76,7 +76,7 @@ class StandaloneCluster:
         self._start("Master", 0, "master.Master", "--webui-port", "8080")
         self._await_master()
         place = self.directory / "driver"
-        with calls_at(place, UP_S) as called:
+        with listen_at(place, UP_S) as called:
             self._submit(str(place))
             try:
                 self._driver = called()
@@ -122,7 +122,7 @@ class StandaloneCluster:
             time.sleep(0.05)
 
     def _submit(self, path: str) -> None:
-        command = command_of_the_page(self._master, self._hosts.count - 1)
+        command = read_documented_command(self._master, self._hosts.count - 1)
         command += [*self._properties, str(PROGRAM), path]
         with (self.directory / "program.log").open("wb") as log:
             self._program = self._hosts.run(0, command, env=self._variables(0), output=log)

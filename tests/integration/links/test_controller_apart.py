@@ -45,14 +45,16 @@ def cluster(tmp_path: Path) -> Iterator[Hosts]:
         here, there = hosts.address(0), hosts.address(1)
         with (tmp_path / "daemons").open("wb") as said:
             daemon = [spark_class, "org.apache.spark.deploy.master.Master"]
-            hosts.run(0, [*daemon, "-h", here, "-p", "7077"], env=local(hosts, 0), output=said)
+            hosts.run(
+                0, [*daemon, "-h", here, "-p", "7077"], env=make_environment(hosts, 0), output=said
+            )
             daemon = [spark_class, "org.apache.spark.deploy.worker.Worker", "-c", "3", "-m", "1g"]
             at = ["-h", there, "-d", str(tmp_path / "work"), f"spark://{here}:7077"]
-            hosts.run(1, [*daemon, *at], env=local(hosts, 1), output=said)
+            hosts.run(1, [*daemon, *at], env=make_environment(hosts, 1), output=said)
         yield hosts
 
 
-def local(hosts: Hosts, host: int) -> dict[str, str]:
+def make_environment(hosts: Hosts, host: int) -> dict[str, str]:
     return {
         "SPARK_LOCAL_IP": hosts.address(host),
         "PYTHONPATH": str(ROOT),
@@ -71,7 +73,7 @@ class DriverProgram:
         folder.mkdir()
         self._folder, self._numbers = folder, itertools.count()
         command = [sys.executable, str(JOB), hosts.address(0), master, str(folder), *controllers]
-        program = hosts.run(0, command, env=local(hosts, 0), output=subprocess.PIPE)
+        program = hosts.run(0, command, env=make_environment(hosts, 0), output=subprocess.PIPE)
         assert program.stdout is not None
         self._program, self._lines = program, program.stdout
 
@@ -97,9 +99,7 @@ def check(told: dict[str, Any], replicas: int) -> None:
     assert told["minibatches"][0] == told["minibatches"][1]
 
 
-def test_it_stays_where_it_is_heard_and_moves_where_it_is_not(
-    cluster: Hosts, tmp_path: Path
-) -> None:
+def test_controller_moves_to_executor_if_udp_is_blocked(cluster: Hosts, tmp_path: Path) -> None:
     """The controller stays in the driver program if executors reach it by UDP, and else moves."""
     there = f"{cluster.address(1)}:40135"
     program = DriverProgram(cluster, tmp_path / "fits", "auto", "auto", there, "executor")

@@ -40,7 +40,7 @@ def hosts() -> Iterator[Hosts]:
         yield made
 
 
-def pace(hosts: Hosts, sender: int, receiver: int, size: int) -> float:
+def measure_rate(hosts: Hosts, sender: int, receiver: int, size: int) -> float:
     """Return the bytes per second of a TCP connection from one host to the other."""
     address = hosts.address(receiver)
     command = [sys.executable, "-c", SINK, address]
@@ -54,10 +54,10 @@ def pace(hosts: Hosts, sender: int, receiver: int, size: int) -> float:
         return float(said.readline())
 
 
-def test_a_link_has_its_rate_and_counts(hosts: Hosts) -> None:
+def test_link_limits_rate_and_counts_bytes(hosts: Hosts) -> None:
     size = 2_000_000
     before = hosts.counters()
-    bytes_s = pace(hosts, 0, 2, size)
+    bytes_s = measure_rate(hosts, 0, 2, size)
     after = hosts.counters()
     assert 0.5 * 20e6 / 8 < bytes_s < 1.05 * 20e6 / 8
     sent = [b.tx - a.tx for a, b in zip(before, after, strict=True)]
@@ -67,16 +67,16 @@ def test_a_link_has_its_rate_and_counts(hosts: Hosts) -> None:
     assert sent[1] < 2000  # the third host's link is not used
 
 
-def test_a_link_narrows_in_both_directions(hosts: Hosts) -> None:
+def test_set_rate_limits_both_directions(hosts: Hosts) -> None:
     hosts.set_rate(1, "2mbit")
     for sender, receiver in ((0, 1), (1, 0)):
-        assert pace(hosts, sender, receiver, 400_000) < 1.3 * parse_rate("2mbit") / 8
-    assert pace(hosts, 0, 2, 2_000_000) > 2 * parse_rate("2mbit") / 8
+        assert measure_rate(hosts, sender, receiver, 400_000) < 1.3 * parse_rate("2mbit") / 8
+    assert measure_rate(hosts, 0, 2, 2_000_000) > 2 * parse_rate("2mbit") / 8
     hosts.set_rate(1, None)
-    assert pace(hosts, 1, 0, 2_000_000) > 2 * parse_rate("2mbit") / 8
+    assert measure_rate(hosts, 1, 0, 2_000_000) > 2 * parse_rate("2mbit") / 8
 
 
-def test_a_host_counts_its_processors(hosts: Hosts) -> None:
+def test_cpu_s_counts_processor_time_of_each_host(hosts: Hosts) -> None:
     """cpu_s() returns the processor seconds of each host, with those of ended processes."""
     before = hosts.cpu_s()
     busy = "import time\nwhile time.process_time() < 0.5: pass\nprint(flush=True)\ntime.sleep(60)"
@@ -92,20 +92,20 @@ def test_a_host_counts_its_processors(hosts: Hosts) -> None:
     assert hosts.cpu_s()[1] >= after[1]  # ended processes count, too
 
 
-def test_a_host_has_its_name_and_knows_the_others(hosts: Hosts) -> None:
+def test_host_has_name_and_resolves_other_hosts(hosts: Hosts) -> None:
     look = "import socket; print(socket.gethostname(), socket.gethostbyname('host2'))"
     program = hosts.run(0, [sys.executable, "-c", look], output=subprocess.PIPE)
     assert program.communicate()[0].decode().split() == ["host0", "10.77.0.3"]
 
 
-def test_a_command_that_fails_is_told(hosts: Hosts) -> None:
+def test_invalid_rate_raises_and_exit_status_is_returned(hosts: Hosts) -> None:
     """An invalid rate raises ValueError, and a program's exit status is returned."""
     with pytest.raises(ValueError, match="'fast'"):
         hosts.set_rate(0, "fast")
     assert hosts.run(0, ["false"]).wait() == 1
 
 
-def test_nothing_is_left_of_them() -> None:
+def test_closing_hosts_kills_programs_and_removes_directory() -> None:
     """At the end of Hosts, their programs are killed and their directory is removed."""
     with Hosts(2) as hosts:
         program = hosts.run(1, ["sleep", "600"])
@@ -115,7 +115,7 @@ def test_nothing_is_left_of_them() -> None:
     assert not directory.exists()
 
 
-def test_nothing_is_left_when_their_process_is_killed() -> None:
+def test_hosts_disappear_with_their_killed_process() -> None:
     """Hosts disappear if their process is killed, because the kernel closes its pipes."""
     build = (
         "import time\nfrom benchmarks.hosts import Hosts\n"

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from benchmarks.hosts import lacking
-from tests.integration.links.networked_hosts import SixOnly
+from tests.integration.links.networked_hosts import Ipv6OnlyHosts
 from tests.integration.links.standalone_cluster import StandaloneCluster
 
 pytestmark = [
@@ -20,14 +20,14 @@ JAVA = "-Djava.net.preferIPv6Addresses=true"
 
 @pytest.fixture
 def cluster() -> Iterator[StandaloneCluster]:
-    with SixOnly(3) as hosts:
+    with Ipv6OnlyHosts(3) as hosts:
         made = StandaloneCluster(hosts, JAVA)
         made.start_workers()
         yield made
         made.close()
 
 
-def test_fits_on_hosts_with_ipv6_only(cluster: StandaloneCluster) -> None:
+def test_fits_succeed_on_ipv6_only_hosts(cluster: StandaloneCluster) -> None:
     for options in ({}, {"network_mask": "fd00:77::/64"}, {"controller_address": "[fd00:77::1]"}):
         done = cluster.fit(**options)
         assert done.get("equal"), done

@@ -75,13 +75,13 @@ def test_a_fit_ends_with_equal_replicas(found: dict[str, Any]) -> None:
     assert found["summary"]["updates"] > 0
 
 
-def test_what_is_sent_is_useful(found: dict[str, Any]) -> None:
+def test_most_sent_bytes_are_needed_for_updates(found: dict[str, Any]) -> None:
     """At least 0.7 of the bytes that are sent during training are needed for updates."""
     useful = found["summary"]["bytes_sent"] * (WORKERS - 1)
     assert useful >= USEFUL_MIN * found["bytes_training"]
 
 
-def test_the_drivers_host_sends_little_more_than_the_star_needs(found: dict[str, Any]) -> None:
+def test_driver_host_sends_little_more_than_necessary(found: dict[str, Any]) -> None:
     """The driver's host sends at most 1.5 times the needed bytes."""
     updates = found["summary"]["bytes_sent"] * (WORKERS - 1) ** 2 / WORKERS
     initial = 4 * N_PARAMS * (WORKERS - 1)
@@ -89,13 +89,13 @@ def test_the_drivers_host_sends_little_more_than_the_star_needs(found: dict[str,
     assert found["bytes_driver"] <= DRIVER_MAX * (updates + initial + rows)
 
 
-def test_training_goes_on(found: dict[str, Any]) -> None:
+def test_training_progresses_on_slow_links(found: dict[str, Any]) -> None:
     """On slow links, workers still take steps and the accuracy improves."""
     assert found["steps"] >= 10
     assert found["accuracy"] > 0.6
 
 
-def test_rounds_of_averaging_send_everything(observed: Observed) -> None:
+def test_each_averaging_round_sends_all_parameters(observed: Observed) -> None:
     """In each round of averaging, every worker sends all parameters."""
     found = figures(ROUNDS, observed)
     assert "summary" in found, found["ended"]

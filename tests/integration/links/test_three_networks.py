@@ -41,7 +41,7 @@ def sniffer(hosts: ThreeNetworks) -> Sniffer:
 
 
 @pytest.fixture(scope="module")
-def empty(hosts: ThreeNetworks, sniffer: Sniffer) -> Iterator[StandaloneCluster]:
+def cluster_without_workers(hosts: ThreeNetworks, sniffer: Sniffer) -> Iterator[StandaloneCluster]:
     """A cluster without Workers."""
     made = StandaloneCluster(hosts)
     yield made
@@ -49,21 +49,21 @@ def empty(hosts: ThreeNetworks, sniffer: Sniffer) -> Iterator[StandaloneCluster]
 
 
 @pytest.fixture(scope="module")
-def first_fits(empty: StandaloneCluster) -> tuple[dict[str, Any], dict[str, Any]]:
+def first_fits(cluster_without_workers: StandaloneCluster) -> tuple[dict[str, Any], dict[str, Any]]:
     """The results of a fit without Workers, and of a fit that begins before the Workers start."""
-    refused = empty.fit(start_timeout=1.5)
-    empty.order()
-    empty.start_workers()
-    return refused, empty.answer()
+    refused = cluster_without_workers.fit(start_timeout=1.5)
+    cluster_without_workers.order()
+    cluster_without_workers.start_workers()
+    return refused, cluster_without_workers.answer()
 
 
 @pytest.fixture
-def cluster(empty: StandaloneCluster, first_fits: object) -> StandaloneCluster:
+def cluster(cluster_without_workers: StandaloneCluster, first_fits: object) -> StandaloneCluster:
     """The cluster with its executors."""
-    return empty
+    return cluster_without_workers
 
 
-def test_the_pages_command_waits_for_executors(first_fits: tuple[dict[str, Any], ...]) -> None:
+def test_documented_command_waits_for_executors(first_fits: tuple[dict[str, Any], ...]) -> None:
     """With docs/standalone.md's command, a fit waits for executors, and fails if none registers."""
     refused, first = first_fits
     assert refused.get("error") == "SetupError", refused
@@ -89,7 +89,7 @@ def test_a_rehearsal_measures_steps_and_links(
     assert 0 < conditions["times"]["step_s"] < 60
 
 
-def test_gradients_go_over_the_network_of_the_mask(
+def test_updates_use_network_of_mask(
     hosts: ThreeNetworks, cluster: StandaloneCluster, sniffer: Sniffer
 ) -> None:
     """With a mask, updates use the matching network, and without one the management network."""
@@ -110,15 +110,15 @@ def test_gradients_go_over_the_network_of_the_mask(
 
 
 @pytest.mark.parametrize("mask", [ThreeNetworks.THIRD, ThreeNetworks.THIRD_SIX])
-def test_gradients_go_over_a_third_network(
+def test_updates_use_third_network_of_mask(
     cluster: StandaloneCluster, sniffer: Sniffer, mask: str
 ) -> None:
-    sent = sent_by(cluster, sniffer, network_mask=mask)
+    sent = fit_and_count_udp_bytes(cluster, sniffer, network_mask=mask)
     assert max(sent[port] for port in (*MANAGEMENT, *DATA)) < sent[THIRD[0]] / 20
     assert min(sent[port] for port in THIRD) > 20_000
 
 
-def test_a_controller_on_an_executor_is_in_the_network_of_the_mask(
+def test_controller_on_executor_uses_network_of_mask(
     hosts: ThreeNetworks, cluster: StandaloneCluster, sniffer: Sniffer
 ) -> None:
     """It uses the mask's network even if named by Spark's address; the driver receives no UDP."""
@@ -133,7 +133,9 @@ def test_a_controller_on_an_executor_is_in_the_network_of_the_mask(
     assert sent[DATA[0]] == 0
 
 
-def sent_by(cluster: StandaloneCluster, sniffer: Sniffer, **options: Any) -> Counter[str]:
+def fit_and_count_udp_bytes(
+    cluster: StandaloneCluster, sniffer: Sniffer, **options: Any
+) -> Counter[str]:
     """Run a fit with these options; return its UDP bytes by port of the switch."""
     before = Counter(sniffer.sent())
     done = cluster.fit(**options)
@@ -141,7 +143,7 @@ def sent_by(cluster: StandaloneCluster, sniffer: Sniffer, **options: Any) -> Cou
     return Counter(sniffer.sent()) - before
 
 
-def test_a_mask_that_does_not_name_one_interface_of_a_host(
+def test_mask_matching_no_or_several_interfaces_is_rejected(
     hosts: ThreeNetworks, cluster: StandaloneCluster
 ) -> None:
     """A fit fails before training if the mask matches none or several interfaces of a host."""
@@ -162,7 +164,9 @@ def test_a_mask_that_does_not_name_one_interface_of_a_host(
         assert "training" not in each["said"]
 
 
-def test_a_driver_behind_a_firewall(hosts: ThreeNetworks, cluster: StandaloneCluster) -> None:
+def test_dropped_udp_to_driver_error_names_ports_to_open(
+    hosts: ThreeNetworks, cluster: StandaloneCluster
+) -> None:
     """If UDP to the driver is dropped, the error names the ports to open; a later fit succeeds."""
     with hosts.dropping(0):
         found = cluster.fit(network_mask=hosts.DATA, controller="driver")
@@ -187,7 +191,7 @@ def test_a_driver_behind_a_firewall(hosts: ThreeNetworks, cluster: StandaloneClu
     ],
     ids=["all", "what is no answer"],
 )
-def test_an_executor_behind_a_firewall(
+def test_dropped_udp_to_executor_error_names_executor_and_ports(
     hosts: ThreeNetworks, cluster: StandaloneCluster, udp: str, words: str
 ) -> None:
     """If UDP to one executor is dropped, the error names this executor and the ports to open."""

@@ -48,7 +48,7 @@ def hosts() -> Iterator[Hosts]:
         yield made
 
 
-def heard_on(hosts: Hosts) -> dict[int, dict[int, PeerResult]]:
+def run_probes(hosts: Hosts) -> dict[int, dict[int, PeerResult]]:
     """Return what each host's probe received from the other host."""
     addresses = [hosts.address(host) for host in range(hosts.count)]
     programs = [
@@ -67,8 +67,8 @@ def heard_on(hosts: Hosts) -> dict[int, dict[int, PeerResult]]:
     }
 
 
-def test_an_open_link_and_its_rate(hosts: Hosts) -> None:
-    matrix = build_matrix(["driver", "host1"], heard_on(hosts))
+def test_probe_measures_round_trip_and_rate_of_open_link(hosts: Hosts) -> None:
+    matrix = build_matrix(["driver", "host1"], run_probes(hosts))
     there, back = matrix["driver"]["host1"], matrix["host1"]["driver"]
     assert there.heard
     assert there.whole
@@ -79,12 +79,12 @@ def test_an_open_link_and_its_rate(hosts: Hosts) -> None:
     assert all(0.2e6 < rate < 4e6 for rate in rates)  # 20 Mbit/s, exceeded by bursts
 
 
-def test_a_firewall_is_seen_in_its_direction(hosts: Hosts) -> None:
+def test_probe_finds_direction_of_dropped_udp(hosts: Hosts) -> None:
     """The probe finds in which direction UDP is dropped, and the check names the port to open."""
     for command in DROP_UDP:
         hosts._run_inside(1, command)
     began_s = time.monotonic()
-    matrix = build_matrix(["driver", "host1"], heard_on(hosts))
+    matrix = build_matrix(["driver", "host1"], run_probes(hosts))
     assert time.monotonic() - began_s < 10 * SECONDS
     assert not matrix["driver"]["host1"].heard
     assert matrix["host1"]["driver"].heard
@@ -95,10 +95,10 @@ def test_a_firewall_is_seen_in_its_direction(hosts: Hosts) -> None:
     assert "open UDP to port 40123 of host1" in found.remedy
 
 
-def test_a_path_that_cuts_datagrams_up(hosts: Hosts) -> None:
+def test_fragmenting_path_gives_mtu_warning(hosts: Hosts) -> None:
     """The check warns of a path whose MTU fragments datagrams."""
     hosts._run_inside(0, "ip link set eth0 mtu 1300")
-    matrix = build_matrix(["driver", "host1"], heard_on(hosts))
+    matrix = build_matrix(["driver", "host1"], run_probes(hosts))
     way = matrix["driver"]["host1"]
     assert way.heard
     assert way.pieces

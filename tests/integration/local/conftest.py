@@ -41,7 +41,7 @@ def _load() -> Any:
 tallying = _load()
 
 
-class Tallied:
+class TallyCase:
     """Data and options with which each training of a row adds exactly tau to its parameters."""
 
     model = staticmethod(tallying.Tally)
@@ -66,8 +66,8 @@ class Tallied:
 
 
 @pytest.fixture
-def tallied() -> type[Tallied]:
-    return Tallied
+def tally_case() -> type[TallyCase]:
+    return TallyCase
 
 
 @pytest.fixture

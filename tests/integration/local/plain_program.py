@@ -41,7 +41,7 @@ def own_module() -> object:
     return TorchModel(Net(), nn.CrossEntropyLoss(), lambda p: torch.optim.Adam(p, lr=0.01))
 
 
-class Ready:
+class ReadyListener:
     """A listener that prints READY and the workers' process ids once, after 20 minibatches."""
 
     def __init__(self) -> None:
@@ -53,7 +53,7 @@ class Ready:
             print("READY", *wrapper.worker_pids(), flush=True)
 
 
-class Kept(Ready):
+class CheckpointListener(ReadyListener):
     """A listener that prints READY and the workers' process ids at each checkpoint."""
 
     def on_iteration(self, event: object) -> None:
@@ -95,13 +95,13 @@ if __name__ == "__main__":
         found["accuracy"] = wrapper.evaluate((features, labels)).classification.accuracy
         found["own"] = float(np.abs(wrapper.module.layers[0].weight.detach().numpy()).sum())
     elif sys.argv[1] == "kept":
-        summary = fit(epochs=8, listeners=[Kept()])
+        summary = fit(epochs=8, listeners=[CheckpointListener()])
         found["equal"], found["resumed_from"] = summary.replicas_equal, summary.resumed_from
         found["minibatches"] = [summary.minibatches_resumed, summary.minibatches]
         found["examples"], found["warnings"] = summary.examples, summary.warnings
     else:
         try:
-            fit(epochs=1000, listeners=[Ready()])
+            fit(epochs=1000, listeners=[ReadyListener()])
         except KeyboardInterrupt:
             found["moved"] = float(np.abs(wrapper.parameters - initial).max())
             found["left"] = wrapper.worker_pids()

@@ -19,7 +19,7 @@ def run_benchmark(module: str, **options: object) -> dict[str, Any]:
     return {figures["system"]: figures for figures in map(json.loads, done.stdout.splitlines())}
 
 
-def test_a_round_has_figures_of_each_phase() -> None:
+def test_rounds_benchmark_measures_each_phase() -> None:
     """``benchmarks.rounds`` measures each phase of an update's way, and Aeron by itself."""
     found = run_benchmark("rounds", systems="wrapper,aeron", sizes=1000, workers=2, steps=120)
     assert list(found) == ["wrapper", "aeron"]
@@ -34,7 +34,7 @@ def test_a_round_has_figures_of_each_phase() -> None:
 
 
 @pytest.mark.slow
-def test_each_system_says_its_figures() -> None:
+def test_local_benchmark_reports_figures_of_each_system() -> None:
     given = {"systems": "ddp,tax", "epochs": 1, "steps": 4, "step_ms": 2, "repeats": 1}
     found = run_benchmark("local", **given, params=5000)
     assert list(found) == ["ddp", "tax"]

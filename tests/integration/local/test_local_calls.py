@@ -27,7 +27,7 @@ FEATURES = chance.normal(size=(200, 4)).astype(np.float32)
 LABELS = (FEATURES.sum(axis=1) > 0).astype(int)
 
 
-class UnderWay:
+class RunningFit:
     """A fit in its own thread; the constructor waits until it trains."""
 
     def __init__(self, wrapper: ParallelWrapper) -> None:
@@ -64,7 +64,7 @@ def training(request: pytest.FixtureRequest, wrapper: Callable[..., ParallelWrap
 
 @pytest.mark.slow
 def test_a_second_fit_at_the_same_time_is_refused(training: ParallelWrapper) -> None:
-    first = UnderWay(training)
+    first = RunningFit(training)
     with pytest.raises(UsageError, match="is under way in another thread"):
         training.fit((FEATURES, LABELS), run_log="")
     first.end()
@@ -73,9 +73,9 @@ def test_a_second_fit_at_the_same_time_is_refused(training: ParallelWrapper) -> 
 
 
 @pytest.mark.slow
-def test_a_fit_whose_wrapper_is_closed_says_so(training: ParallelWrapper) -> None:
+def test_closing_wrapper_during_fit_raises_training_error(training: ParallelWrapper) -> None:
     """A fit raises TrainingError if its wrapper is closed while it trains."""
-    fit = UnderWay(training)
+    fit = RunningFit(training)
     training.close()
     fit.end()
     assert isinstance(fit.error, TrainingError)
@@ -84,9 +84,9 @@ def test_a_fit_whose_wrapper_is_closed_says_so(training: ParallelWrapper) -> Non
 
 
 @pytest.mark.slow
-def test_a_forked_process_leaves_the_fit_alone(training: ParallelWrapper) -> None:
+def test_forked_process_does_not_affect_fit_of_parent(training: ParallelWrapper) -> None:
     """A forked process cannot use the wrapper, and its exit does not affect the parent's fit."""
-    fit = UnderWay(training)
+    fit = RunningFit(training)
     ours, theirs = os.pipe()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # 3.12: a fork despite threads
@@ -112,7 +112,7 @@ def test_a_forked_process_leaves_the_fit_alone(training: ParallelWrapper) -> Non
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["SHARED_GRADIENTS", "AVERAGING"])
 @pytest.mark.parametrize("kind", ["dense", "torch"])
-def test_an_epochs_loss_is_that_of_evaluate(
+def test_epoch_loss_equals_loss_of_evaluate(
     pooled_wrapper: Callable[..., ParallelWrapper], mode: str, kind: str
 ) -> None:
     """Rows, class and ignored labels weigh in an epoch's loss as in the loss of ``evaluate``."""
@@ -134,7 +134,7 @@ def test_an_epochs_loss_is_that_of_evaluate(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["SHARED_GRADIENTS", "AVERAGING"])
-def test_a_label_outside_the_classes_is_named_by_its_row(
+def test_out_of_range_label_error_names_row(
     pooled_wrapper: Callable[..., ParallelWrapper], mode: str
 ) -> None:
     """Workers check all labels before training; ignored labels, and doubles, are accepted."""
@@ -178,7 +178,7 @@ def test_a_models_warnings_in_workers_are_in_the_summary(
     assert len(told) == 2
 
 
-def test_evaluate_takes_what_fit_takes(wrapper: Callable[..., ParallelWrapper]) -> None:
+def test_evaluate_accepts_same_data_as_fit(wrapper: Callable[..., ParallelWrapper]) -> None:
     """evaluate() takes arrays, tensors and datasets, and refuses other data and empty arrays."""
     made = wrapper(DenseNetwork([4, 8, 2], loss="cross_entropy"), 1, progress=False)
     found = made.evaluate((FEATURES, LABELS)).classification.accuracy

@@ -41,24 +41,24 @@ class Killer:
 
 
 @pytest.mark.slow
-def test_a_worker_dies_another_stands_still_and_each_row_counts_once(
-    wrapper: Any, tallied: Any, caplog: pytest.LogCaptureFixture
+def test_killed_and_stopped_workers_are_replaced_without_lost_rows(
+    wrapper: Any, tally_case: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A killed and a stopped worker are replaced, and each row is trained once per epoch."""
-    made = wrapper(tallied.model(), 3, lease_s=LEASE_S, **tallied.options)
-    summary = made.fit(tallied.data, epochs=EPOCHS)
+    made = wrapper(tally_case.model(), 3, lease_s=LEASE_S, **tally_case.options)
+    summary = made.fit(tally_case.data, epochs=EPOCHS)
     assert summary.replicas_equal
-    assert tallied.trainings(made) == {EPOCHS: tallied.rows}
+    assert tally_case.trainings(made) == {EPOCHS: tally_case.rows}
     before = made.worker_pids()
 
     killer = Killer(made, [60, 300], signal.SIGKILL, signal.SIGSTOP)
-    summary = made.fit(tallied.data, epochs=EPOCHS, listeners=[killer])
+    summary = made.fit(tally_case.data, epochs=EPOCHS, listeners=[killer])
     print(summary.departures, summary.seconds)
     assert len(killer.killed) == 2
     assert summary.replicas_equal
     assert len(set(summary.hashes.values())) == 1
     assert summary.minibatches == summary.minibatches_expected
-    assert tallied.trainings(made) == {2 * EPOCHS: tallied.rows}
+    assert tally_case.trainings(made) == {2 * EPOCHS: tally_case.rows}
     assert len(summary.faults) == 2
     assert len(made.worker_pids()) == 3
     assert set(before[:2]) < set(made.worker_pids())
@@ -70,7 +70,7 @@ def test_a_worker_dies_another_stands_still_and_each_row_counts_once(
     assert "the process of partition 2 gave no sign of life for 4 s: another one" in warned
 
 
-def failing(tally: Any, how: str) -> Any:
+def make_failing_model(tally: Any, how: str) -> Any:
     """Return a model whose third step fails, by an exception or by the end of the process."""
 
     class Failing(tally):
@@ -91,33 +91,33 @@ def failing(tally: Any, how: str) -> Any:
 
 
 @pytest.mark.slow
-def test_what_a_worker_raises_ends_the_fit_in_one_line(wrapper: Any, tallied: Any) -> None:
+def test_worker_exception_ends_fit_with_one_line_error(wrapper: Any, tally_case: Any) -> None:
     """An exception in a worker ends the fit with an error of one line; a later fit succeeds."""
-    model = failing(tallied.model, "raise")
-    made = wrapper(model, 2, **tallied.options)
+    model = make_failing_model(tally_case.model, "raise")
+    made = wrapper(model, 2, **tally_case.options)
     with pytest.raises(TrainingError, match="ZeroDivisionError: no such step") as raised:
-        made.fit(tallied.data, epochs=3)
+        made.fit(tally_case.data, epochs=3)
     assert len(str(raised.value).splitlines()) == 1
     assert raised.value.partition in (0, 1)
     assert "in step" in "".join(raised.value.__notes__)
-    assert tallied.trainings(made) == {0: tallied.rows}
+    assert tally_case.trainings(made) == {0: tally_case.rows}
     model.how = "no more"
-    made.fit(tallied.data)
-    assert tallied.trainings(made) == {1: tallied.rows}
+    made.fit(tally_case.data)
+    assert tally_case.trainings(made) == {1: tally_case.rows}
 
 
 @pytest.mark.slow
-def test_a_process_that_always_dies_ends_the_fit(wrapper: Any, tallied: Any) -> None:
+def test_fit_ends_after_worker_process_died_four_times(wrapper: Any, tally_case: Any) -> None:
     """A fit ends once a worker's process has died four times; the error has its exit status."""
-    made = wrapper(failing(tallied.model, "exit"), 1, **tallied.options)
+    made = wrapper(make_failing_model(tally_case.model, "exit"), 1, **tally_case.options)
     why = r"the process of worker 0 has died 4 times; the last one ended with exit status 7"
     with pytest.raises(TrainingError, match=why) as raised:
-        made.fit(tallied.data)
+        made.fit(tally_case.data)
     assert "last words" in "".join(raised.value.__notes__)
 
 
 @pytest.mark.slow
-def test_an_idle_process_that_stands_still_is_replaced_with_its_next_order(tmp_path: Path) -> None:
+def test_stopped_idle_worker_is_replaced_at_next_order(tmp_path: Path) -> None:
     """A stopped process is replaced, although its unread order is larger than a socket's buffer."""
     pool = WorkerPool(1, tmp_path, LEASE_S)
     order = GradientSharingTask(

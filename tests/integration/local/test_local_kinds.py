@@ -22,9 +22,9 @@ from sparkstrom.local.data import partition_rows, read_data_blocks
 from sparkstrom.runtime.optimizer_states import decode_optimizer_state
 from sparkstrom.worker.task_environment import TaskEnvironment, load_batches
 from tests.integration import model_kinds
-from tests.integration.averaged_rounds import in_one_process
-from tests.integration.checkpoint.contained import contained
-from tests.integration.model_kinds import BY_CHANCE, KINDS, tried
+from tests.integration.averaged_rounds import train_in_one_process
+from tests.integration.checkpoint.contained import read_checkpoint_progress
+from tests.integration.model_kinds import BY_CHANCE, KINDS, select_kinds
 
 WORKERS, ROWS, BATCH, FREQUENCY = 2, 256, 16, 3
 PER_EPOCH = ROWS // BATCH  # minibatches of both workers, all full, so that models compile once
@@ -55,25 +55,25 @@ def kinds_by_value() -> Iterator[None]:
     cloudpickle.unregister_pickle_by_value(model_kinds.by_value())
 
 
-class Ending:
+class StoppingListener:
     """A listener that ends a fit at its first checkpoint."""
 
     def on_checkpoint(self, event: Any) -> None:
         raise RuntimeError("enough")
 
 
-def ended(made: ParallelWrapper, digits: Any) -> tuple[Path, int]:
+def fit_until_first_checkpoint(made: ParallelWrapper, digits: Any) -> tuple[Path, int]:
     """Run a fit that a listener ends; return its newest checkpoint and the epochs to resume to.
 
     At least one whole epoch remains after the checkpoint.
     """
     with pytest.raises(TrainingError, match="enough"):
-        made.fit(digits, epochs=EPOCHS_MAX, listeners=[Ending()])
+        made.fit(digits, epochs=EPOCHS_MAX, listeners=[StoppingListener()])
     newest = max(Path(str(made.checkpoint_directory)).iterdir())
-    return newest, contained(str(newest), BATCH).minibatches // PER_EPOCH + 2
+    return newest, read_checkpoint_progress(str(newest), BATCH).minibatches // PER_EPOCH + 2
 
 
-def rounds_alone(
+def compute_expected_rounds(
     made: ParallelWrapper, digits: Any, tmp_path: Path, epochs: int, save_updater: Any
 ) -> Any:
     """Return the parameters after the wrapper's first fit, by the arithmetic in one process."""
@@ -88,15 +88,18 @@ def rounds_alone(
         load_batches(job, TaskEnvironment(p, 0, "here", "here", directory), file.blocks())
         for p, file in enumerate(files)
     ]
-    return in_one_process(model, each, epochs, frequency=FREQUENCY, save_updater=save_updater)
+    return train_in_one_process(model, each, epochs, frequency=FREQUENCY, save_updater=save_updater)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "averages"),
-    [*((kind, True) for kind in tried("jax", "keras", "lightning", "own")), ("dl4j-dense", False)],
+    [
+        *((kind, True) for kind in select_kinds("jax", "keras", "lightning", "own")),
+        ("dl4j-dense", False),
+    ],
 )
-def test_rounds_that_are_ended_and_gone_on_with(
+def test_resumed_rounds_equal_uninterrupted_rounds(
     pooled_wrapper: Any, digits: Any, tmp_path: Path, kind: str, averages: bool
 ) -> None:
     """Resumed rounds equal uninterrupted ones, with averaged or with each worker's optimizers."""
@@ -105,9 +108,9 @@ def test_rounds_that_are_ended_and_gone_on_with(
         "checkpoint_directory": str(tmp_path / "kept"),
         "checkpoint_every": "3 updates",
     }
-    newest, epochs = ended(pooled_wrapper(KINDS[kind](), **options), digits)
+    newest, epochs = fit_until_first_checkpoint(pooled_wrapper(KINDS[kind](), **options), digits)
     made = pooled_wrapper(KINDS[kind](), **options)
-    wanted = rounds_alone(made, digits, tmp_path, epochs, True if averages else "own")
+    wanted = compute_expected_rounds(made, digits, tmp_path, epochs, True if averages else "own")
     print(f"{epochs} epochs")
     summary = made.fit(digits, epochs=epochs)
     assert summary.resumed_from == str(newest)
@@ -130,8 +133,8 @@ def test_rounds_that_are_ended_and_gone_on_with(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", tried("jax", "keras", "dl4j-module", "own"))
-def test_shared_gradients_ended_and_gone_on_with(
+@pytest.mark.parametrize("kind", select_kinds("jax", "keras", "dl4j-module", "own"))
+def test_resumed_gradient_sharing_trains_each_minibatch_once(
     pooled_wrapper: Any, digits: Any, tmp_path: Path, kind: str
 ) -> None:
     """A resumed fit has equal replicas, each minibatch once, and a resumed optimizer state."""
@@ -140,7 +143,7 @@ def test_shared_gradients_ended_and_gone_on_with(
         "checkpoint_every": "0.2 s",
         "keep_last": 100,
     }
-    newest, epochs = ended(pooled_wrapper(KINDS[kind](), **options), digits)
+    newest, epochs = fit_until_first_checkpoint(pooled_wrapper(KINDS[kind](), **options), digits)
     _, saved = open_checkpoint(str(newest), print)
     before = decode_optimizer_state(saved.arrays["state"].tobytes())
     made = pooled_wrapper(KINDS[kind](), **options)

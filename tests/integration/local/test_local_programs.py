@@ -23,14 +23,14 @@ from sparkstrom.transport.aeron.driver_directories import (
     identify_process,
     is_process_alive,
 )
-from tests.integration.checkpoint.contained import contained
+from tests.integration.checkpoint.contained import read_checkpoint_progress
 
 PROGRAM = Path(__file__).with_name("plain_program.py")
 LIMIT_S = 120.0
 GONE_S = 15.0
 
 
-def started(what: str, directory: Path) -> subprocess.Popen[str]:
+def start_program(what: str, directory: Path) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, str(PROGRAM), what],
         stdout=subprocess.PIPE,
@@ -42,7 +42,7 @@ def started(what: str, directory: Path) -> subprocess.Popen[str]:
     )
 
 
-def at_work(program: subprocess.Popen[str]) -> list[ProcessIdentity]:
+def wait_for_workers(program: subprocess.Popen[str]) -> list[ProcessIdentity]:
     """Wait until the program trains; return its worker processes."""
     assert program.stdout is not None
     line = program.stdout.readline()
@@ -50,7 +50,7 @@ def at_work(program: subprocess.Popen[str]) -> list[ProcessIdentity]:
     return [identify_process(int(pid)) for pid in line.split()[1:]]
 
 
-def ended(program: subprocess.Popen[str]) -> dict:
+def wait_for_result(program: subprocess.Popen[str]) -> dict:
     """Wait until the program has succeeded; return the JSON object that it printed."""
     out, error = program.communicate(timeout=LIMIT_S)
     assert program.returncode == 0, error
@@ -78,8 +78,8 @@ def media_drivers(directory: Path) -> list[str]:
 
 
 @pytest.mark.slow
-def test_a_program_without_spark_trains_a_module_of_its_own(tmp_path: Path) -> None:
-    found = ended(started("fits", tmp_path))
+def test_program_without_spark_trains_torch_module(tmp_path: Path) -> None:
+    found = wait_for_result(start_program("fits", tmp_path))
     print(found)
     assert found["equal"] == [True, True]
     assert found["hashes"] == [1, 1]
@@ -92,12 +92,12 @@ def test_a_program_without_spark_trains_a_module_of_its_own(tmp_path: Path) -> N
 
 
 @pytest.mark.slow
-def test_ctrl_c_keeps_what_was_learnt(tmp_path: Path) -> None:
+def test_ctrl_c_keeps_learned_parameters(tmp_path: Path) -> None:
     """Ctrl-C ends the workers; the learned parameters are in the wrapper and in a checkpoint."""
-    program = started("interrupted", tmp_path)
-    workers = at_work(program)
+    program = start_program("interrupted", tmp_path)
+    workers = wait_for_workers(program)
     os.killpg(program.pid, signal.SIGINT)
-    found = ended(program)
+    found = wait_for_result(program)
     print(found)
     assert found["moved"] > 1e-3
     assert found["saved"]
@@ -108,9 +108,7 @@ def test_ctrl_c_keeps_what_was_learnt(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("redirected", ["2>&1 | head -1 >&2", "2>/dev/full", "2>&-"])
-def test_a_standard_error_that_cannot_be_written_costs_no_fit(
-    redirected: str, tmp_path: Path
-) -> None:
+def test_fit_succeeds_with_unwritable_standard_error(redirected: str, tmp_path: Path) -> None:
     """A fit succeeds even if standard error is full, closed or a broken pipe."""
     program = (
         "import json, sys, numpy as np\n"
@@ -135,12 +133,12 @@ def test_a_standard_error_that_cannot_be_written_costs_no_fit(
 
 
 @pytest.mark.slow
-def test_nothing_outlives_a_program_that_is_killed(
+def test_killed_program_leaves_no_workers_or_media_drivers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Workers and media drivers end with a killed program; the next wrapper removes its files."""
-    program = started("killed", tmp_path)
-    workers = at_work(program)
+    program = start_program("killed", tmp_path)
+    workers = wait_for_workers(program)
     assert media_drivers(tmp_path)
     program.kill()
     program.communicate()
@@ -155,16 +153,16 @@ def test_nothing_outlives_a_program_that_is_killed(
 
 
 @pytest.mark.slow
-def test_the_same_command_goes_on_after_the_program_was_killed(tmp_path: Path) -> None:
+def test_restarted_program_resumes_from_checkpoint(tmp_path: Path) -> None:
     """A restarted program trains the remaining minibatches, with Adam's state of the checkpoint."""
-    program = started("kept", tmp_path)
-    workers = at_work(program)
+    program = start_program("kept", tmp_path)
+    workers = wait_for_workers(program)
     program.kill()
     program.communicate()
     newest = max((tmp_path / "checkpoints").glob("*.npz"))
-    saved, before = contained(str(newest), 8), updater_in_file(newest)
+    saved, before = read_checkpoint_progress(str(newest), 8), updater_in_file(newest)
     assert 0 < saved.minibatches < 8 * 50
-    found = ended(started("kept", tmp_path))
+    found = wait_for_result(start_program("kept", tmp_path))
     print(found)
     assert found["resumed_from"] == str(newest)
     assert found["equal"]

@@ -35,7 +35,7 @@ def network(updater: Any) -> DenseNetwork:
     return DenseNetwork([6, 12, 2], updater=updater, seed=3)
 
 
-class Rounds:
+class RecordingAccumulator:
     """An accumulator that records each worker's rows per round, and returns the weighted mean."""
 
     def __init__(self) -> None:
@@ -61,7 +61,7 @@ class Killer:
 
 
 @pytest.mark.slow
-def test_rounds_of_one_minibatch_are_one_machine_on_the_union(wrapper: Any) -> None:
+def test_rounds_of_one_minibatch_equal_training_on_all_rows(wrapper: Any) -> None:
     """With one minibatch of all rows per worker, SGD equals one machine's SGD on all rows.
 
     A worker's weight in the average is the sum of its rows' weights.
@@ -94,11 +94,11 @@ def test_rounds_of_one_minibatch_are_one_machine_on_the_union(wrapper: Any) -> N
         (False, signal.SIGSTOP, "gave no sign of life for 4 s"),
     ],
 )
-def test_who_dies_or_stands_still_changes_nothing_at_all(
+def test_killed_or_stopped_worker_does_not_change_result(
     wrapper: Any, averages: bool, sign: int, how: str
 ) -> None:
     """A killed or stopped worker's replacement gets its optimizer state, so results are equal."""
-    killer, rounds, found = Killer(sign), Rounds(), []
+    killer, rounds, found = Killer(sign), RecordingAccumulator(), []
     for listeners in ([], [killer]):
         made = killer.wrapper = wrapper(
             network(Adam(0.01)), WORKERS, training_mode="CUSTOM", accumulator=rounds,
@@ -121,7 +121,7 @@ def test_who_dies_or_stands_still_changes_nothing_at_all(
 
 
 @pytest.mark.slow
-def test_a_step_may_take_longer_than_a_lease(wrapper: Any) -> None:
+def test_step_longer_than_lease_does_not_replace_worker(wrapper: Any) -> None:
     """A worker is not replaced if its step takes longer than its lease."""
     made = wrapper(
         network(Sgd(0.3)), 1, training_mode="AVERAGING", batch_size_per_worker=ROWS,
@@ -130,7 +130,7 @@ def test_a_step_may_take_longer_than_a_lease(wrapper: Any) -> None:
     assert made.fit((X, Y)).departures == []
 
 
-class Hanging(DenseNetwork):
+class HangingNetwork(DenseNetwork):
     """A network whose third step never ends, although its process lives."""
 
     def step(self, batch: Batch) -> float:
@@ -141,9 +141,9 @@ class Hanging(DenseNetwork):
 
 
 @pytest.mark.slow
-def test_a_step_without_an_end_ends_the_fit(wrapper: Any) -> None:
+def test_step_timeout_ends_fit(wrapper: Any) -> None:
     made = wrapper(
-        Hanging([6, 12, 2]), 1, training_mode="AVERAGING", batch_size_per_worker=BATCH,
+        HangingNetwork([6, 12, 2]), 1, training_mode="AVERAGING", batch_size_per_worker=BATCH,
         step_timeout=2.0, progress=False,
     )  # fmt: skip
     with pytest.raises(TrainingError, match="one training step took longer than 2 s") as error:
@@ -153,7 +153,7 @@ def test_a_step_without_an_end_ends_the_fit(wrapper: Any) -> None:
 
 
 @pytest.mark.slow
-def test_early_stopping_and_checkpoints_are_as_everywhere(wrapper: Any, tmp_path: Any) -> None:
+def test_early_stopping_and_checkpoints_work_in_rounds(wrapper: Any, tmp_path: Any) -> None:
     """In rounds, early stopping ends the fit, and its checkpoint restores the parameters."""
     options = {
         "training_mode": "AVERAGING", "checkpoint_directory": str(tmp_path),
@@ -172,7 +172,7 @@ def test_early_stopping_and_checkpoints_are_as_everywhere(wrapper: Any, tmp_path
 
 
 @pytest.mark.slow
-def test_what_an_accumulator_raises_or_returns_wrongly_ends_the_fit(wrapper: Any) -> None:
+def test_accumulator_error_or_wrong_result_ends_fit(wrapper: Any) -> None:
     from sparkstrom.observe.early_stopping import MaxEpochsTerminationCondition
 
     for accumulator, why in (
@@ -193,7 +193,7 @@ def test_what_an_accumulator_raises_or_returns_wrongly_ends_the_fit(wrapper: Any
     )
 
 
-class Falling(nn.Module):
+class LearningRateSum(nn.Module):
     """A module that sums its learning rates, because the gradient is 1 in each step."""
 
     def __init__(self) -> None:
@@ -205,11 +205,11 @@ class Falling(nn.Module):
 
 
 @pytest.mark.slow
-def test_one_cycle_is_made_for_the_minibatches_of_all_workers(wrapper: Any) -> None:
+def test_one_cycle_schedule_spans_minibatches_of_all_workers(wrapper: Any) -> None:
     """OneCycleLR spans the minibatches of all workers in a fit, and restarts in the next fit."""
     sgd = partial(torch.optim.SGD, lr=0.01)
     cycle = partial(torch.optim.lr_scheduler.OneCycleLR, max_lr=0.1, cycle_momentum=False)
-    model = TorchModel(Falling(), lambda output, _: output.mean(), sgd, scheduler=cycle)
+    model = TorchModel(LearningRateSum(), lambda output, _: output.mean(), sgd, scheduler=cycle)
     options: dict[str, Any] = {"training_mode": "AVERAGING", "averaging_frequency": 3}
     made = wrapper(model, WORKERS, batch_size_per_worker=BATCH, progress=False, **options)
     for fits in (1, 2):
@@ -228,7 +228,7 @@ def test_one_cycle_is_made_for_the_minibatches_of_all_workers(wrapper: Any) -> N
     [(1, {}), (2, {}), (4, {"outer": Nesterov(0.7, 0.9), "average_updaters": False})],
     ids=["alone", "averaged", "diloco"],
 )
-def test_a_rehearsal_of_rounds_comes_to_the_same_bits(workers: int, options: Any) -> None:
+def test_rehearsal_of_rounds_equals_real_fit(workers: int, options: Any) -> None:
     """If the sample has all rows, the rehearsed fit is the real one; two fits in a row as well."""
     given = {"training_mode": "AVERAGING", "averaging_frequency": 3, "batch_size_per_worker": BATCH}
     model = network(Nesterov(0.05, 0.9))

@@ -135,7 +135,7 @@ class Order:
         return run_training_task(self.training(), place, read_row_blocks(self.partition, rows))
 
 
-def be_a_task(order: Order) -> None:
+def run_task(order: Order) -> None:
     """Run the task, and write its report, or else a traceback, to a file named by the pid."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # the task waits for its media driver's process
     report = Path(order.scratch) / f"{os.getpid()}.report"
@@ -160,7 +160,7 @@ def main() -> None:
         order = Order(**json.loads(line))
         pid = os.fork()
         if pid == 0:
-            be_a_task(order)
+            run_task(order)
             os._exit(0)
         print(pid, flush=True)
 

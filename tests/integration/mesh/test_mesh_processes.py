@@ -41,7 +41,9 @@ def two_inner_nodes(mesh: Any) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize(("fan_out", "loss"), [(2, 0.01), slow(3, 0.05)])
-def test_inner_nodes_are_killed(real_mesh: Any, fan_out: int, loss: float) -> None:
+def test_fit_is_exact_after_two_relays_are_killed(
+    real_mesh: Any, fan_out: int, loss: float
+) -> None:
     """A fit is exact if two relays are killed and their tasks are repeated."""
     mesh = real_mesh(fan_out=fan_out, depth=DEPTHS[fan_out], loss=loss)
     mesh.under_way(200)
@@ -58,7 +60,7 @@ def test_inner_nodes_are_killed(real_mesh: Any, fan_out: int, loss: float) -> No
 
 
 @pytest.mark.parametrize(("fan_out", "loss"), [slow(2, 0.05), (3, 0.01)])
-def test_inner_nodes_are_stopped_until_they_are_given_up(
+def test_fit_is_exact_after_stopped_relays_are_evicted(
     real_mesh: Any, fan_out: int, loss: float, until: Any
 ) -> None:
     """A fit is exact if two relays are stopped until they are evicted, and then return."""
@@ -79,7 +81,7 @@ def test_inner_nodes_are_stopped_until_they_are_given_up(
     assert sorted(lost.values()) == sorted(partitions)  # no other processes were started
 
 
-def test_an_inner_node_is_stopped_for_longer_than_its_parent_waits(real_mesh: Any) -> None:
+def test_fit_is_exact_after_relay_is_stopped_beyond_its_lease(real_mesh: Any) -> None:
     """A fit is exact if a relay is stopped for 1.5 times its lease."""
     mesh = real_mesh(fan_out=2, depth=4, loss=0.01)
     mesh.under_way(200)
@@ -90,7 +92,7 @@ def test_an_inner_node_is_stopped_for_longer_than_its_parent_waits(real_mesh: An
     check_each_row_counted_once(mesh, mesh.finish())
 
 
-def with_common_logs(mesh: Any) -> set[frozenset[int]]:
+def find_pairs_with_common_logs(mesh: Any) -> set[frozenset[int]]:
     """Return the pairs of nodes that both map some log, and so communicate by shared memory."""
     logs = {}
     for node, member in mesh.machine.members.live.items():
@@ -100,7 +102,7 @@ def with_common_logs(mesh: Any) -> set[frozenset[int]]:
     return {frozenset(pair) for pair in combinations(logs, 2) if logs[pair[0]] & logs[pair[1]]}
 
 
-def test_tasks_of_one_executor_share_memory_and_relays_relay(real_mesh: Any) -> None:
+def test_edges_within_executors_share_memory_and_relays_forward(real_mesh: Any) -> None:
     """Exactly the edges within executors use shared memory, and relays send on all updates."""
     mesh = real_mesh(fan_out=2, depth=4, loss=0.0)
     mesh.under_way(200)
@@ -114,7 +116,7 @@ def test_tasks_of_one_executor_share_memory_and_relays_relay(real_mesh: Any) -> 
     near = {edge for edge in edges if len({executors[node] for node in edge}) == 1}
     assert near
     assert near < edges
-    assert with_common_logs(mesh) == near
+    assert find_pairs_with_common_logs(mesh) == near
     outcome = mesh.finish()
     check_each_row_counted_once(mesh, outcome)
     published = sum(told.node.update_bytes for told in outcome.stats.values())

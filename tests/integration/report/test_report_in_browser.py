@@ -60,7 +60,7 @@ CONTRAST = """(pairs) => {
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1280, 400])
-def test_the_page_draws_all_and_asks_for_nothing(
+def test_report_page_draws_all_plots_without_requests(
     browser: Any, report: Path, scheme: str, width: int
 ) -> None:
     context = browser.new_context(

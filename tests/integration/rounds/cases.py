@@ -34,7 +34,7 @@ from sparkstrom.local.rounds import LocalRoundsJob
 from sparkstrom.models import Adam, DenseNetwork, Nesterov, Sgd
 from sparkstrom.protocol.common.fit_spec import FitSpec
 from sparkstrom.worker.task_environment import TaskEnvironment, load_batches
-from tests.integration.averaged_rounds import Part, batches_of, in_one_process
+from tests.integration.averaged_rounds import Part, batches_of, train_in_one_process
 
 EDGES = (0, 70, 110)  # rows of the two workers on Spark: one has fewer minibatches
 BATCH_ROWS, EPOCHS = 16, 2
@@ -89,14 +89,14 @@ CASES = {
 }
 
 
-class Enough(TrainingListener):
+class StoppingListener(TrainingListener):
     """A listener that ends a fit once a checkpoint is written."""
 
     def on_checkpoint(self, event: Any) -> None:
         raise RuntimeError("enough")
 
 
-class OnSpark:
+class SparkBackend:
     """Runs fits in a Spark session; ``data`` has one partition for each of ``parts``."""
 
     def __init__(self, session: Any, data: Any, parts: Sequence[Part]) -> None:
@@ -123,7 +123,7 @@ class OnSpark:
         return network.parameters, summary
 
 
-class OnOneMachine:
+class LocalBackend:
     """Runs fits with a ParallelWrapper."""
 
     def __init__(self, part: Part, folder: Path) -> None:
@@ -155,20 +155,20 @@ class OnOneMachine:
             return wrapper.parameters, summary
 
 
-def run_case(backend: OnSpark | OnOneMachine, name: str) -> dict[str, Any]:
+def run_case(backend: SparkBackend | LocalBackend, name: str) -> dict[str, Any]:
     """Train a case; return its results and its difference from one process, as JSON values."""
     case, each = CASES[name], backend.batches()
     names = ("save_updater", "outer", "accumulator")
     options = {key: case.options.get(key) for key in names} | {"frequency": case.frequency}
     options["save_updater"] = case.options.get("save_updater", True)
-    reference = in_one_process(copy.deepcopy(case.model()), each, EPOCHS, **options)
+    reference = train_in_one_process(copy.deepcopy(case.model()), each, EPOCHS, **options)
     said = ""
     with tempfile.TemporaryDirectory() as folder:
         more = dict(case.options)
         if case.resumes:
             more |= {"checkpoint_directory": folder, "checkpoint_every": "1 updates"}
             try:
-                backend.fit(case.model(), more, case.frequency, Enough())
+                backend.fit(case.model(), more, case.frequency, StoppingListener())
             except SparkstromError as error:
                 said = str(error)
             fit_checkpoints._directory_owners.clear()  # as in another program
@@ -215,7 +215,7 @@ class Client:
         parts = list(split(digits()))
         frames = [pd.DataFrame({"features": list(x), "label": y}) for x, y in parts]
         one, other = (self.spark.createDataFrame(frame).coalesce(1) for frame in frames)
-        self._backend = OnSpark(self.spark, one.union(other), parts)
+        self._backend = SparkBackend(self.spark, one.union(other), parts)
 
     def __getattr__(self, name: str) -> Any:
         return partial(run_case, self._backend, name)

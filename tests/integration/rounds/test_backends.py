@@ -9,7 +9,7 @@ import pytest
 
 from tests.integration.conftest import BACKENDS
 from tests.integration.rounds import cases
-from tests.integration.rounds.cases import CASES, EDGES, OnOneMachine, OnSpark, run_case
+from tests.integration.rounds.cases import CASES, EDGES, LocalBackend, SparkBackend, run_case
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1_800)]  # one client runs all parts
 
@@ -20,7 +20,7 @@ def rdd(spark: Any) -> Any:
     parts = list(cases.split(cases.digits()))
     rows = [list(zip(x, map(int, y), strict=True)) for x, y in parts]
     numbers = spark.sparkContext.parallelize(range(len(rows)), len(rows))
-    backend = OnSpark(spark, numbers.flatMap(lambda index: rows[index]), parts)
+    backend = SparkBackend(spark, numbers.flatMap(lambda index: rows[index]), parts)
     return lambda name: run_case(backend, name)
 
 
@@ -33,12 +33,12 @@ def dataframe(answers: Any) -> Any:
 @pytest.fixture
 def processes(tmp_path: Path) -> Any:
     """A function that trains a case in processes of this machine and returns its results."""
-    return lambda name: run_case(OnOneMachine(cases.digits(), tmp_path), name)
+    return lambda name: run_case(LocalBackend(cases.digits(), tmp_path), name)
 
 
 @pytest.mark.parametrize("name", list(CASES))
 @pytest.mark.parametrize("backend", ["processes", "rdd", "dataframe"])
-def test_each_backend_comes_to_what_one_process_comes_to(
+def test_each_backend_equals_training_in_one_process(
     request: pytest.FixtureRequest, backend: str, name: str
 ) -> None:
     """A fit on each backend has the parameters of one process, also if it resumes a checkpoint."""

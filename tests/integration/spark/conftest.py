@@ -159,7 +159,7 @@ class Victims:
 GONE_WITHIN_S = 30  # a driver lingers for 4 s after its last client; machines are busy
 
 
-class Leavings:
+class LeftoverMonitor:
     """Media drivers and directories that tests left, which must disappear within GONE_WITHIN_S.
 
     The next test may begin before.
@@ -187,16 +187,16 @@ class Leavings:
 
 
 @pytest.fixture(scope="session")
-def leavings() -> Iterator[Leavings]:
-    leavings = Leavings()
+def leftover_monitor() -> Iterator[LeftoverMonitor]:
+    leavings = LeftoverMonitor()
     yield leavings
     leavings.wait()
 
 
 @pytest.fixture
-def victims(leavings: Leavings) -> Victims:
+def victims(leftover_monitor: LeftoverMonitor) -> Victims:
     """Finds and kills processes; those of previous tests have ended."""
-    leavings.wait()
+    leftover_monitor.wait()
     return Victims()
 
 
@@ -214,7 +214,7 @@ def wait_until() -> Callable[..., None]:
 
 
 @pytest.fixture
-def master_at_work() -> Callable[[], Master | None]:
+def running_master() -> Callable[[], Master | None]:
     """A function that returns the master of the fit in this process, or None."""
 
     def look() -> Master | None:
@@ -225,11 +225,11 @@ def master_at_work() -> Callable[[], Master | None]:
 
 
 @pytest.fixture
-def has_trained(master_at_work: Callable[[], Master | None]) -> Callable[..., bool]:
+def has_trained(running_master: Callable[[], Master | None]) -> Callable[..., bool]:
     """A function that returns whether all workers are placed and have trained ``minibatches``."""
 
     def look(minibatches: int, workers: int = 4) -> bool:
-        master = master_at_work()
+        master = running_master()
         if master is None or len(master.members.live) < workers or master.placement.moving:
             return False
         return master.partitions.minibatches >= minibatches
@@ -263,8 +263,10 @@ def in_background() -> Iterator[Callable[..., Future[Any]]]:
 
 
 @pytest.fixture(autouse=True)
-def nothing_left(leavings: Leavings, request: pytest.FixtureRequest) -> Iterator[None]:
+def check_no_leftovers(
+    leftover_monitor: LeftoverMonitor, request: pytest.FixtureRequest
+) -> Iterator[None]:
     """Check that no media driver, shared memory or thread of a test remains for long."""
     yield
-    leavings.look(request.node.nodeid)
+    leftover_monitor.look(request.node.nodeid)
     assert not [t for t in threading.enumerate() if t.name.startswith("sparkstrom")]

@@ -25,7 +25,7 @@ from tests.integration.yarn.counted_rows import (
 ROWS, EPOCHS = 240, 20
 
 
-class Notice:
+class DecommissioningListener:
     """A listener that has one executor decommissioned after the first epoch."""
 
     def __init__(self) -> None:
@@ -66,7 +66,7 @@ def main() -> None:
         debug_longer_iterations=40,  # the fit lasts until Spark has removed the executor
     )
     network = SparkNetwork(spark, CountingModel(ROWS), master, progress=False, keep=False)
-    notice = Notice()
+    notice = DecommissioningListener()
     data = numbered_rows(spark.sparkContext, ROWS)
     summary = network.fit(data, EPOCHS, listeners=[notice], run_log="")
     told = {

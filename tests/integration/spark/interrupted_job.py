@@ -28,7 +28,7 @@ ROWS, BATCH = 420, 10  # as many minibatches for two workers as for three
 OURS = re.compile(rb"/sparkstrom-\d+-[0-9a-f]{16}-(driver|\d+-\d+)")
 
 
-class Ready(TrainingListener):
+class ReadyListener(TrainingListener):
     """A listener that prints READY when the fit begins, or after it has trained for a while."""
 
     def __init__(self, when: str) -> None:
@@ -48,7 +48,7 @@ class Ready(TrainingListener):
             self._say()
 
 
-def interrupted(spark: Any, data: Any, when: str, controller: str) -> dict[str, object]:
+def run_interrupted_fit(spark: Any, data: Any, when: str, controller: str) -> dict[str, object]:
     """Run a fit that is interrupted, then another fit; return what the test checks of both."""
     void = VoidConfiguration(controller=controller)
     checkpoints = Path(f"checkpoints-{when}-{controller}")
@@ -64,7 +64,7 @@ def interrupted(spark: Any, data: Any, when: str, controller: str) -> dict[str, 
     before = network.parameters
     found: dict[str, object] = {}
     try:
-        network.fit(data, epochs=10_000, listeners=[Ready(when)])
+        network.fit(data, epochs=10_000, listeners=[ReadyListener(when)])
     except KeyboardInterrupt:
         interrupted_s = time.monotonic()
         tracker = spark.sparkContext.statusTracker()
@@ -98,7 +98,7 @@ def media_drivers() -> list[str]:
     return sorted(found)
 
 
-class Looking(TrainingListener):
+class MediaDriverRecorder(TrainingListener):
     """A listener that records the largest list of media drivers during the fit."""
 
     def __init__(self) -> None:
@@ -108,10 +108,10 @@ class Looking(TrainingListener):
         self.seen = max(self.seen, media_drivers(), key=len)
 
 
-def stopped(spark: Any, data: Any) -> dict[str, object]:
+def fit_and_stop_spark(spark: Any, data: Any) -> dict[str, object]:
     """Run a fit and stop Spark; return which media drivers ran, and what is refused then."""
     model = DenseNetwork([8, 16, 2], updater=Sgd(0.1), seed=1)
-    network, looking = SparkNetwork(spark, model, progress=False), Looking()
+    network, looking = SparkNetwork(spark, model, progress=False), MediaDriverRecorder()
     network.fit(data, 20, listeners=[looking], run_log="")
     after_fit = media_drivers()
     spark.stop()
@@ -154,8 +154,8 @@ def main(fits: list[str]) -> None:
     data = spark.sparkContext.parallelize(rows, 2)
     data.count()  # wait for the executor
     for fit in fits:
-        print(json.dumps(interrupted(spark, data, *fit.split(":"))), flush=True)
-    print(json.dumps(stopped(spark, data)), flush=True)
+        print(json.dumps(run_interrupted_fit(spark, data, *fit.split(":"))), flush=True)
+    print(json.dumps(fit_and_stop_spark(spark, data)), flush=True)
 
 
 if __name__ == "__main__":

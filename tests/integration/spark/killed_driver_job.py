@@ -21,7 +21,7 @@ BATCH = 32
 SLEEP_MS = 5  # in each step, so that the fit lasts until it is killed
 
 
-class Begins(TrainingListener):
+class ProgressPrinter(TrainingListener):
     """A listener that prints BEGIN as a fit begins, and TRAINING as its training begins."""
 
     def __init__(self) -> None:
@@ -58,7 +58,9 @@ def main(directory: str, table: str) -> None:
     )
     model = DenseNetwork([64, 32, 10], hidden="relu", loss="cross_entropy", updater=Adam(3e-3))
     network = SparkNetwork(spark, model, master, keep=False)
-    fits = [network.fit(data, epochs=each, listeners=[Begins()]).to_dict() for each in EPOCHS]
+    fits = [
+        network.fit(data, epochs=each, listeners=[ProgressPrinter()]).to_dict() for each in EPOCHS
+    ]
     hits = network.predict(features).argmax(axis=1) == labels
     accuracy = float(hits.mean())
     network.close()

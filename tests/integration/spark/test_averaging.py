@@ -23,7 +23,7 @@ from sparkstrom.planning.memory import PieceSizes
 from sparkstrom.spark import classic_application
 from sparkstrom.spark.data.partitioning import PartitionedData
 from sparkstrom.spark.rounds import rdd
-from tests.integration.averaged_rounds import fitted_in_one_process, joined, turns_of_fit
+from tests.integration.averaged_rounds import fit_in_one_process, join_batches, rounds_of_fit
 
 ROWS = (70, 64, 40, 34)  # of the partitions: some workers have fewer minibatches
 SMALL = PieceSizes(piece=4096, part=10_000, direct=0, collected=20_000, targets=10)
@@ -51,7 +51,7 @@ def data(spark, parts):
     return one_by_one.flatMap(lambda index: rows[index])
 
 
-def test_every_step_averaged_is_one_machine_on_all_rows(spark, data, parts, monkeypatch):
+def test_averaging_every_step_equals_training_on_all_rows(spark, data, parts, monkeypatch):
     """SGD, averaged every step, equals one machine within 1e-6; small pieces change no bit."""
     model, master = (
         DenseNetwork([64, 32, 10], updater=Sgd(0.2), seed=1),
@@ -59,8 +59,8 @@ def test_every_step_averaged_is_one_machine_on_all_rows(spark, data, parts, monk
     )
     alone, reference = copy.deepcopy(model), model.initial()
     alone.bind(reference)
-    for turns in turns_of_fit(parts, master, 2):
-        alone.step(joined([turn.batch for own in turns for turn in own]))
+    for turns in rounds_of_fit(parts, master, 2):
+        alone.step(join_batches([turn.batch for own in turns for turn in own]))
     network = SparkNetwork(spark, model, master, progress=False)
     summary = network.fit(data, epochs=2)
     assert np.abs(network.parameters - reference).max() < 1e-6
@@ -92,7 +92,7 @@ def shuffle_files(spark):
     return set(spark.sparkContext.parallelize(range(8), 8).mapPartitions(look).collect())
 
 
-def test_what_epochs_and_rounds_have_shuffled_is_removed(spark, data, monkeypatch):
+def test_shuffle_files_of_rounds_are_removed_soon(spark, data, monkeypatch):
     """Shuffle files are removed soon, not only at the JVM's garbage collection."""
     monkeypatch.setattr(rdd, "SIZES", SMALL)
     before = shuffle_files(spark)
@@ -110,7 +110,7 @@ def test_what_epochs_and_rounds_have_shuffled_is_removed(spark, data, monkeypatc
         assert time.monotonic() < until_s, left
 
 
-class Killing:
+class ExecutorKiller:
     """A listener that kills an executor after some minibatches."""
 
     def __init__(self, victims, minibatches):
@@ -123,14 +123,14 @@ class Killing:
             self._victims.kill(self.killed)
 
 
-def test_an_executor_that_dies_changes_no_bit(spark, data, parts, victims, monkeypatch):
+def test_killed_executor_does_not_change_parameters(spark, data, parts, victims, monkeypatch):
     """A fit in which an executor is killed has the same parameters as one process."""
     monkeypatch.setattr(rdd, "SIZES", SMALL)
     model, master = (
         DenseNetwork([64, 32, 10], updater=Adam(), seed=1),
         master_of(averaging_frequency=2),
     )
-    reference, killing = fitted_in_one_process(model, parts, master, 3), Killing(victims, 20)
+    reference, killing = fit_in_one_process(model, parts, master, 3), ExecutorKiller(victims, 20)
     network = SparkNetwork(spark, model, master, progress=False)
     summary = network.fit(data, epochs=3, listeners=[killing])
     assert killing.killed
@@ -161,7 +161,9 @@ def test_a_python_process_that_dies_is_named(spark, data, tmp_path):
 
 
 @pytest.mark.parametrize(("depth", "save_updater"), [(1, True), (3, True), (1, "own"), (2, "own")])
-def test_the_depth_of_the_sums_is_only_a_way(spark, data, parts, monkeypatch, depth, save_updater):
+def test_parameters_do_not_depend_on_aggregation_depth(
+    spark, data, parts, monkeypatch, depth, save_updater
+):
     """The parameters do not depend on the depth of the aggregation tree."""
     monkeypatch.setattr(rdd, "SIZES", SMALL)
     model = DenseNetwork([64, 32, 10], updater=Nesterov(0.1), seed=1)
@@ -169,9 +171,7 @@ def test_the_depth_of_the_sums_is_only_a_way(spark, data, parts, monkeypatch, de
     master = master_of(averaging_frequency=5, **options)
     network = SparkNetwork(spark, model, master, progress=False)
     network.fit(data)
-    assert np.allclose(
-        network.parameters, fitted_in_one_process(model, parts, master, 1), atol=1e-7
-    )
+    assert np.allclose(network.parameters, fit_in_one_process(model, parts, master, 1), atol=1e-7)
 
 
 @pytest.fixture
@@ -187,7 +187,9 @@ def one_thread():
 @pytest.mark.parametrize(
     ("save_updater", "outer"), [(True, None), (False, Sgd(0.9)), ("own", Nesterov(0.7, 0.9))]
 )
-def test_torch_adam_and_batch_norm(spark, data, parts, one_thread, save_updater, outer):
+def test_torch_rounds_with_adam_and_batch_norm_equal_one_process(
+    spark, data, parts, one_thread, save_updater, outer
+):
     """Rounds of a torch model with Adam and BatchNorm have the parameters of one process."""
     torch = pytest.importorskip("torch")
     from functools import partial
@@ -206,7 +208,7 @@ def test_torch_adam_and_batch_norm(spark, data, parts, one_thread, save_updater,
         scheduler_interval="step",
     )
     master = master_of(averaging_frequency=2, save_updater=save_updater, outer=outer)
-    reference = fitted_in_one_process(copy.deepcopy(model), parts, master, 2)
+    reference = fit_in_one_process(copy.deepcopy(model), parts, master, 2)
     network = SparkNetwork(spark, model, master, progress=False)
     summary = network.fit(data, epochs=2)
     assert np.allclose(network.parameters, reference, atol=2e-6)
@@ -215,7 +217,7 @@ def test_torch_adam_and_batch_norm(spark, data, parts, one_thread, save_updater,
     assert network.module.state_dict()["1.num_batches_tracked"] > 0
 
 
-class Stopping:
+class StoppingListener:
     """A listener that ends a fit once a checkpoint is written."""
 
     def __init__(self):
@@ -226,7 +228,7 @@ class Stopping:
         raise RuntimeError("enough")
 
 
-def test_a_fit_goes_on_from_its_checkpoint(spark, data, parts, tmp_path, monkeypatch):
+def test_resumed_rounds_equal_uninterrupted_fit(spark, data, parts, tmp_path, monkeypatch):
     """A resumed fit has equal results, with own optimizers and the outer step's velocity."""
     model = DenseNetwork([64, 32, 10], updater=Adam(), seed=1)
     master = master_of(
@@ -236,8 +238,8 @@ def test_a_fit_goes_on_from_its_checkpoint(spark, data, parts, tmp_path, monkeyp
         checkpoint_directory=str(tmp_path),
         checkpoint_every="4 updates",
     )
-    reference = fitted_in_one_process(model, parts, master, 4)
-    stopping = Stopping()
+    reference = fit_in_one_process(model, parts, master, 4)
+    stopping = StoppingListener()
     with pytest.raises(TrainingError, match="enough"):
         SparkNetwork(spark, model, master, progress=False).fit(data, epochs=4, listeners=[stopping])
     monkeypatch.setattr(fit_checkpoints, "_directory_owners", {})  # as in another program
@@ -250,7 +252,7 @@ def test_a_fit_goes_on_from_its_checkpoint(spark, data, parts, tmp_path, monkeyp
     assert all("evens them out" in text for text in summary.warnings)
 
 
-def test_early_stopping_delivers_the_best_epoch_s_parameters(spark, digits):
+def test_early_stopping_selects_commit_of_best_epoch(spark, digits):
     """A fit that early stopping ends returns the parameters of the best epoch's own commit."""
     rows = spark.sparkContext.parallelize(digits.rows()[:400], 2)
     fresh = DenseNetwork([64, 32, 10], updater=Sgd(3.0), seed=1)
@@ -269,7 +271,7 @@ def test_early_stopping_delivers_the_best_epoch_s_parameters(spark, digits):
     assert (network.parameters == so_far.parameters).all()
 
 
-def test_what_is_wrong_is_said_once_and_by_its_place(spark, data, digits):
+def test_errors_name_partition_and_activity(spark, data, digits):
     """Errors in rows, losses and a user's code name the partition and the activity, once."""
     master = master_of(averaging_frequency=2)
     wide = DenseNetwork([63, 10], seed=1)
@@ -299,7 +301,9 @@ def test_what_is_wrong_is_said_once_and_by_its_place(spark, data, digits):
     "ParameterAveragingTrainingMaster.collect_training_stats",
     "ParameterAveragingTrainingMaster.start_timeout",
 )
-def test_exported_rows_and_seconds_of_workers(spark, data, parts, tmp_path, monkeypatch):
+def test_exported_rows_give_same_parameters_and_worker_seconds(
+    spark, data, parts, tmp_path, monkeypatch
+):
     """A fit with exported rows has the same parameters, and reports its workers' seconds."""
     waited, wait = [], classic_application.await_slots
     monkeypatch.setattr(
@@ -315,7 +319,7 @@ def test_exported_rows_and_seconds_of_workers(spark, data, parts, tmp_path, monk
     assert waited == [33.0]
     assert summary.export_directory.startswith(str(tmp_path))
     assert {"stepping", "reading"} <= set(summary.worker_seconds["1"])
-    assert (network.parameters == fitted_in_one_process(model, parts, master, 1)).all()
+    assert (network.parameters == fit_in_one_process(model, parts, master, 1)).all()
     network.close()
     assert list(tmp_path.iterdir()) == []
 

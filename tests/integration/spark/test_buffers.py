@@ -26,16 +26,16 @@ WORKERS, ROWS, BATCH = 4, 1280, 32  # ten whole minibatches for each worker
 STEPS = ROWS // WORKERS // BATCH
 
 
-def make(**options: Any) -> TorchModel:
+def make_model(**options: Any) -> TorchModel:
     """Return a model whose BatchNorm statistics are plain means over a worker's minibatches."""
     torch.manual_seed(0)
     module = nn.Sequential(nn.BatchNorm1d(64, momentum=None), nn.Linear(64, 10))
     return TorchModel(module, nn.CrossEntropyLoss(), partial(torch.optim.SGD, lr=0.05, **options))
 
 
-def test_statistics_are_those_of_all_workers_rows(spark, digits, make_network):
+def test_batch_norm_statistics_are_averaged_over_all_workers(spark, digits, make_network):
     """After each fit, BatchNorm's mean is that of all rows, and all replicas are equal."""
-    network = make_network(make())
+    network = make_network(make_model())
     data = spark.sparkContext.parallelize(digits.rows()[:ROWS], WORKERS)
     for fit in (1, 2):  # the second continues from the first one's average
         summary = network.fit(data, epochs=1)
@@ -60,7 +60,7 @@ class Projected(nn.Linear):
         return super().forward((x @ self.projection)[:, :8])
 
 
-def test_code_that_executors_lack_is_named(spark, digits, make_network):
+def test_missing_module_error_suggests_add_py_file(spark, digits, make_network):
     sgd = partial(torch.optim.SGD, lr=0.05)
     network = make_network(TorchModel(Projected(), nn.CrossEntropyLoss(), sgd))
     data = spark.sparkContext.parallelize(digits.rows()[:ROWS], WORKERS)
@@ -94,9 +94,9 @@ def test_buffers_may_be_larger_than_the_parameters(spark, digits, make_network):
     network.close()
 
 
-def test_the_best_epoch_s_statistics_come_with_its_parameters(spark, digits, make_network):
+def test_early_stopping_restores_buffers_of_best_epoch(spark, digits, make_network):
     """Early stopping restores the buffers of the best epoch, not only its parameters."""
-    network = make_network(make(maximize=True), debug_longer_iterations=20)
+    network = make_network(make_model(maximize=True), debug_longer_iterations=20)
     data = spark.sparkContext.parallelize(digits.rows()[:ROWS], WORKERS)
     rule = EarlyStopping(patience=6)
     summary = network.fit(data, epochs=100, validation=0.2, early_stopping=rule)

@@ -27,7 +27,7 @@ def digest(state: State) -> str:
     return f"{state['steps']} {hashlib.sha256(content).hexdigest()}"
 
 
-class Telling(DenseNetwork):
+class StateRecordingNetwork(DenseNetwork):
     """A network that writes a digest of the state that it loads to a file of its partition."""
 
     folder: ClassVar[str]  # pickled by value with the class
@@ -49,17 +49,19 @@ def _by_value() -> Iterator[None]:
     cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
 
 
-def telling(folder: Path) -> Telling:
+def make_recording_network(folder: Path) -> StateRecordingNetwork:
     folder.mkdir()
-    Telling.folder = str(folder)
-    return Telling([64, 32, 10], hidden="relu", loss="cross_entropy", updater=Adam(3e-3), seed=1)
+    StateRecordingNetwork.folder = str(folder)
+    return StateRecordingNetwork(
+        [64, 32, 10], hidden="relu", loss="cross_entropy", updater=Adam(3e-3), seed=1
+    )
 
 
-def loaded(folder: Path) -> dict[int, str]:
+def read_loaded_states(folder: Path) -> dict[int, str]:
     return {int(path.name): path.read_text() for path in folder.iterdir()}
 
 
-def saved(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
+def read_checkpoint(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
     """Read a checkpoint with plain NumPy; return its description and a digest of each state."""
     with np.load(path) as file:
         said = json.loads(file["description.json"])["description"]
@@ -70,7 +72,7 @@ def saved(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
 @pytest.mark.slow
 @pytest.mark.usefixtures("_by_value")
 @pytest.mark.flips("SharedTrainingMaster.checkpoint_updaters")
-def test_each_partition_goes_on_with_its_own_workers_state(spark, digits, tmp_path):
+def test_workers_resume_optimizer_states_of_their_partitions(spark, digits, tmp_path):
     """Workers resume the states of their partitions, or one state if others were not saved.
 
     Workers have different rows and therefore different states.
@@ -87,14 +89,18 @@ def test_each_partition_goes_on_with_its_own_workers_state(spark, digits, tmp_pa
             checkpoint_updaters=updaters,
             keep_last=1000,
         )
-        network = SparkNetwork(spark, telling(tmp_path / f"begun {updaters}"), master, keep=False)
+        network = SparkNetwork(
+            spark, make_recording_network(tmp_path / f"begun {updaters}"), master, keep=False
+        )
         assert network.fit(data, epochs=EPOCHS).replicas_equal
         network.close()
         files[updaters] = sorted(directory.iterdir())
 
-    whole = [path for path in files["all"] if len(saved(path)[0]["updaters"]["own"]) == WORKERS]
-    midway = [path for path in whole if saved(path)[0]["epochs_done"] is None]
-    said, states = saved(midway[-1])
+    whole = [
+        path for path in files["all"] if len(read_checkpoint(path)[0]["updaters"]["own"]) == WORKERS
+    ]
+    midway = [path for path in whole if read_checkpoint(path)[0]["epochs_done"] is None]
+    said, states = read_checkpoint(midway[-1])
     own = {int(index): states[name] for index, name in said["updaters"]["own"].items()}
     assert len(states) == WORKERS  # each once
     assert len(set(own.values())) == WORKERS
@@ -102,24 +108,24 @@ def test_each_partition_goes_on_with_its_own_workers_state(spark, digits, tmp_pa
     for index, (epoch, batch, _, _, per_epoch) in enumerate(said["partitions"]):
         steps = int(own[index].split()[0])
         assert steps > (epoch * per_epoch + batch) / 2  # not the state of the first checkpoint
-    assert resumed(spark, midway[-1], data, tmp_path / "all again") == own
+    assert resume_fit(spark, midway[-1], data, tmp_path / "all again") == own
 
-    of_one = [path for path in files["one"] if saved(path)[0]["epochs_done"] is None][-1]
-    said, states = saved(of_one)
+    of_one = [path for path in files["one"] if read_checkpoint(path)[0]["epochs_done"] is None][-1]
+    said, states = read_checkpoint(of_one)
     assert said["updaters"] == {"wanted": "one", "own": {}, "left_out": []}
-    found = resumed(spark, of_one, data, tmp_path / "one again")
+    found = resume_fit(spark, of_one, data, tmp_path / "one again")
     assert found == dict.fromkeys(range(WORKERS), states["state"])
 
     # with another partitioning, all workers begin with the same state
     spread = spark.sparkContext.parallelize(digits.rows(), 2 * WORKERS)
-    said, states = saved(midway[-1])
-    found = resumed(spark, midway[-1], spread, tmp_path / "more", workers_per_node=2)
+    said, states = read_checkpoint(midway[-1])
+    found = resume_fit(spark, midway[-1], spread, tmp_path / "more", workers_per_node=2)
     assert found == dict.fromkeys(range(2 * WORKERS), states["state"])
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("_by_value")
-def test_the_last_checkpoint_of_a_short_fit_has_the_states_of_its_end(spark, digits, tmp_path):
+def test_last_checkpoint_of_short_fit_has_final_states(spark, digits, tmp_path):
     """A fit of less than a second waits at its end for all workers' states."""
     data = spark.sparkContext.parallelize(digits.rows(), WORKERS)
     master = SharedTrainingMaster(
@@ -127,10 +133,10 @@ def test_the_last_checkpoint_of_a_short_fit_has_the_states_of_its_end(spark, dig
         checkpoint_directory=str(tmp_path / "kept"),
         checkpoint_updaters="all",
     )
-    network = SparkNetwork(spark, telling(tmp_path / "begun"), master, keep=False)
+    network = SparkNetwork(spark, make_recording_network(tmp_path / "begun"), master, keep=False)
     for epochs in (1, 2):
         assert network.fit(data, epochs=epochs).replicas_equal
-        said, states = saved(max((tmp_path / "kept").iterdir()))
+        said, states = read_checkpoint(max((tmp_path / "kept").iterdir()))
         assert said["epochs_done"] == epochs
         assert said["updaters"]["left_out"] == []
         for index, (_, _, _, _, per_epoch) in enumerate(said["partitions"]):
@@ -139,15 +145,15 @@ def test_the_last_checkpoint_of_a_short_fit_has_the_states_of_its_end(spark, dig
     network.close()
 
 
-def resumed(
+def resume_fit(
     spark: Any, path: Path, data: Any, folder: Path, workers_per_node: int = 1
 ) -> dict[int, str]:
     """Resume a fit from the file; return digests of the states that its workers loaded."""
     master = SharedTrainingMaster(workers_per_node=workers_per_node)
-    network = SparkNetwork(spark, telling(folder), master, keep=False)
+    network = SparkNetwork(spark, make_recording_network(folder), master, keep=False)
     network.restore(path)
     summary = network.fit(data, epochs=EPOCHS)
     network.close()
     assert summary.resumed_from == str(path)
     assert summary.replicas_equal
-    return loaded(folder)
+    return read_loaded_states(folder)

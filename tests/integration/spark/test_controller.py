@@ -38,7 +38,7 @@ def data(spark, digits):
 
 
 @pytest.fixture
-def apart(make_network):
+def make_network_with_task_controller(make_network):
     """A function that makes a network whose controller is in a task."""
 
     def make(controller="executor", model=None, void=(), **options):
@@ -48,7 +48,7 @@ def apart(make_network):
     return make
 
 
-class Heard(TrainingListener):
+class RecordingListener(TrainingListener):
     """A listener that records the commits of epochs' snapshots, iterations and the summary."""
 
     def __init__(self):
@@ -64,12 +64,12 @@ class Heard(TrainingListener):
         self.summary = event.summary
 
 
-def check_whole(summary):
-    check_whole_but_faults(summary)
+def check_complete_fit(summary):
+    check_complete_fit_with_faults(summary)
     assert summary.faults == []
 
 
-def check_whole_but_faults(summary):
+def check_complete_fit_with_faults(summary):
     """Check that four replicas are equal and that all minibatches were trained."""
     print(summary.table(), summary.warnings)
     assert summary.replicas_equal, summary.hashes
@@ -79,13 +79,19 @@ def check_whole_but_faults(summary):
 
 @pytest.mark.slow
 @pytest.mark.flips("VoidConfiguration.controller")
-def test_all_that_follows_a_fit_follows_it_there(
-    apart, data, digits, tmp_path, master_at_work, in_background, wait_until
+def test_listeners_and_checkpoints_work_with_controller_in_task(
+    make_network_with_task_controller,
+    data,
+    digits,
+    tmp_path,
+    running_master,
+    in_background,
+    wait_until,
 ):
     """With the controller in a task, listeners, early stopping and checkpoints work as usual."""
     heard, network = (
-        Heard(),
-        apart(
+        RecordingListener(),
+        make_network_with_task_controller(
             checkpoint_directory=str(tmp_path),
             checkpoint_every="1 epochs",
             debug_longer_iterations=5,
@@ -96,7 +102,7 @@ def test_all_that_follows_a_fit_follows_it_there(
         network.fit, data, epochs=9, validation=0.2, early_stopping=rule, listeners=[heard]
     )
     summary = fit.result(120)
-    assert master_at_work() is None
+    assert running_master() is None
     assert summary.replicas_equal
     assert len(summary.hashes) == 4
     assert summary.stopped is not None
@@ -131,20 +137,25 @@ def taken_ports():
 
 
 @pytest.mark.slow
-def test_without_a_connection_all_of_it_comes_at_the_end(apart, data, taken_ports):
+def test_events_arrive_at_end_without_tcp_connection(
+    make_network_with_task_controller, data, taken_ports
+):
     """Without a free TCP port, early stopping is refused, and events come at the end of a fit."""
-    heard, network = Heard(), apart(void={"port_range": taken_ports})
+    heard, network = (
+        RecordingListener(),
+        make_network_with_task_controller(void={"port_range": taken_ports}),
+    )
     with pytest.raises(SetupError, match=r"no TCP port of 127\.0\.0\.1"):
         network.fit(data, validation=0.2, early_stopping=EarlyStopping())
     summary = network.fit(data, epochs=3, listeners=[heard])
-    check_whole(summary)
+    check_complete_fit(summary)
     assert len(heard.commits) == 3
     assert set(heard.commits) == {summary.updates}
     network.close()
 
 
 @pytest.mark.slow
-def test_buffers_are_averaged_there_and_what_was_learnt_goes_on(apart, data, digits):
+def test_controller_in_task_averages_buffers(make_network_with_task_controller, data, digits):
     """A controller in a task averages BatchNorm's statistics and returns them to the driver."""
     torch = pytest.importorskip("torch")
     from sparkstrom.models.torch import TorchModel
@@ -153,23 +164,23 @@ def test_buffers_are_averaged_there_and_what_was_learnt_goes_on(apart, data, dig
     module = torch.nn.Sequential(*layers, torch.nn.Linear(16, 10))
     sgd = partial(torch.optim.SGD, lr=0.1)
     model = TorchModel(module, torch.nn.CrossEntropyLoss(), sgd)
-    network = apart(controller="127.0.0.1", model=model)
+    network = make_network_with_task_controller(controller="127.0.0.1", model=model)
     before = float(network.module[1].running_mean.abs().sum())
-    check_whole(network.fit(data, epochs=2))
+    check_complete_fit(network.fit(data, epochs=2))
     assert before == 0.0
     assert float(network.module[1].running_mean.abs().sum()) > 0.1
     network.close()
 
 
-def test_what_cannot_be_is_refused_by_name(apart, data):
+def test_controller_without_slot_or_executor_is_rejected(make_network_with_task_controller, data):
     """A controller needs a free slot, and an executor at its address."""
     with pytest.raises(UsageError, match="needs one slot more: 4 workers"):
-        apart(workers_per_node=2).fit(data)
+        make_network_with_task_controller(workers_per_node=2).fit(data)
     with pytest.raises(SetupError, match=r"'192\.0\.2\.1': no executor.* on 127\.0\.0\.1"):
-        apart(controller="192.0.2.1").fit(data)
+        make_network_with_task_controller(controller="192.0.2.1").fit(data)
 
 
-def controllers_worker():
+def find_controller_worker():
     """Return this process's Python worker that uses the controller's media driver."""
     table = {process.pid: process for process in processes()}
 
@@ -186,7 +197,7 @@ def controllers_worker():
     raise AssertionError("no worker has a controller's media driver")
 
 
-def executor_above(pid):
+def find_executor_of(pid):
     """Return the process id of the executor that started the process."""
     table = {process.pid: process for process in processes()}
     while "CoarseGrainedExecutorBackend" not in table[pid].command:
@@ -196,21 +207,21 @@ def executor_above(pid):
 
 @pytest.mark.slow
 @pytest.mark.flips("VoidConfiguration.controller_restarts")
-def test_its_death_ends_the_fit_and_a_checkpoint_goes_on(
-    apart, data, in_background, wait_until, tmp_path
+def test_killed_controller_ends_fit_and_checkpoint_resumes_it(
+    make_network_with_task_controller, data, in_background, wait_until, tmp_path
 ):
     """If the controller is killed, the error soon names its executor; a later fit is resumed."""
     options = {"checkpoint_directory": str(tmp_path), "checkpoint_every": "1 epochs"}
     options["void"] = {"controller_restarts": 0}
-    network = apart(debug_longer_iterations=10, **options)
+    network = make_network_with_task_controller(debug_longer_iterations=10, **options)
     before = network.parameters
     fit = in_background(network.fit, data, epochs=1000)
     wait_until(lambda: [*tmp_path.glob("checkpoint-*.npz")] or fit.done(), 90, "a checkpoint")
-    os.kill(controllers_worker(), signal.SIGKILL)
+    os.kill(find_controller_worker(), signal.SIGKILL)
     with pytest.raises(TrainingError, match=r"controller \(executor \d+ on 127.*was lost.*again"):
         fit.result(ENDS_S)
     np.testing.assert_array_equal(network.parameters, before)
-    again = apart(**options)
+    again = make_network_with_task_controller(**options)
     again._checkpoints.network = network._checkpoints.network  # as in another run of the program
     summary = again.fit(data, epochs=3)
     assert summary.resumed_from
@@ -231,14 +242,20 @@ def counted_by_value():
 
 
 @pytest.mark.slow
-def test_its_death_is_survived_twice_and_each_row_counts_once(
-    apart, spark, in_background, wait_until, tmp_path, monkeypatch, counted_by_value
+def test_fit_survives_two_controller_losses_without_lost_rows(
+    make_network_with_task_controller,
+    spark,
+    in_background,
+    wait_until,
+    tmp_path,
+    monkeypatch,
+    counted_by_value,
 ):
     """Each row counts once although the controller is killed before and after its first copy."""
     monkeypatch.setattr(controller_losses, "COPY_INTERVAL", "1 s")
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     options = {"residual_post_processor": None, "publish_every": 1, "horizon": "worker"}
-    network = apart(
+    network = make_network_with_task_controller(
         model=CountingModel(240),
         threshold=THRESHOLD,
         batch_size_per_worker=8,
@@ -246,15 +263,15 @@ def test_its_death_is_survived_twice_and_each_row_counts_once(
         checkpoint_updaters="one",
         **options,
     )
-    heard = Heard()
+    heard = RecordingListener()
     rows = numbered_rows(spark.sparkContext, 240)
     fit = in_background(network.fit, rows, epochs=EPOCHS, listeners=[heard])
     wait_until(lambda: heard.looks > 1, 200, "training")
-    os.kill(controllers_worker(), signal.SIGKILL)
+    os.kill(find_controller_worker(), signal.SIGKILL)
     wait_until(lambda: [*tmp_path.glob(COPIES)] or fit.done(), 200, "a copy")
-    os.kill(executor_above(controllers_worker()), signal.SIGKILL)
+    os.kill(find_executor_of(find_controller_worker()), signal.SIGKILL)
     summary = fit.result(200)
-    check_whole_but_faults(summary)
+    check_complete_fit_with_faults(summary)
     assert trainings(network.parameters) == [EPOCHS]
     assert summary.minibatches == EPOCHS * 30
     assert [fault.what for fault in summary.faults] == ["controller lost"] * 2
@@ -268,15 +285,17 @@ def test_its_death_is_survived_twice_and_each_row_counts_once(
 
 
 @pytest.mark.slow
-def test_a_cancelled_fit_keeps_what_was_learnt(apart, spark, data, in_background, wait_until):
+def test_cancelled_fit_keeps_learned_parameters(
+    make_network_with_task_controller, spark, data, in_background, wait_until
+):
     """If Spark's jobs are cancelled, the fit fails, but the network has the learned parameters."""
-    network = apart(debug_longer_iterations=10)
-    before, heard = network.parameters, Heard()
+    network = make_network_with_task_controller(debug_longer_iterations=10)
+    before, heard = network.parameters, RecordingListener()
     fit = in_background(network.fit, data, epochs=1000, listeners=[heard])
     wait_until(lambda: len(heard.commits) > 1, 90, "training")
     spark.sparkContext.cancelAllJobs()
     with pytest.raises(TrainingError, match="the job was cancelled"):
         fit.result(ENDS_S)
     assert float(np.abs(network.parameters - before).max()) > 1e-3
-    check_whole(network.fit(data, epochs=1))
+    check_complete_fit(network.fit(data, epochs=1))
     network.close()

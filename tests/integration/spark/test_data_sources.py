@@ -57,7 +57,7 @@ def table(spark):
 
 
 @pytest.mark.parametrize("move", [True, False])
-def test_columns_arrive_as_they_are_and_without_pandas(table, move):
+def test_columns_of_all_kinds_are_read_without_pandas(table, move):
     """Columns of all kinds are read with their shapes, and executors do not import pandas."""
     names = {name: name for name in ("x", "dense", "mixed", "nested", "raw", "id")}
     source = create_source(table, ColumnSpec(names | {"beside": ["id", "label"]}))
@@ -90,7 +90,7 @@ def test_columns_arrive_as_they_are_and_without_pandas(table, move):
     assert sum(spread.rows) == (0 if move else 12)
 
 
-def test_several_inputs_and_a_long_vector(table):
+def test_several_inputs_and_long_sparse_vector_are_read(table):
     source = create_source(
         table, ColumnSpec({"a": "x", "b": "wide"}, ("label", "id"), "label", "held")
     )
@@ -122,13 +122,13 @@ def test_several_inputs_and_a_long_vector(table):
         (ColumnSpec([]), r"features=\[\]: give a column's name"),
     ],
 )
-def test_a_column_that_cannot_be_meant_is_refused_before_the_job(table, chosen, why):
+def test_missing_or_mistyped_column_is_rejected_before_job(table, chosen, why):
     """Columns that do not exist or have the wrong type are refused before a job starts."""
     with pytest.raises(UsageError, match=why):
         create_source(table, chosen)
 
 
-def test_images_of_sparks_own_reader(spark, tmp_path):
+def test_images_from_spark_reader_keep_their_pixels(spark, tmp_path):
     from PIL import Image
 
     pixels = np.arange(2 * 3 * 3, dtype=np.uint8).reshape(2, 3, 3)
@@ -162,7 +162,7 @@ def test_every_row_is_trained_or_held_out(spark, digits, make_network):
     assert again.rows_held_out == by_chance.rows_held_out  # chosen by content, on any worker
 
 
-def test_held_out_rows_may_be_a_dataframe_of_their_own(spark, digits, tmp_path):
+def test_separate_held_out_dataframe_equals_validation_column(spark, digits, tmp_path):
     """Held-out rows in a separate DataFrame give the same results as a column that marks them."""
     frame = frame_of(spark, digits, 200).withColumnRenamed("features", "pixel`s.x")
     train, test = (frame.where(said).drop("held").cache() for said in ("not held", "held"))
@@ -195,7 +195,7 @@ def test_held_out_rows_may_be_a_dataframe_of_their_own(spark, digits, tmp_path):
     assert np.isfinite(stays.history[-1].validation)
 
 
-def test_weights_count(spark, digits, make_network):
+def test_rows_of_weight_zero_do_not_change_parameters(spark, digits, make_network):
     """Rows of weight 0 do not change the parameters."""
     model = DenseNetwork([64, 10], updater=Sgd(0.1), seed=1)
     rows = [(f, y, 0.0) for f, y in digits.rows()[:200]]
@@ -206,7 +206,7 @@ def test_weights_count(spark, digits, make_network):
 
 
 @pytest.mark.parametrize("repartition", ["always", "never"])
-def test_a_bad_row_is_named_by_its_own_partition(spark, digits, make_network, repartition):
+def test_bad_row_error_names_row_and_partition(spark, digits, make_network, repartition):
     good = frame_of(spark, digits, 100)
     bad = spark.createDataFrame([([0.5] * 63, 1, 1.0, False)], good.schema)
     parts = [part.rdd.coalesce(1) for part in (good, bad)]  # Spark 4.1 merges such DataFrames
@@ -224,7 +224,7 @@ def test_a_bad_row_is_named_by_its_own_partition(spark, digits, make_network, re
         make_network(repartition=repartition).fit(nan)
 
 
-def test_a_bad_row_of_the_only_partition_is_named(spark, make_network):
+def test_bad_row_error_names_row_of_only_partition(spark, make_network):
     frame = spark.createDataFrame([([0.5] * 64, 1), (None, 1)], "features array<float>, label int")
     with pytest.raises(UsageError, match=r"row 1 of partition 0: column 'features' is null"):
         make_network(repartition="never").fit(frame.coalesce(1))
@@ -263,7 +263,7 @@ def test_exported_rows_are_computed_once_for_all_fits(spark, digits, make_networ
     network.close()
 
 
-def test_an_export_holds_the_rows_of_direct_training(table, spark, tmp_path):
+def test_exported_rows_equal_directly_read_rows(table, spark, tmp_path):
     """Exported rows equal directly read rows, for all kinds of columns and on the same workers."""
     from sparkstrom.spark.data.export import export_rows, partition_export
 
@@ -292,7 +292,7 @@ def records_of(spread):
     return spread.rdd.mapPartitionsWithIndex(read).collect()
 
 
-def test_other_data_replace_an_export_and_a_bad_row_leaves_none(
+def test_export_is_replaced_by_other_data_and_removed_on_bad_row(
     spark, digits, make_network, tmp_path
 ):
     """An export for other data replaces the previous one, and a bad row removes the export."""
@@ -308,7 +308,7 @@ def test_other_data_replace_an_export_and_a_bad_row_leaves_none(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_default_directory_is_on_the_default_filesystem(spark, digits, make_network):
+def test_default_export_directory_is_on_default_filesystem(spark, digits, make_network):
     network = make_network(rdd_training_approach="export")
     summary = network.fit(spark.sparkContext.parallelize(digits.rows()[:60], 2))
     directory = Path(summary.export_directory.removeprefix("file:"))
@@ -317,7 +317,7 @@ def test_the_default_directory_is_on_the_default_filesystem(spark, digits, make_
     assert not os.path.lexists(directory)
 
 
-def test_a_lost_file_is_named(spark, digits, make_network, tmp_path):
+def test_missing_export_file_error_names_file(spark, digits, make_network, tmp_path):
     network = make_network(rdd_training_approach="export", export_directory=str(tmp_path))
     rows = spark.sparkContext.parallelize(digits.rows()[:60], 2)
     network.fit(rows)
@@ -327,14 +327,14 @@ def test_a_lost_file_is_named(spark, digits, make_network, tmp_path):
     network.close()
 
 
-def test_rows_that_stay_in_place_are_read_where_they_are(spark):
+def test_unmoved_rows_keep_their_partitions(spark):
     """With move=False, the rows keep their partitions, and there are no more workers than these."""
     rdd = spark.sparkContext.parallelize([([float(i)], i) for i in range(10)], 2)
     spread = partition_source(create_source(rdd, ColumnSpec()), 4, 0, move=False)
     assert (spread.workers, spread.rows, spread.blocks) == (2, (5, 5), read_row_blocks)
 
 
-def test_more_rows_than_memory_train_from_scratch_files(spark, make_network):
+def test_rows_beyond_memory_limit_are_trained_from_files(spark, make_network):
     """Four workers with 10 MiB of rows each spill rows to files, if 8 MiB may stay in memory."""
     rows = spark.sparkContext.parallelize(range(2600), 3).map(
         lambda i: (np.full(4096, i % 2, np.float32), i % 2)

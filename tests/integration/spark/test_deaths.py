@@ -32,14 +32,16 @@ def check_nothing_lost(summary):
 
 
 @pytest.fixture
-def under_way(wait_until, has_trained):
+def wait_until_training(wait_until, has_trained):
     """A function that waits until all workers have trained together 200 minibatches."""
     return lambda: wait_until(lambda: has_trained(200), 60, "training")
 
 
-def test_a_python_worker_is_killed(slow_fit, victims, under_way, tmp_path):
+def test_fit_is_complete_after_python_worker_is_killed(
+    slow_fit, victims, wait_until_training, tmp_path
+):
     fit, _ = slow_fit(run_log=tmp_path / "run.jsonl")
-    under_way()
+    wait_until_training()
     victims.kill(victims.workers()[0])
     summary = fit.result(timeout=120)
     check_nothing_lost(summary)
@@ -51,25 +53,29 @@ def test_a_python_worker_is_killed(slow_fit, victims, under_way, tmp_path):
     assert f"worker lost: partition {fault.partition} on {fault.host}" in page
 
 
-def test_the_media_driver_of_an_executor_is_killed(slow_fit, victims, under_way):
+def test_fit_is_complete_after_executor_media_driver_is_killed(
+    slow_fit, victims, wait_until_training
+):
     fit, _ = slow_fit()
-    under_way()
+    wait_until_training()
     victims.kill(victims.media_driver_of_executor())
     check_nothing_lost(fit.result(timeout=120))
 
 
-def test_an_executor_is_killed(slow_fit, victims, under_way):
+def test_fit_is_complete_after_executor_is_killed(slow_fit, victims, wait_until_training):
     fit, _ = slow_fit()
-    under_way()
+    wait_until_training()
     victims.kill(victims.executors()[0])
     summary = fit.result(timeout=150)
     check_nothing_lost(summary)
     assert len(summary.departures) >= 2
 
 
-def test_the_media_driver_of_the_driver_program_is_killed(slow_fit, victims, under_way):
+def test_fit_is_complete_after_driver_media_driver_is_killed(
+    slow_fit, victims, wait_until_training
+):
     fit, _ = slow_fit()
-    under_way()
+    wait_until_training()
     others = {victims.media_driver_of_executor()}
     own = [pid for pid in victims.media_drivers() if pid not in others]
     for pid in own:

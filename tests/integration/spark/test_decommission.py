@@ -18,7 +18,7 @@ LIMIT_S = 300.0
 
 
 @pytest.mark.slow
-def test_a_worker_moves_ahead_of_its_executor(tmp_path: Path) -> None:
+def test_worker_moves_before_executor_is_decommissioned(tmp_path: Path) -> None:
     path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])  # also for executors
     done = subprocess.run(
         [sys.executable, str(JOB)],

@@ -19,7 +19,7 @@ COMMAND = [sys.executable, "-m", "sparkstrom.cli.main", "doctor", "--json"]
 CONF = {"spark.driver.host": "127.0.0.1", "spark.ui.enabled": "false"}
 
 
-def examined(
+def run_doctor(
     master: str, *, before: str = "", env: dict[str, str] | None = None, **options: str
 ) -> tuple[int, dict[str, Any], str]:
     """Run the doctor; return its exit code, its JSON document and stderr.
@@ -49,9 +49,9 @@ def levels(document: dict[str, Any], check: str) -> dict[str, str]:
     return {f["where"]: f["level"] for f in document["findings"] if f["check"] == check}
 
 
-def test_a_cluster_that_is_well() -> None:
+def test_doctor_finds_no_failure_on_healthy_cluster() -> None:
     first = find_free_port("127.0.0.1", 0) % 60_000 + 1025
-    code, document, said = examined("local-cluster[2,1,1024]", port_range=f"{first}-{first + 40}")
+    code, document, said = run_doctor("local-cluster[2,1,1024]", port_range=f"{first}-{first + 40}")
     failed = [f for f in document["findings"] if f["level"] == "failure"]
     assert (code, failed) == (0, []), said
     assert document["ok"]
@@ -74,8 +74,8 @@ def test_a_cluster_that_is_well() -> None:
     assert "probing UDP between 3 processes" in said
 
 
-def test_a_mask_that_no_interface_has() -> None:
-    code, document, said = examined("local[1]", network_mask="203.0.113.0/24")
+def test_doctor_fails_if_mask_matches_no_interface() -> None:
+    code, document, said = run_doctor("local[1]", network_mask="203.0.113.0/24")
     assert code == 1, said
     assert not document["ok"]
     assert set(levels(document, "media driver").values()) == {"failure"}
@@ -83,8 +83,8 @@ def test_a_mask_that_no_interface_has() -> None:
     assert "203.0.113.0/24 matches no address" in found
 
 
-def test_a_machine_without_the_library() -> None:
-    code, document, said = examined(
+def test_doctor_fails_without_aeron_library() -> None:
+    code, document, said = run_doctor(
         "local[1]", env={"SPARKSTROM_AERON_LIBRARY": "/nowhere/libaeron.so"}
     )
     assert code == 1, said
@@ -94,8 +94,8 @@ def test_a_machine_without_the_library() -> None:
 
 
 @pytest.mark.skipif((reason := lacking()) is not None, reason=reason or "")
-def test_too_little_shared_memory() -> None:
-    code, document, said = examined(
+def test_doctor_warns_of_small_shared_memory() -> None:
+    code, document, said = run_doctor(
         "local[1]", before="mount -t tmpfs -o size=1m tmpfs /dev/shm", network_mask="127.0.0.0/8"
     )
     assert code == 0, said  # the media drivers' logs are on the disk

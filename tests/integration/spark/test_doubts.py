@@ -30,7 +30,7 @@ STEADY = {"publish_every": 1, "threshold": AutoThreshold(1e-2, 1e-2)}
 
 
 @pytest.mark.parametrize("model", [dense, with_torch])
-def test_a_healthy_fit_says_nothing(spark, make_network, digits, model):
+def test_healthy_fit_has_no_warnings(spark, make_network, digits, model):
     network = make_network(model(), **STEADY)
     summary = network.fit(spark.sparkContext.parallelize(digits.rows(), 4), epochs=15)
     network.close()
@@ -41,7 +41,7 @@ def test_a_healthy_fit_says_nothing(spark, make_network, digits, model):
     assert f"{summary.staleness_minibatches:.1f} minibatches of others" in summary.table()
 
 
-def test_momentum_of_own_steps_and_a_tau_that_is_too_small(spark, make_network, digits, caplog):
+def test_fit_warns_of_per_worker_momentum_and_small_tau(spark, make_network, digits, caplog):
     """A fit warns of momentum over each worker's own steps, and of a tau that is too small."""
     model = DenseNetwork([64, 64, 10], updater=Nesterov(0.01, 0.9), seed=1)
     network = make_network(model, horizon="worker", threshold=FixedThreshold(1e-5))
@@ -53,7 +53,7 @@ def test_momentum_of_own_steps_and_a_tau_that_is_too_small(spark, make_network, 
     assert [text for text in caplog.messages if text in summary.warnings] == summary.warnings
 
 
-def test_too_few_steps_for_what_is_sent(spark, make_network, digits):
+def test_fit_warns_of_too_few_updates(spark, make_network, digits):
     """A fit warns if its workers send too few updates."""
     network = make_network(dense(), **STEADY)
     (text,) = network.fit(spark.sparkContext.parallelize(digits.rows(), 4), epochs=2).warnings

@@ -20,7 +20,7 @@ def noisy(digits):
 
 
 @pytest.mark.parametrize("metric", ["loss", "accuracy"])
-def test_it_stops_and_delivers_the_best(spark, make_network, noisy, metric):
+def test_early_stopping_ends_fit_and_selects_best_epoch(spark, make_network, noisy, metric):
     """A fit stops after epochs without progress; its summary has the best epoch and figure."""
     model = DenseNetwork([64, 64, 10], updater=Sgd(0.2), seed=1)
     network = make_network(model, debug_longer_iterations=50)  # epochs longer than a poll
@@ -44,7 +44,7 @@ def test_it_stops_and_delivers_the_best(spark, make_network, noisy, metric):
     network.close()
 
 
-def test_validation_alone_is_told(spark, make_network, noisy):
+def test_validation_without_early_stopping_is_in_history(spark, make_network, noisy):
     network = make_network()
     summary = network.fit(spark.sparkContext.parallelize(noisy, 2), epochs=3, validation=0.5)
     assert summary.best is None

@@ -35,7 +35,7 @@ def frame(spark, rows):
     return spark.createDataFrame(rows, "features array<float>, label int").cache()
 
 
-def test_no_figure_depends_on_the_partitions(spark, make_network, digits, rows, frame):
+def test_metrics_do_not_depend_on_partitions(spark, make_network, digits, rows, frame):
     """Metrics are equal for all partitionings and in this process, and agree with scikit-learn."""
     network = make_network()
     features, labels = digits.held_out
@@ -58,7 +58,7 @@ def test_no_figure_depends_on_the_partitions(spark, make_network, digits, rows, 
         assert other.loss == pytest.approx(first.loss, rel=1e-6)
 
 
-def test_a_regression_is_measured_to_the_last_bit(spark, make_network, digits):
+def test_regression_metrics_do_not_depend_on_partitions(spark, make_network, digits):
     """A regression's metrics are equal for all partitionings."""
     network = make_network(DenseNetwork([64, 8, 1], loss="squared_error", seed=2))
     features, labels = digits.held_out
@@ -71,7 +71,7 @@ def test_a_regression_is_measured_to_the_last_bit(spark, make_network, digits):
     assert network.score(frame) == pytest.approx(found[0].mse, rel=1e-6)
 
 
-def test_a_dataframe_gets_its_predictions(spark, make_network, digits, frame):
+def test_predict_on_executors_equals_local_prediction(spark, make_network, digits, frame):
     network = make_network()
     predicted = network.predict(frame.repartition(3), output="shares")
     assert predicted.columns == ["features", "label", "shares"]
@@ -83,7 +83,7 @@ def test_a_dataframe_gets_its_predictions(spark, make_network, digits, frame):
     assert np.stack(network.predict(rdd).collect()).tobytes() == wanted.tobytes()
 
 
-def test_a_function_of_columns_predicts(spark, make_network, digits, frame):
+def test_udf_equals_local_prediction(spark, make_network, digits, frame):
     network = make_network()
     udf = network.udf()
     found = frame.select("features", udf("features").alias("shares")).collect()
@@ -105,7 +105,7 @@ class OnlyFloats(DenseNetwork):
 
 
 @pytest.mark.usefixtures("by_value")
-def test_a_function_of_columns_reads_them_as_training_does(spark, make_network):
+def test_udf_reads_columns_like_training(spark, make_network):
     network = make_network(OnlyFloats([4, 3], seed=1))
     udf, rows = network.udf(), [(i, i + 1, [[float(i), 1.0], [2.0, 3.0]]) for i in range(5)]
     schema = "a int, b short, nested array<array<float>>"
@@ -131,7 +131,7 @@ class TwoInputs(DenseNetwork):
         return {"left": outputs[:, :1], "right": outputs[:, 1:]}
 
 
-def every_kind(spark):
+def create_frame_of_all_kinds(spark):
     """Return twelve rows with a column of each kind of features; one name has a dot and a space."""
     from pyspark.ml.feature import VectorAssembler
     from pyspark.ml.linalg import SparseVector, VectorUDT
@@ -155,28 +155,28 @@ def every_kind(spark):
 
 
 @pytest.mark.slow
-def test_predicting_takes_every_kind_of_features_that_fit_takes(spark, make_network):
+def test_predict_accepts_all_kinds_of_features_of_fit(spark, make_network):
     """Predictions use the same arrays as training; rows keep their order and other columns."""
-    frame = every_kind(spark)
+    frame = create_frame_of_all_kinds(spark)
     sizes = {"id": 1, "short": 1, "a.b c": 1, "price": 1, "flag": 1, "x": 2, "nested": 4}
     wide = {"raw": 2, "image": 6, "vector": 4, "long": 1 << 16, "assembled": 2}
     many = [*((name, size) for name, size in (sizes | wide).items()), (["short", "price"], 2)]
     given = frame.collect()
     for features, width in many:
         network = make_network(DenseNetwork([width, 2], seed=1))
-        blocks = list_of_blocks(frame, features)
+        blocks = read_training_features(frame, features)
         wanted = predict_flattened(network.model, blocks)
         found = network.predict(frame, features=features).collect()
         assert [row[:-1] for row in found] == [tuple(row) for row in given], features
         assert np.array([row.prediction for row in found], "f4").tobytes() == wanted.tobytes()
 
 
-def test_vectors_known_to_be_short_come_as_arrays(spark):
+def test_short_vector_columns_are_read_as_arrays(spark):
     """Vector columns whose metadata has a small width are read as arrays, which is faster.
 
     They are arrays of doubles, because the JVM makes infinity of 1e300 as float32.
     """
-    frame = every_kind(spark)
+    frame = create_frame_of_all_kinds(spark)
     for name, array in (("assembled", True), ("vector", False)):
         _, reading = resolve_columns(frame, ColumnSpec(name, ()), dense=True)
         (kind,) = pa.ipc.read_schema(pa.py_buffer(reading.schema)).types
@@ -184,7 +184,7 @@ def test_vectors_known_to_be_short_come_as_arrays(spark):
         assert not array or kind.value_type == pa.float64()
 
 
-def list_of_blocks(frame, features):
+def read_training_features(frame, features):
     """Return the features that training would read, in the order of the rows."""
     source = create_source(frame.withColumn("zero", sql.lit(0)), ColumnSpec(features, "zero"))
     messages, blocks = source.rdd.collect(), source.blocks
@@ -200,11 +200,11 @@ def by_value():
 
 
 @pytest.mark.usefixtures("by_value")
-def test_several_inputs_and_outputs_of_a_dataframe(spark, make_network):
+def test_predict_supports_several_inputs_and_outputs(spark, make_network):
     network = make_network(TwoInputs([3, 3], seed=1))
     chosen = {"a": "x", "b": ["short"]}
     found = network.predict(
-        every_kind(spark), features=chosen, output={"right": "r", "left": "l"}
+        create_frame_of_all_kinds(spark), features=chosen, output={"right": "r", "left": "l"}
     ).collect()
     x = {"a": np.array([[i / 8, 1] for i in range(12)], "f4"), "b": np.arange(12.0)[:, None]}
     wanted = network.predict(x)
@@ -213,9 +213,11 @@ def test_several_inputs_and_outputs_of_a_dataframe(spark, make_network):
     np.testing.assert_allclose([row.r for row in found], wanted["right"], rtol=1e-5)
 
 
-def test_only_what_the_model_reads_goes_to_python(spark, make_network):
+def test_only_feature_columns_are_sent_to_python(spark, make_network):
     """Spark's plan sends only the model's columns to Python, in a single evaluation."""
-    frame = make_network(DenseNetwork([2, 2])).predict(every_kind(spark), features="x")
+    frame = make_network(DenseNetwork([2, 2])).predict(
+        create_frame_of_all_kinds(spark), features="x"
+    )
     plan = frame.select("prediction")._jdf.queryExecution().executedPlan().toString()
     (line,) = [line for line in plan.splitlines() if "ArrowEvalPython" in line]
     assert "extra" not in line
@@ -229,16 +231,14 @@ def test_only_what_the_model_reads_goes_to_python(spark, make_network):
         ((), r"features=\(\): give a column's name"),
     ],
 )
-def test_features_that_cannot_be_meant_are_refused_before_the_job(
-    spark, make_network, features, why
-):
+def test_missing_or_mistyped_features_are_rejected_before_job(spark, make_network, features, why):
     with pytest.raises(UsageError, match=why):
-        make_network().predict(every_kind(spark), features=features)
+        make_network().predict(create_frame_of_all_kinds(spark), features=features)
 
 
-def test_a_name_that_stands_for_two_columns_is_refused(spark, make_network):
+def test_ambiguous_feature_column_is_rejected(spark, make_network):
     """An ambiguous name of features is refused; other columns may have ambiguous names."""
-    frame = every_kind(spark)
+    frame = create_frame_of_all_kinds(spark)
     for twice in (frame.select("x", "x"), frame.select("x", sql.col("id").alias("X"))):
         with pytest.raises(
             UsageError, match=r"features column 'x' could be any of \['x', '[xX]'\]"
@@ -250,8 +250,10 @@ def test_a_name_that_stands_for_two_columns_is_refused(spark, make_network):
 
 
 @pytest.mark.slow
-def test_a_bad_row_is_named_by_the_executor(spark, make_network):
-    frame = every_kind(spark).selectExpr("if(id = 7, null, x) as x", "if(id = 8, null, vector) v")
+def test_bad_row_error_names_row_and_partition(spark, make_network):
+    frame = create_frame_of_all_kinds(spark).selectExpr(
+        "if(id = 7, null, x) as x", "if(id = 8, null, vector) v"
+    )
     network = make_network(DenseNetwork([2, 2]))
     with pytest.raises(PythonException, match="row 7 of partition 0: column 'x' is null"):
         network.predict(frame, features="x").collect()
@@ -259,7 +261,7 @@ def test_a_bad_row_is_named_by_the_executor(spark, make_network):
         network.predict(frame, features="v").collect()
 
 
-def test_other_parameters_are_another_broadcast(make_network, frame):
+def test_score_changes_with_replaced_parameters(make_network, frame):
     """The score changes if the network's parameters are replaced."""
     network = make_network()
     before = network.score(frame)
@@ -267,7 +269,7 @@ def test_other_parameters_are_another_broadcast(make_network, frame):
     assert network.score(frame) != before
 
 
-def test_what_cannot_be_measured_is_refused_by_name(make_network, frame):
+def test_invalid_metric_null_row_and_empty_data_are_rejected(make_network, frame):
     network = make_network()
     with pytest.raises(UsageError, match=r"metrics=\['f7'\]: must be among classification"):
         network.evaluate(frame, "f7")

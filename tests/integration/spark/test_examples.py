@@ -24,7 +24,7 @@ OTHERS = {  # the library that each example needs
 pytestmark = pytest.mark.timeout(1_200)  # one application runs most of them
 
 
-def submitted(preloaded: str, program: str, *arguments: str) -> str:
+def run_spark_submit(preloaded: str, program: str, *arguments: str) -> str:
     """Run a program by spark-submit with conf/laptop.conf and our daemon; return its output.
 
     ``preloaded`` is a module that the daemon imports, which may take seconds on each executor.
@@ -61,7 +61,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def told(folder: Path, request: pytest.FixtureRequest) -> dict[str, tuple[int, str]]:
+def example_results(folder: Path, request: pytest.FixtureRequest) -> dict[str, tuple[int, str]]:
     """The exit status and the output of each selected example; one application runs them all."""
     commands = {
         "digits.py": "examples/digits.py --epochs 40",
@@ -74,7 +74,7 @@ def told(folder: Path, request: pytest.FixtureRequest) -> dict[str, tuple[int, s
     commands = {name: command for name, command in commands.items() if name in wanted}
     program = str(ROOT / "scripts/several_examples.py")
     preloaded = "torch" if commands.keys() & OTHERS.keys() else "pyarrow"
-    printed = submitted(preloaded, program, *commands.values())
+    printed = run_spark_submit(preloaded, program, *commands.values())
     answers = read_answers(printed)
     assert [answer["command"] for answer in answers] == [*commands.values()]
     return {
@@ -84,26 +84,32 @@ def told(folder: Path, request: pytest.FixtureRequest) -> dict[str, tuple[int, s
 
 
 @pytest.mark.parametrize("example", ["digits.py"])
-def test_digits(told: dict[str, tuple[int, str]], example: str) -> None:
-    status, printed = told[example]
+def test_digits_example_prints_accuracy(
+    example_results: dict[str, tuple[int, str]], example: str
+) -> None:
+    status, printed = example_results[example]
     assert status == 0, printed
     assert "held-out accuracy" in printed
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("example", "needs"), OTHERS.items())
-def test_other_peoples_models(told: dict[str, tuple[int, str]], example: str, needs: str) -> None:
+def test_library_examples_print_accuracy(
+    example_results: dict[str, tuple[int, str]], example: str, needs: str
+) -> None:
     if not find_spec(needs):
         pytest.skip(f"{needs} is not here: the extra test-all has it")
-    status, printed = told[example]
+    status, printed = example_results[example]
     assert status == 0, printed
     assert "held-out accuracy" in printed
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("example", ["export.py"])
-def test_export(told: dict[str, tuple[int, str]], folder: Path, example: str) -> None:
-    status, printed = told[example]
+def test_export_example_removes_exported_rows(
+    example_results: dict[str, tuple[int, str]], folder: Path, example: str
+) -> None:
+    status, printed = example_results[example]
     assert status == 0, printed
     assert f"rows in {folder}/rows/sparkstrom-" in printed
     assert list((folder / "rows").iterdir()) == []
@@ -111,8 +117,10 @@ def test_export(told: dict[str, tuple[int, str]], folder: Path, example: str) ->
 
 @pytest.mark.slow
 @pytest.mark.parametrize("example", ["pipeline.py"])
-def test_pipeline(told: dict[str, tuple[int, str]], folder: Path, example: str) -> None:
-    status, printed = told[example]
+def test_pipeline_example_saves_pipeline(
+    example_results: dict[str, tuple[int, str]], folder: Path, example: str
+) -> None:
+    status, printed = example_results[example]
     assert status == 0, printed
     assert "held out: 0.9" in printed
     assert "seconds of the last fit: " in printed

@@ -26,7 +26,7 @@ from sparkstrom.runtime.optimizer_states import decode_optimizer_state
 DATA = Path(__file__).parents[2] / "conformance/data"
 
 
-def test_a_network_of_dl4js_goes_on_with_its_updaters_state(spark: Any, tmp_path: Path) -> None:
+def test_dl4j_network_continues_with_its_optimizer_state(spark: Any, tmp_path: Path) -> None:
     """After one minibatch, the saved optimizer state is DL4J's after one step in this process."""
     model = from_dl4j(DATA / "dl4j-mlp0.zip")
     rows = np.loadtxt(DATA / "dl4j-mlp0-input.csv", delimiter=",", dtype=np.float32)
@@ -54,7 +54,7 @@ def test_a_network_of_dl4js_goes_on_with_its_updaters_state(spark: Any, tmp_path
 
 
 @pytest.mark.slow
-def test_a_module_of_dl4js_learns_and_is_saved(spark: Any, digits: Any, tmp_path: Path) -> None:
+def test_dl4j_module_learns_and_loads_after_saving(spark: Any, digits: Any, tmp_path: Path) -> None:
     """A network with BatchNormalization, dropout, Nesterovs and l2 trains, and loads once saved."""
     pytest.importorskip("torch")
     model = from_dl4j(DATA / "dl4j-mlp1.zip")
@@ -71,7 +71,7 @@ def test_a_module_of_dl4js_learns_and_is_saved(spark: Any, digits: Any, tmp_path
     network.close()
 
 
-def test_the_spark_layer_by_dl4js_names(spark: Any, digits: Any) -> None:
+def test_dl4j_method_names_score_and_predict(spark: Any, digits: Any) -> None:
     """Methods with DL4J's names score and predict rows; unsupported names name a replacement."""
     pairs = list(zip(*digits.held_out, strict=True))[:90]
     rows = [(f.tolist(), int(y), f"k{i}") for i, (f, y) in enumerate(pairs)]
@@ -111,7 +111,7 @@ def model_loss(model: Any, features: Any, label: int) -> float:
     return float(total / weight)
 
 
-def test_minibatches_in_files_and_conditions_that_end_a_fit(
+def test_fit_paths_ends_when_termination_condition_is_met(
     spark: Any, digits: Any, tmp_path: Path
 ) -> None:
     """Fits of npz or Parquet files end if a condition on epochs, time or loss is met."""

@@ -60,7 +60,7 @@ def check_stopped(found):
 
 
 @pytest.mark.slow
-def test_ctrl_c_and_spark_stop(tmp_path):
+def test_fits_work_after_ctrl_c_and_nothing_outlives_spark(tmp_path):
     """After each of three interrupted fits, another fit succeeds; nothing outlives Spark."""
     program = Program(tmp_path)
     with program.process as process:

@@ -52,7 +52,7 @@ def accuracy(network: Any, digits: Any) -> float:
     return float((network.predict(features).argmax(1) == labels).mean())
 
 
-def test_digits_by_two_workers(spark, digits, make_network):
+def test_jax_model_learns_digits_on_two_workers(spark, digits, make_network):
     network = make_network(mlp(), workers_per_node=1, threshold=AdaptiveThreshold(1e-3))
     data = spark.sparkContext.parallelize(digits.rows(), 2)
     summary = network.fit(data, epochs=EPOCHS)
@@ -65,32 +65,32 @@ def test_digits_by_two_workers(spark, digits, make_network):
     network.close()
 
 
-def what_a_worker_sees(_: Iterator[Any]) -> Iterator[tuple[bool, str | None]]:
+def report_worker_state(_: Iterator[Any]) -> Iterator[tuple[bool, str | None]]:
     """Yield whether Spark's daemon, which forks workers, has loaded JAX, and XLA's thread count."""
     maps = (Path("/proc") / str(os.getppid()) / "maps").read_text()
     yield "jaxlib" in maps, os.environ.get("NPROC")
 
 
-def test_the_daemon_that_forks_workers_never_loads_jax(spark, digits, make_network):
+def test_spark_daemon_does_not_load_jax(spark, digits, make_network):
     """After a fit, only workers have loaded JAX, with as many threads as a task has CPUs."""
     network = make_network(mlp(), workers_per_node=1)
     data = spark.sparkContext.parallelize(digits.rows()[:64], 2)
     network.fit(data, epochs=1)
-    what_a_worker_sees.__module__ = "__main__"  # pickled by value
-    seen = spark.sparkContext.parallelize(range(4), 4).mapPartitions(what_a_worker_sees).collect()
+    report_worker_state.__module__ = "__main__"  # pickled by value
+    seen = spark.sparkContext.parallelize(range(4), 4).mapPartitions(report_worker_state).collect()
     assert not any(loaded for loaded, _ in seen)
     assert {threads for _, threads in seen} <= {"1", None}  # spark.task.cpus, in workers with JAX
     assert "1" in {threads for _, threads in seen}
     network.close()
 
 
-def test_a_label_out_of_range_is_named(spark, digits, make_network):
+def test_out_of_range_label_error_names_row(spark, digits, make_network):
     rows = [*digits.rows()[:100], (digits.features[0], 10)]
     with pytest.raises(UsageError, match=r"row \d+ .*label.* is 10: labels must be 0 to 9"):
         make_network(mlp(), workers_per_node=1).fit(spark.sparkContext.parallelize(rows, 2))
 
 
-def test_what_cannot_be_pickled_is_refused_before_the_job(spark, digits, make_network):
+def test_unpicklable_model_is_rejected_before_job(spark, digits, make_network):
     lock = threading.Lock()
 
     def apply(params: Any, features: Any) -> Any:
@@ -103,7 +103,7 @@ def test_what_cannot_be_pickled_is_refused_before_the_job(spark, digits, make_ne
 
 
 @pytest.mark.slow
-def test_keras_with_batch_norm_and_dropout(spark, digits, make_network):
+def test_keras_model_with_batch_norm_and_dropout_learns(spark, digits, make_network):
     pytest.importorskip("keras", reason="keras is not installed: pip install 'sparkstrom[keras]'")
     from sparkstrom.models.keras import KerasModel
     from sparkstrom.models.keras_support import keras

@@ -19,7 +19,7 @@ from sparkstrom.data.row_store import Batches
 from sparkstrom.models import Nesterov, Sgd
 from sparkstrom.models.base import Batch
 from tests.integration import model_kinds
-from tests.integration.averaged_rounds import in_one_process
+from tests.integration.averaged_rounds import train_in_one_process
 from tests.integration.model_kinds import BY_CHANCE, KINDS
 
 os.environ.setdefault("KERAS_BACKEND", "jax")
@@ -59,7 +59,7 @@ def parts_of(digits: Any, workers: int) -> list[tuple[Any, Any]]:
         ("own", 4, FRESH),
     ],
 )
-def test_rounds_are_the_arithmetic_of_one_process(
+def test_rounds_equal_training_in_one_process(
     spark: Any, digits: Any, kind: str, workers: int, options: dict[str, Any]
 ) -> None:
     parts = parts_of(digits, workers)
@@ -84,11 +84,11 @@ def test_rounds_are_the_arithmetic_of_one_process(
         Batches(x, y, batch_rows=BATCH, seed=master.rng_seed, partition=index)
         for index, (x, y) in enumerate(parts)
     ]
-    wanted = in_one_process(KINDS[kind](), each, EPOCHS, frequency=FREQUENCY, **options)
+    wanted = train_in_one_process(KINDS[kind](), each, EPOCHS, frequency=FREQUENCY, **options)
     np.testing.assert_allclose(network.parameters, wanted, atol=1e-5)
 
 
-def of_two_inputs() -> Any:
+def make_two_input_model() -> Any:
     """Return a JAX model with a dictionary of inputs and one of outputs."""
     jax = pytest.importorskip("jax")
     optax = pytest.importorskip("optax")
@@ -106,7 +106,7 @@ def of_two_inputs() -> Any:
 
 
 @pytest.mark.slow
-def test_functions_of_columns_of_every_kind(spark: Any, digits: Any) -> None:
+def test_udfs_of_all_model_kinds_equal_local_prediction(spark: Any, digits: Any) -> None:
     """Functions predict like their networks, also if two models differ only in their code."""
     models = {kind: make() for kind, make in KINDS.items()}
     for model in models.values():
@@ -123,7 +123,7 @@ def test_functions_of_columns_of_every_kind(spark: Any, digits: Any) -> None:
         [(x.tolist(), x[:60].tolist(), x[60:].tolist()) for x in digits.features[:70]],
         "features array<float>, a array<float>, b array<float>",
     ).coalesce(1)
-    two = SparkNetwork(spark, of_two_inputs(), progress=False)
+    two = SparkNetwork(spark, make_two_input_model(), progress=False)
     both = two.udf(inputs=("a", "b"), shapes=[(6, 10), (4,)], output={"logits": "l", "first": "f"})
     features, outputs = digits.features[:70], dict[str, Any]()
     for name, network in networks.items():

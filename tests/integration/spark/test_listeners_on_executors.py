@@ -15,7 +15,7 @@ def data(spark, digits):
     return spark.sparkContext.parallelize(digits.rows(), 4)
 
 
-class Diary(TrainingListener):
+class RecordingListener(TrainingListener):
     """A listener that records all events, and a snapshot at each epoch's end."""
 
     def __init__(self):
@@ -34,9 +34,9 @@ class Diary(TrainingListener):
         return [event for event in self.events if type(event).__name__ == kind]
 
 
-def test_a_fit_is_heard_from_begin_to_end(make_network, data, digits, tmp_path):
+def test_listeners_and_run_log_get_all_events(make_network, data, digits, tmp_path):
     """Listeners and the run log get all events of a fit, with consistent numbers."""
-    network, diary, scores = make_network(), Diary(), CollectScoresListener()
+    network, diary, scores = make_network(), RecordingListener(), CollectScoresListener()
     judged = EvaluativeListener(*digits.held_out, say=lambda text: None)
     summary = network.fit(
         data,
@@ -72,7 +72,7 @@ def test_a_fit_is_heard_from_begin_to_end(make_network, data, digits, tmp_path):
     network.close()
 
 
-def test_a_listener_that_fails_ends_the_fit_and_the_next_one_works(make_network, data):
+def test_failing_listener_ends_only_its_fit(make_network, data):
     class Broken(TrainingListener):
         def on_epoch(self, event):
             raise ValueError("my own mistake")
@@ -85,11 +85,11 @@ def test_a_listener_that_fails_ends_the_fit_and_the_next_one_works(make_network,
 
 
 @pytest.mark.slow
-def test_a_worker_lost_and_replaced_is_heard_when_it_happens(
+def test_listeners_get_worker_loss_during_fit(
     make_network, data, in_background, victims, wait_until, has_trained
 ):
     """Listeners get the event of a lost worker while the fit still runs."""
-    diary = Diary()
+    diary = RecordingListener()
     network = make_network(void=VoidConfiguration(lease_s=3.0), debug_longer_iterations=25)
     fit = in_background(network.fit, data, epochs=20, listeners=[diary])
     wait_until(lambda: has_trained(200), 60, "training")

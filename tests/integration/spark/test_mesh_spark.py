@@ -40,7 +40,7 @@ def three_executors() -> Iterator[Any]:
     session.stop()
 
 
-def executor_that_relays(master: Master) -> int:
+def find_relay_executor(master: Master) -> int:
     """Return the process id of an executor whose node is the parent of another executor's node."""
     tree, executors = master.placement.tree, master.members.executors
     inner = next(node for node in tree.descendants(MASTER) if any(tree.children(node)))
@@ -51,13 +51,13 @@ def executor_that_relays(master: Master) -> int:
 
 
 @pytest.mark.slow
-def test_an_executor_that_relays_is_killed(
+def test_fit_is_complete_after_relay_executor_is_killed(
     three_executors: Any,
     digits: Any,
     victims: Any,
     wait_until: Any,
     in_background: Any,
-    master_at_work: Any,
+    running_master: Any,
     has_trained: Any,
 ) -> None:
     void = VoidConfiguration(lease_s=3.0, mesh_build_mode="mesh", mesh_fan_out=2)
@@ -67,10 +67,10 @@ def test_an_executor_that_relays_is_killed(
     data = three_executors.sparkContext.parallelize(digits.rows(), 3)
     fit = in_background(network.fit, data, epochs=EPOCHS)
     wait_until(lambda: has_trained(100, workers=3), 120, "training")
-    known = master_at_work()
+    known = running_master()
     assert known is not None
     assert len(list(known.placement.tree.children(MASTER))) == 2
-    victim = executor_that_relays(known)
+    victim = find_relay_executor(known)
     assert victim in victims.executors()
     victims.kill(victim)
     summary = fit.result(timeout=150)

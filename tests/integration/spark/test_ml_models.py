@@ -116,7 +116,7 @@ def frame(spark: Any, digits: Any) -> Any:
 
 
 @pytest.fixture
-def starts(monkeypatch: pytest.MonkeyPatch) -> list[np.ndarray]:
+def initial_parameters(monkeypatch: pytest.MonkeyPatch) -> list[np.ndarray]:
     """A list to which each fit appends its initial parameters."""
     began: list[np.ndarray] = []
     fit = SparkNetwork.fit
@@ -129,25 +129,25 @@ def starts(monkeypatch: pytest.MonkeyPatch) -> list[np.ndarray]:
     return began
 
 
-def an_estimator(model: Any, **params: Any) -> SparkstromEstimator:
+def make_estimator(model: Any, **params: Any) -> SparkstromEstimator:
     given = {"featuresCol": "pixels", "epochs": 1, "batchSize": 16, **params}
     return SparkstromEstimator(model=model, labelCol="digit", master=TWO, seed=1, **given)
 
 
-def predicted(stage: Any, frame: Any) -> list[Any]:
+def collect_predictions(stage: Any, frame: Any) -> list[Any]:
     return sorted(stage.transform(frame).select("id", "prediction", "probability").collect())
 
 
 @KINDS
 @pytest.mark.filterwarnings("ignore:unclosed running multiprocessing pool:ResourceWarning")
-def test_a_pipeline_is_tuned_then_saved_and_loaded_before_and_after_training(
-    frame: Any, make: Callable[[], Any], starts: list[np.ndarray], tmp_path: Path
+def test_pipeline_is_tuned_saved_and_loaded(
+    frame: Any, make: Callable[[], Any], initial_parameters: list[np.ndarray], tmp_path: Path
 ) -> None:
     """Fits do not change the estimator's model: each begins with the same parameters."""
     model = make()
     before, buffers = model.initial(), getattr(model, "buffers_bytes", bytes)()
     scaler = MaxAbsScaler(inputCol="pixels", outputCol="scaled")
-    estimator = an_estimator(model, featuresCol="scaled")
+    estimator = make_estimator(model, featuresCol="scaled")
     pipeline = Pipeline(stages=[scaler, estimator])
     validator = TrainValidationSplit(
         estimator=pipeline, parallelism=2, seed=1, collectSubModels=True,
@@ -162,23 +162,23 @@ def test_a_pipeline_is_tuned_then_saved_and_loaded_before_and_after_training(
         assert trained.summary.replicas_equal
         assert (trained.parameters != before).any()
         assert trained.model is not model
-    assert len(predicted(found, frame)) == 160
+    assert len(collect_predictions(found, frame)) == 160
     np.testing.assert_array_equal(model.initial(), before)
     assert getattr(model, "buffers_bytes", bytes)() == buffers
     pipeline.write().overwrite().save(str(tmp_path / "untrained"))
     trained = Pipeline.load(str(tmp_path / "untrained")).fit(frame)
-    assert [start.tobytes() for start in starts] == [before.tobytes()] * 4
+    assert [start.tobytes() for start in initial_parameters] == [before.tobytes()] * 4
     trained.write().overwrite().save(str(tmp_path / "trained"))
     loaded = PipelineModel.load(str(tmp_path / "trained"))
-    rows = predicted(trained, frame)
+    rows = collect_predictions(trained, frame)
     assert len(rows) == 160
-    assert predicted(loaded, frame) == rows
+    assert collect_predictions(loaded, frame) == rows
     again = tmp_path / "again"
     loaded.write().overwrite().save(str(again))  # code that was loaded is saved again
-    assert predicted(PipelineModel.load(str(again)), frame) == rows
+    assert collect_predictions(PipelineModel.load(str(again)), frame) == rows
 
 
-class Mute(TrainingListener):
+class SilentListener(TrainingListener):
     """A listener that ignores all events."""
 
 
@@ -187,17 +187,17 @@ class Mute(TrainingListener):
     [(CrossValidator, CrossValidatorModel), (TrainValidationSplit, TrainValidationSplitModel)],
 )
 @pytest.mark.parametrize("by_hand", [False, True])
-def test_a_grid_of_models_masters_and_columns_is_saved_with_what_was_tuned(
+def test_tuned_model_is_saved_with_its_parameter_grid(
     frame: Any, tmp_path: Path, validator: Any, tuned: Any, by_hand: bool
 ) -> None:
     """Spark saves and loads a tuned model with a grid of values that JSON lacks, without a fit."""
     model = torch_model()
-    estimator = an_estimator(model)
+    estimator = make_estimator(model)
     best = SparkstromModel(TrainedModel.from_model(model, model.initial()), None, 1)
     estimator._copyValues(best)
     grid = ParamGridBuilder().addGrid(estimator.epochs, [1]).addGrid(estimator.model, [model])
     grid.addGrid(estimator.master, [TWO]).addGrid(estimator.featuresCol, [("pixels",)])
-    grid.addGrid(estimator.listeners, [[Mute()]])
+    grid.addGrid(estimator.listeners, [[SilentListener()]])
     maps = grid.build()
     if by_hand:
         maps = [{param: unwrap(value) for param, value in maps[0].items()}]
@@ -210,7 +210,7 @@ def test_a_grid_of_models_masters_and_columns_is_saved_with_what_was_tuned(
     path = str(tmp_path / "tuned")
     made._copyValues(tuned(best, [0.5])).save(path)
     again = tuned.load(path)
-    assert predicted(again.bestModel, frame) == predicted(best, frame)
+    assert collect_predictions(again.bestModel, frame) == collect_predictions(best, frame)
     (values,) = again.getEstimatorParamMaps()
     by_name = {param.name: value for param, value in values.items()}
     assert by_name["epochs"] == 1
@@ -222,10 +222,10 @@ def test_a_grid_of_models_masters_and_columns_is_saved_with_what_was_tuned(
     assert of_next_fit.getOrDefault("featuresCol") == ("pixels",)
 
 
-def test_saved_code_opens_where_nobody_has_the_class(frame: Any, tmp_path: Path) -> None:
+def test_saved_model_loads_without_its_class(frame: Any, tmp_path: Path) -> None:
     """A saved model's code loads in a program without its class; damaged code is refused."""
     path = str(tmp_path / "model")
-    an_estimator(torch_model()).fit(frame).save(path)
+    make_estimator(torch_model()).fit(frame).save(path)
     code = tmp_path / "model" / "model" / "model.npz.pickle"
     opened = subprocess.run(
         [sys.executable, "-c", OPEN, str(code)], capture_output=True, text=True, cwd=tmp_path
@@ -236,7 +236,7 @@ def test_saved_code_opens_where_nobody_has_the_class(frame: Any, tmp_path: Path)
     with pytest.raises(UsageError, match=r"model.npz.pickle holds the code of a model"):
         SparkstromModel.load(path)
     given = SparkstromModel.read().model(torch_model()).load(path)  # does not run saved code
-    assert len(predicted(given, frame)) == 160
+    assert len(collect_predictions(given, frame)) == 160
 
 
 OPEN = """

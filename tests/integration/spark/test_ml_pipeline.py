@@ -98,7 +98,7 @@ print(*(x / x.sum())[0])
 
 
 @pytest.mark.filterwarnings("ignore:unclosed running multiprocessing pool:ResourceWarning")
-def test_cross_validation_runs_fits_at_the_same_time(frame):
+def test_parallel_cross_validation_finds_better_model(frame):
     """A CrossValidator with two threads finds the better model."""
     estimator = SparkstromEstimator(
         model=MODEL, featuresCol="pixels", labelCol="digit", master=TWO, seed=3, batchSize=8
@@ -117,7 +117,7 @@ def test_cross_validation_runs_fits_at_the_same_time(frame):
     assert accuracy(found.transform(frame), labelCol="digit") > 0.5
 
 
-def test_values_weights_and_early_stopping(spark, tmp_path):
+def test_weighted_regression_with_early_stopping_is_saved(spark, tmp_path):
     """A regression with weights, held-out rows and early stopping is saved and loaded."""
     random = np.random.default_rng(2)
     features = random.normal(size=(400, 3))
@@ -154,7 +154,7 @@ def test_values_weights_and_early_stopping(spark, tmp_path):
     np.testing.assert_allclose(loaded.predict(features[:3]), wanted, rtol=1e-5)
 
 
-def test_several_columns_are_features_and_labels_and_saved(spark, tmp_path):
+def test_estimator_with_several_feature_columns_is_saved(spark, tmp_path):
     """Features may be several columns and the label a vector; loading keeps lists and tuples."""
     random = np.random.default_rng(3)
     x = random.normal(size=(200, 2))
@@ -185,7 +185,7 @@ def test_several_columns_are_features_and_labels_and_saved(spark, tmp_path):
         estimator.setFeaturesCol(3)
 
 
-class Heard:
+class RecordingListener:
     """A listener that records all events."""
 
     def __init__(self):
@@ -201,8 +201,8 @@ class Heard:
         self.events.append(event)
 
 
-def test_listeners_hear_every_fit_and_are_not_saved(frame, tmp_path):
-    heard = Heard()
+def test_listeners_get_every_fit_and_are_not_saved(frame, tmp_path):
+    heard = RecordingListener()
     estimator = SparkstromEstimator(
         model=MODEL, featuresCol="pixels", labelCol="digit", epochs=2, master=TWO, listeners=[heard]
     )
@@ -247,7 +247,7 @@ def test_a_model_with_its_own_loss_needs_no_labels(frame, tmp_path):
     assert len(made.prediction) == 64
 
 
-def test_what_is_missing_is_named(spark, frame, tmp_path):
+def test_missing_model_column_or_param_is_named(spark, frame, tmp_path):
     with pytest.raises(UsageError, match="model is not set"):
         SparkstromEstimator(labelCol="digit").fit(frame)
     with pytest.raises(UsageError, match=r"setParams\(epoch=...\): there is no such Param"):

@@ -26,7 +26,7 @@ from tests.integration.udp_ports import bound_sockets, free_ports
 
 
 @contextmanager
-def bound(host: str, ports: range | None, scratch: Path) -> Iterator[Endpoint]:
+def start_media_driver(host: str, ports: range | None, scratch: Path) -> Iterator[Endpoint]:
     """Start a media driver like a fit; yield its endpoint, which is in the kernel's table."""
     before = bound_sockets()
     options = DriverOptions(host=host, ports=port_bounds(ports), edges=2, scratch=scratch)
@@ -37,22 +37,22 @@ def bound(host: str, ports: range | None, scratch: Path) -> Iterator[Endpoint]:
 
 
 @pytest.mark.flips("VoidConfiguration.unicast_port")
-def test_unicast_port(tmp_path: Path) -> None:
+def test_media_drivers_use_ports_from_unicast_port_on(tmp_path: Path) -> None:
     (port,) = free_ports(1)
     void = VoidConfiguration(unicast_port=port)
-    with bound("127.0.0.1", void.controller_ports(), tmp_path) as controller:
+    with start_media_driver("127.0.0.1", void.controller_ports(), tmp_path) as controller:
         assert controller.port == port
-        with bound("127.0.0.1", void.executor_ports(), tmp_path) as executor:
+        with start_media_driver("127.0.0.1", void.executor_ports(), tmp_path) as executor:
             assert port < executor.port < port + 64  # the next free one
 
 
 @pytest.mark.flips("VoidConfiguration.port_range")
-def test_port_range(tmp_path: Path) -> None:
+def test_media_drivers_use_ports_of_port_range(tmp_path: Path) -> None:
     ports = free_ports(3)
     void = VoidConfiguration(port_range=(ports[0], ports[-1]))
     with (
-        bound("127.0.0.1", void.executor_ports(), tmp_path) as one,
-        bound("127.0.0.1", void.executor_ports(), tmp_path) as other,
+        start_media_driver("127.0.0.1", void.executor_ports(), tmp_path) as one,
+        start_media_driver("127.0.0.1", void.executor_ports(), tmp_path) as other,
     ):
         assert one != other
         assert {one.port, other.port} <= set(ports)
@@ -60,9 +60,11 @@ def test_port_range(tmp_path: Path) -> None:
 
 @pytest.mark.flips("VoidConfiguration.controller_address")
 @pytest.mark.parametrize(("address", "host"), [(None, "127.0.0.1"), ("127.0.0.2", "127.0.0.2")])
-def test_controller_address(tmp_path: Path, address: str | None, host: str) -> None:
+def test_media_driver_binds_controller_address(
+    tmp_path: Path, address: str | None, host: str
+) -> None:
     void = VoidConfiguration(controller_address=address)
-    with bound(
+    with start_media_driver(
         choose_driver_address(void, "127.0.0.1"), void.controller_ports(), tmp_path
     ) as endpoint:
         assert endpoint.host == host
@@ -70,10 +72,12 @@ def test_controller_address(tmp_path: Path, address: str | None, host: str) -> N
 
 @pytest.mark.flips("VoidConfiguration.network_mask")
 @pytest.mark.parametrize(("mask", "host"), [(None, "127.0.0.3"), ("127.0.0.0/8", "127.0.0.1")])
-def test_network_mask(tmp_path: Path, mask: str | None, host: str) -> None:
+def test_network_mask_selects_interface_address(
+    tmp_path: Path, mask: str | None, host: str
+) -> None:
     """Without a mask, Spark's address 127.0.0.3 is used; with one, the matching interface's."""
     void = VoidConfiguration(network_mask=mask)
-    with bound(choose_driver_address(void, "127.0.0.3"), None, tmp_path) as controller:
+    with start_media_driver(choose_driver_address(void, "127.0.0.3"), None, tmp_path) as controller:
         assert controller.host == host
         if mask is not None:
             assert choose_executor_address(void, controller) == "127.0.0.1"
@@ -94,7 +98,7 @@ MakeNetwork = Callable[..., SparkNetwork]
 @pytest.mark.parametrize(
     ("repartition", "workers", "shares"), [("always", 4, [60] * 4), ("never", 2, [120] * 2)]
 )
-def test_repartition(
+def test_repartition_determines_number_of_workers(
     spark: Any,
     make_network: MakeNetwork,
     rows: list[Any],
@@ -110,7 +114,9 @@ def test_repartition(
 
 
 @pytest.mark.flips("SharedTrainingMaster.workers_per_node")
-def test_workers_per_node(spark: Any, make_network: MakeNetwork, rows: list[Any]) -> None:
+def test_workers_per_node_limits_number_of_workers(
+    spark: Any, make_network: MakeNetwork, rows: list[Any]
+) -> None:
     network = make_network(workers_per_node=1)
     summary = network.fit(spark.sparkContext.parallelize(rows, 4), epochs=1)
     assert summary.workers == 2  # of the four slots on two executors
@@ -121,7 +127,7 @@ def test_workers_per_node(spark: Any, make_network: MakeNetwork, rows: list[Any]
     "SharedTrainingMaster.collect_training_stats", "SharedTrainingMaster.encoding_debug_mode"
 )
 @pytest.mark.parametrize("shown", [False, True])
-def test_what_is_shown_on_request(
+def test_training_stats_and_encoding_figures_are_optional(
     spark: Any,
     make_network: MakeNetwork,
     rows: list[Any],

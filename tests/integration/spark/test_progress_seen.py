@@ -26,7 +26,7 @@ def environment() -> dict[str, str]:
     return {**os.environ, "TERM": "xterm", "PYTHONPATH": f"{root}{os.pathsep}{path}"}
 
 
-def written_to_a_terminal(command: list[str]) -> str:
+def run_in_terminal(command: list[str]) -> str:
     """Run a program in its own terminal; return all that it writes."""
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, COLUMNS, 0, 0))
@@ -46,9 +46,9 @@ def written_to_a_terminal(command: list[str]) -> str:
 
 
 @pytest.mark.slow
-def test_on_a_terminal_there_is_one_bar_beside_sparks_own() -> None:
+def test_terminal_shows_one_progress_bar_in_place() -> None:
     """On a terminal, one progress bar is drawn in place and ends with a new line."""
-    text = written_to_a_terminal([sys.executable, str(PROGRAM), "15"])
+    text = run_in_terminal([sys.executable, str(PROGRAM), "15"])
     drawn = re.findall(r"\r\x1b\[J([^\r\n]+)\r", text)
     assert any(each.startswith("sparkstrom: starting 2 Python workers") for each in drawn)
     bars = [each for each in drawn if "%|" in each]
@@ -67,7 +67,7 @@ def test_on_a_terminal_there_is_one_bar_beside_sparks_own() -> None:
 
 
 @pytest.mark.slow
-def test_in_a_notebook_there_is_one_bar_changed_in_place(monkeypatch: Any) -> None:
+def test_notebook_shows_one_progress_bar_in_place(monkeypatch: Any) -> None:
     """In a notebook, one bar is updated in place, and other output has no control characters."""
     nbformat = pytest.importorskip("nbformat")
     nbclient = pytest.importorskip("nbclient")

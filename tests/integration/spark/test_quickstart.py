@@ -27,11 +27,11 @@ def program() -> str:
     return "\n".join(re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.S | re.M))
 
 
-def test_the_readme_is_short() -> None:
+def test_readme_has_at_most_150_lines() -> None:
     assert len(README.read_text().splitlines()) <= 150
 
 
-def test_the_quickstarts_environment_has_what_the_pages_import() -> None:
+def test_examples_extra_has_imports_of_quickstart() -> None:
     """The extra "examples", which `scripts/quickstart` installs, has scikit-learn and pandas."""
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
         "optional-dependencies"
@@ -43,7 +43,7 @@ def test_the_quickstarts_environment_has_what_the_pages_import() -> None:
 
 
 @pytest.mark.slow
-def test_the_quickstart_runs_and_says_what_it_promises(tmp_path: Path) -> None:
+def test_quickstart_program_prints_promised_results(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(program())
     done = subprocess.run(
         [sys.executable, "program.py"],
@@ -60,7 +60,7 @@ def test_the_quickstart_runs_and_says_what_it_promises(tmp_path: Path) -> None:
     assert (tmp_path / "digits.npz").exists()
 
 
-def test_the_readme_names_the_same_script() -> None:
+def test_quickstart_page_names_existing_script() -> None:
     """README.md and docs/quickstart.md name the script, which exists."""
     assert "scripts/quickstart" in README.read_text()
     assert "scripts/quickstart" in PAGE.read_text()

@@ -18,7 +18,7 @@ from sparkstrom.models import DenseNetwork, Nesterov
 EPOCHS = 6
 
 
-def test_executors_measure_the_model_that_is_rehearsed(
+def test_executors_measure_steps_of_rehearsed_model(
     spark: Any, digits: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Executors measure the steps of a torch model; on one host, links have default values."""
@@ -39,7 +39,7 @@ def test_executors_measure_the_model_that_is_rehearsed(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("per_node", [1, 2])
-def test_a_fit_comes_to_the_loss_that_was_rehearsed(
+def test_rehearsed_loss_predicts_loss_of_fit(
     spark: Any, digits: Any, make_network: Any, per_node: int
 ) -> None:
     """The fit's loss differs from the losses of three rehearsals by at most their spread."""
@@ -65,7 +65,7 @@ def test_a_fit_comes_to_the_loss_that_was_rehearsed(
 
 
 @pytest.mark.parametrize(("kind", "save_updater"), [("rdd", "own"), ("dataframe", True)])
-def test_a_fit_in_rounds_comes_to_the_bits_that_were_rehearsed(
+def test_rehearsed_rounds_equal_real_fit(
     spark: Any, digits: Any, kind: str, save_updater: bool | str
 ) -> None:
     """This holds if the sample has all rows, in the order of one partition."""

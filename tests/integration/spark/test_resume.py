@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.integration.checkpoint.contained import contained
+from tests.integration.checkpoint.contained import read_checkpoint_progress
 from tests.integration.spark.killed_driver_job import BATCH, EPOCHS
 
 JOB = Path(__file__).parent / "killed_driver_job.py"
@@ -50,7 +50,7 @@ def kill_after(program: subprocess.Popen[str], word: str, seconds: float) -> Non
 
 @pytest.mark.slow
 @pytest.mark.timeout(4 * 60 * KILLS + 300)
-def test_a_killed_driver_goes_on_where_it_was_saved(tmp_path, digits):
+def test_killed_driver_program_resumes_newest_checkpoint(tmp_path, digits):
     """The last run resumes the newest checkpoint and trains each remaining row once."""
     chance = random.Random(KILLS)
     directory, said = tmp_path / "checkpoints", tmp_path / "stderr"
@@ -69,7 +69,7 @@ def test_a_killed_driver_goes_on_where_it_was_saved(tmp_path, digits):
     assert last.returncode == 0, said.read_text()
     found = json.loads(rest.splitlines()[-1])
     print(found, said.read_text())
-    saved = contained(str(newest), BATCH)
+    saved = read_checkpoint_progress(str(newest), BATCH)
     number = saved.fit
     assert found["fits"][number - 1]["resumed_from"] == str(newest)
     for index, (fit, epochs) in enumerate(zip(found["fits"], EPOCHS, strict=True), 1):

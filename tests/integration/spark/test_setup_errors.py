@@ -12,7 +12,7 @@ from sparkstrom.base.errors import SetupError, UsageError
 from sparkstrom.transport.aeron.library import LIBRARY_VARIABLE
 
 
-def test_a_taken_port_is_named(spark, digits, make_network):
+def test_taken_port_error_names_port(spark, digits, make_network):
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as taken:
         taken.bind(("127.0.0.1", 0))
         port = taken.getsockname()[1]
@@ -21,13 +21,15 @@ def test_a_taken_port_is_named(spark, digits, make_network):
             network.fit(spark.sparkContext.parallelize(digits.rows()[:100], 4))
 
 
-def test_a_mask_that_matches_nothing_lists_what_there_is(spark, digits, make_network):
+def test_unmatched_mask_error_lists_addresses(spark, digits, make_network):
     network = make_network(void=VoidConfiguration(network_mask="203.0.113.0/24"))
     with pytest.raises(SetupError, match=r"203\.0\.113\.0/24.*127\.0\.0\.1"):
         network.fit(spark.sparkContext.parallelize(digits.rows()[:100], 4))
 
 
-def test_too_few_workers_are_counted(spark, digits, make_network, in_background, tmp_path):
+def test_fit_with_too_few_workers_raises_setup_error(
+    spark, digits, make_network, in_background, tmp_path
+):
     context, enough = spark.sparkContext, tmp_path / "enough"
 
     def take_a_slot(_):
@@ -48,7 +50,7 @@ def test_more_workers_than_slots_are_refused(make_network, spark, digits):
         make_network(workers_per_node=3).fit(spark.sparkContext.parallelize(digits.rows(), 2))
 
 
-def test_two_jobs_in_one_application_at_once(spark, digits, make_network, in_background):
+def test_two_concurrent_fits_in_one_application_succeed(spark, digits, make_network, in_background):
     rows = spark.sparkContext.parallelize(digits.rows()[:400], 4).cache()
     fits = [in_background(make_network(workers_per_node=1).fit, rows, epochs=3) for _ in range(2)]
     for fit in fits:
@@ -58,7 +60,7 @@ def test_two_jobs_in_one_application_at_once(spark, digits, make_network, in_bac
         assert len(summary.hashes) == 3
 
 
-def test_a_worker_without_the_aeron_library_says_so_before_it_compiles(
+def test_missing_aeron_library_fails_fit_before_compilation(
     spark, digits, make_network, tmp_path, monkeypatch
 ):
     """If workers lack Aeron's library, the fit fails before they compile kernels."""

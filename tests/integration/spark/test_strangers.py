@@ -47,7 +47,7 @@ def free_ports() -> range:
 
 
 @contextmanager
-def repeatedly(*acts: Callable[[], None]) -> Iterator[None]:
+def call_repeatedly(*acts: Callable[[], None]) -> Iterator[None]:
     """Call ``acts`` repeatedly in another thread while the block runs."""
     stop = threading.Event()
 
@@ -65,7 +65,7 @@ def repeatedly(*acts: Callable[[], None]) -> Iterator[None]:
         thread.join()
 
 
-def test_garbage_and_forged_frames_make_no_difference(spark, digits, make_network, free_ports):
+def test_garbage_and_forged_frames_do_not_affect_fit(spark, digits, make_network, free_ports):
     """A fit rejects forged frames and is otherwise unaffected by them and by garbage."""
     port = free_ports[0]
     void = VoidConfiguration(unicast_port=port, port_range=(free_ports[1], free_ports[-1]))
@@ -87,7 +87,7 @@ def test_garbage_and_forged_frames_make_no_difference(spark, digits, make_networ
 
         network = make_network(void=void, debug_longer_iterations=5)
         data = spark.sparkContext.parallelize(digits.rows(), 4)
-        with repeatedly(throw_garbage, forge):
+        with call_repeatedly(throw_garbage, forge):
             summary = network.fit(data, epochs=12)
         network.close()
     finally:
@@ -111,7 +111,7 @@ def forged_frame(i: int) -> bytes:
     return seal.close(Header(kind, 1 + i // 2, 0, 1, 10**6 + i, 0, 1), body)
 
 
-def test_the_key_is_in_no_log(spark, digits, make_network, monkeypatch, caplog):
+def test_logs_do_not_contain_key(spark, digits, make_network, monkeypatch, caplog):
     """Logs do not contain the key even at level DEBUG, where py4j logs what it sends to Spark."""
     keys = []
     real = secrets.token_bytes

@@ -64,7 +64,7 @@ class Stream:
         return query
 
 
-class Hearing:
+class RecordingListener:
     """A listener that records the begin and the end of fits."""
 
     def __init__(self) -> None:
@@ -82,25 +82,23 @@ def stream(spark: Any, tmp_path: Path) -> Stream:
     return Stream(spark, tmp_path)
 
 
-def some(rows: int, seed: int) -> list[tuple[list[float], int]]:
+def make_rows(rows: int, seed: int) -> list[tuple[list[float], int]]:
     chance = np.random.default_rng(seed)
     features = chance.random((rows, 8), np.float32)
     return [(x.tolist(), int(x.argmax() % 4)) for x in features]
 
 
-def small(spark: Any, **options: Any) -> SparkNetwork:
+def make_small_network(spark: Any, **options: Any) -> SparkNetwork:
     model = DenseNetwork([8, 16, 4], updater=Nesterov(0.1), seed=1)
     return SparkNetwork(spark, model, SharedTrainingMaster(**options), progress=False)
 
 
 @pytest.mark.slow
-def test_each_micro_batch_is_a_fit_that_goes_on_where_the_last_one_ended(
-    spark: Any, stream: Stream
-) -> None:
+def test_each_micro_batch_continues_previous_fit(spark: Any, stream: Stream) -> None:
     """Each micro-batch with rows is a fit that continues from the previous one."""
     for seed, rows in enumerate((64, 96, 0, 32)):
-        stream.put(some(rows, seed))
-    network, hearing = small(spark), Hearing()
+        stream.put(make_rows(rows, seed))
+    network, hearing = make_small_network(spark), RecordingListener()
     told: list[tuple[int, int, int]] = []
     parameters, threads = [network.parameters], set()
 
@@ -121,13 +119,13 @@ def test_each_micro_batch_is_a_fit_that_goes_on_where_the_last_one_ended(
 
 
 @pytest.mark.slow
-def test_a_fit_that_fails_ends_the_query_with_its_words(spark: Any, stream: Stream) -> None:
+def test_failed_fit_ends_query_with_its_message(spark: Any, stream: Stream) -> None:
     """If a fit fails, the query ends with the fit's error message."""
     from pyspark.errors import StreamingQueryException
 
-    stream.put(some(32, 0))
+    stream.put(make_rows(32, 0))
     stream.put([([0.5] * 8, 7)])
-    network = small(spark)
+    network = make_small_network(spark)
     fits: list[int] = []
     call = each_batch(network, lambda batch, summary: fits.append(batch), run_log="")
     with pytest.raises(StreamingQueryException, match="label"):
@@ -137,20 +135,20 @@ def test_a_fit_that_fails_ends_the_query_with_its_words(spark: Any, stream: Stre
 
 
 @pytest.mark.slow
-def test_a_micro_batch_that_is_given_again_is_trained_once_where_checkpoints_are(
+def test_repeated_micro_batch_is_trained_once_with_checkpoints(
     spark: Any, stream: Stream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """If Spark repeats a micro-batch, because it lost its commit, the fit's checkpoint is used."""
     directory = str(tmp_path / "checkpoints")
     for seed in range(2):
-        stream.put(some(64, seed))
-    first = small(spark, checkpoint_directory=directory)
+        stream.put(make_rows(64, seed))
+    first = make_small_network(spark, checkpoint_directory=directory)
     stream.run(each_batch(first, epochs=2, run_log=""))
     learnt = first.parameters
     first.close()
     for name in ("1", ".1.crc"):
         (tmp_path / "checkpoint" / "commits" / name).unlink()
-    stream.put(some(64, 2))
+    stream.put(make_rows(64, 2))
     told: list[tuple[int, bool]] = []
 
     def tell(batch: int, summary: Any) -> None:
@@ -159,7 +157,7 @@ def test_a_micro_batch_that_is_given_again_is_trained_once_where_checkpoints_are
             np.testing.assert_array_equal(again.parameters, learnt)
 
     monkeypatch.setattr(fit_checkpoints, "_directory_owners", {})  # another program
-    again = small(spark, checkpoint_directory=directory)
+    again = make_small_network(spark, checkpoint_directory=directory)
     stream.run(each_batch(again, tell, epochs=2, run_log=""))
     assert told == [(1, True), (2, False)]
     assert np.abs(again.parameters - learnt).max() > 0
@@ -167,12 +165,10 @@ def test_a_micro_batch_that_is_given_again_is_trained_once_where_checkpoints_are
 
 
 @pytest.mark.slow
-def test_a_query_that_its_callback_ends_trains_nothing_twice_when_it_is_started_again(
-    spark: Any, stream: Stream
-) -> None:
+def test_restarted_query_does_not_train_micro_batch_twice(spark: Any, stream: Stream) -> None:
     """Spark repeats the micro-batch under another run id, and only the callback is called again."""
-    stream.put(some(32, 0))
-    network, hearing, told = small(spark), Hearing(), list[tuple[int, int]]()
+    stream.put(make_rows(32, 0))
+    network, hearing, told = make_small_network(spark), RecordingListener(), list[tuple[int, int]]()
 
     def tell(batch: int, summary: Any) -> None:
         told.append((batch, summary.rows))

@@ -61,7 +61,9 @@ def train(spark: Any) -> Any:
     return run
 
 
-def alone(model: TorchModel, features: Any, labels: Any, epochs: int, rows: int) -> TorchModel:
+def train_in_one_process(
+    model: TorchModel, features: Any, labels: Any, epochs: int, rows: int
+) -> TorchModel:
     """Train the model in this process, and return it."""
     model.bind(model.initial())
     for epoch in range(epochs):
@@ -85,7 +87,7 @@ SGD = partial(torch.optim.SGD, lr=0.1)
 ADAM = partial(torch.optim.Adam, lr=1e-3)
 
 
-def test_a_perceptron_learns_and_comes_back_with_its_keys(train, digits, spark, tmp_path):
+def test_perceptron_learns_and_loads_after_saving(train, digits, spark, tmp_path):
     """A trained module is saved; torch alone reads the file, and so does SparkNetwork.load."""
     module = mlp()
     network = train(TorchModel(module, nn.CrossEntropyLoss(), SGD), digits.rows(), 12)
@@ -109,7 +111,7 @@ def test_a_perceptron_learns_and_comes_back_with_its_keys(train, digits, spark, 
         SparkNetwork.load(tmp_path / "digits.npz", spark, model=other)
 
 
-def test_momentum_and_warm_up_count_the_minibatches_of_all(train, spark, make_network, digits):
+def test_momentum_and_scheduler_adapt_to_all_workers(train, spark, make_network, digits):
     """Momentum and scheduler adapt to the minibatches of all workers, in two fits."""
     warm_up = partial(torch.optim.lr_scheduler.LinearLR, start_factor=0.01, total_iters=80)
     moving = partial(torch.optim.SGD, lr=0.05, momentum=0.9)
@@ -130,7 +132,7 @@ def test_momentum_and_warm_up_count_the_minibatches_of_all(train, spark, make_ne
     assert accuracy(network, *digits.held_out) > 0.7  # after 270 minibatches
 
 
-def test_a_step_that_trains_something_else_is_told(spark, make_network, digits):
+def test_fit_warns_if_step_changes_no_parameter(spark, make_network, digits):
     """A fit warns if the user's own step changes no parameter."""
     model = TorchModel(mlp(), None, SGD, step=lambda module, optimizer, batch: 0.5)
     network = make_network(model)
@@ -139,7 +141,7 @@ def test_a_step_that_trains_something_else_is_told(spark, make_network, digits):
     assert "no minibatch changed a parameter" in summary.warnings[-1], summary.warnings
 
 
-def test_other_models_have_no_module(make_network):
+def test_network_without_torch_model_has_no_module(make_network):
     with pytest.raises(UsageError, match=r"DenseNetwork has no module.*network\.parameters"):
         _ = make_network(DenseNetwork([2, 2])).module
 
@@ -175,7 +177,11 @@ def test_four_workers_train_batch_norm_and_dropout_as_well_as_one_process(train,
         model = TorchModel(convolutions(seed), nn.CrossEntropyLoss(), ADAM)
         twin = copy.deepcopy(model)
         ones.append(
-            accuracy(alone(twin, digits.features, digits.labels, EPOCHS, 32), features, labels)
+            accuracy(
+                train_in_one_process(twin, digits.features, digits.labels, EPOCHS, 32),
+                features,
+                labels,
+            )
         )
         options = {"rng_seed": seed, "threshold": FixedThreshold(5e-4), "max_lead": 2}
         network = train(model, digits.rows(), EPOCHS, **options)
@@ -218,25 +224,26 @@ def text_of(module: Any, windows: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 @pytest.mark.slow
-def test_a_transformer_reads_the_standard_library(train):
+def test_four_workers_train_transformer_like_one_process(train):
     """Four workers reduce a transformer's loss by at least 0.75 of what one process does."""
     text, following = text_of(ast, 512)
     torch.manual_seed(0)
     fast = partial(torch.optim.AdamW, lr=2e-3)
     model = TorchModel(Characters(), nn.CrossEntropyLoss(), fast, clip_norm=1.0)
-    one = alone(copy.deepcopy(model), text, following, 10, 8)
+    one = train_in_one_process(copy.deepcopy(model), text, following, 10, 8)
     rows = list(zip(text, following, strict=True))
     options = {"batch_size_per_worker": 8, "threshold": FixedThreshold(3e-3), "max_lead": 2}
     network = train(model, rows, 10, **options)
     whole = Batch(text, following)
     wanted, loss, fresh = (
-        m.loss(whole)[0] / len(text) for m in (one, network.model, bound(copy.deepcopy(model)))
+        m.loss(whole)[0] / len(text)
+        for m in (one, network.model, bind_initial(copy.deepcopy(model)))
     )
     assert loss < wanted + 0.25 * (fresh - wanted), (loss, wanted, fresh)
     assert network.module.head.weight is network.module.embed.weight
 
 
-def bound(model: TorchModel) -> TorchModel:
+def bind_initial(model: TorchModel) -> TorchModel:
     model.bind(model.initial())
     return model
 
@@ -261,7 +268,7 @@ class Ratings(nn.Module):
         return (self.users(user) * self.items(item)).sum(1)
 
 
-def test_embeddings_learn_in_the_rows_that_occur_and_nowhere_else(train):
+def test_sparse_embeddings_change_only_rows_in_data(train):
     """Sparse embeddings change in exactly the rows that occur in the data."""
     chance = np.random.default_rng(0)
     users, items = chance.normal(size=(USERS, 2)), chance.normal(size=(ITEMS, 2))
@@ -270,7 +277,7 @@ def test_embeddings_learn_in_the_rows_that_occur_and_nowhere_else(train):
     ratings = (clean + 0.3 * chance.normal(size=len(pairs))).astype(np.float32)  # noise: loss > 0
     torch.manual_seed(0)
     model = TorchModel(Ratings(), nn.MSELoss(), partial(torch.optim.SGD, lr=1.0))
-    one = alone(copy.deepcopy(model), pairs, ratings, 12, 32)
+    one = train_in_one_process(copy.deepcopy(model), pairs, ratings, 12, 32)
     rows = list(zip(pairs, ratings, strict=True))
     network = train(model, rows, 12, threshold=FixedThreshold(0.03))
     whole = Batch(pairs, ratings)
@@ -283,7 +290,7 @@ def test_embeddings_learn_in_the_rows_that_occur_and_nowhere_else(train):
     ]
 
 
-class Falling(nn.Module):
+class ScheduledModule(nn.Module):
     """A module with gradient 1 in each step; ``total`` is the length that its scheduler got."""
 
     def __init__(self) -> None:
@@ -304,18 +311,20 @@ def falling_step(module: Any, optimizer: Any, batch: Any) -> Any:
     return loss
 
 
-def falling(optimizer: Any, total_steps: int) -> Any:
+def make_falling_scheduler(optimizer: Any, total_steps: int) -> Any:
     optimizer.param_groups[0]["params"][0].total = total_steps
     return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / total_steps)
 
 
 @pytest.mark.slow
-def test_a_scheduler_is_made_for_the_minibatches_of_all_workers(spark: Any) -> None:
+def test_scheduler_spans_minibatches_of_all_workers(spark: Any) -> None:
     """The scheduler's length is the fit's number of minibatches; partitions differ in size."""
     rows = [(np.zeros(2, np.float32), 0) for _ in range(150)]
     parts = spark.sparkContext.parallelize(rows, 4).coalesce(3)  # one has the rows of two
     sgd = partial(torch.optim.SGD, lr=0.01)
-    model = TorchModel(Falling(), None, sgd, scheduler=falling, step=falling_step)
+    model = TorchModel(
+        ScheduledModule(), None, sgd, scheduler=make_falling_scheduler, step=falling_step
+    )
     master = SharedTrainingMaster(
         threshold=FixedThreshold(1e-3), batch_size_per_worker=4, repartition="never"
     )

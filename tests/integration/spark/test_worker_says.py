@@ -43,7 +43,7 @@ def by_value() -> Iterator[None]:
     cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
 
 
-class Talkative(nn.Module):
+class PrintingModule(nn.Module):
     """A module that prints, warns and logs in its first step, and prints ``each`` in every step."""
 
     def __init__(self, each: str = "", raises_at: int = 0) -> None:
@@ -66,7 +66,7 @@ class Talkative(nn.Module):
         return self.layer(x)
 
 
-class Diary(TrainingListener):
+class RecordingListener(TrainingListener):
     def __init__(self) -> None:
         self.says: list[Any] = []
 
@@ -76,11 +76,11 @@ class Diary(TrainingListener):
 
 def torch_model(**options: Any) -> TorchModel:
     optimizer = partial(torch.optim.SGD, lr=0.1)
-    return TorchModel(Talkative(**options), nn.CrossEntropyLoss(), optimizer)
+    return TorchModel(PrintingModule(**options), nn.CrossEntropyLoss(), optimizer)
 
 
 @pytest.fixture
-def shown(spark: Any, digits: Any) -> Callable[..., tuple[list[str], Any]]:
+def fit_and_capture_stderr(spark: Any, digits: Any) -> Callable[..., tuple[list[str], Any]]:
     """A function that runs a fit; returns its lines on stderr, and its summary or exception."""
 
     def run(model: Any, master: Any = None, workers: int = 4, **options: Any) -> Any:
@@ -98,7 +98,7 @@ def shown(spark: Any, digits: Any) -> Callable[..., tuple[list[str], Any]]:
     return run
 
 
-def said(lines: list[str]) -> dict[int, list[tuple[str, str]]]:
+def group_lines_by_partition(lines: list[str]) -> dict[int, list[tuple[str, str]]]:
     """Return the phases and texts of workers' lines, by partition."""
     by: dict[int, list[tuple[str, str]]] = {}
     for match in filter(None, map(SAYS.match, lines)):
@@ -108,15 +108,15 @@ def said(lines: list[str]) -> dict[int, list[tuple[str, str]]]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("void", [VoidConfiguration(), MESH], ids=["plain", "mesh"])
-def test_prints_warnings_and_records_of_a_module_come_to_the_driver(
-    void: VoidConfiguration, shown: Any, tmp_path: Path
+def test_prints_warnings_and_logs_of_workers_reach_driver(
+    void: VoidConfiguration, fit_and_capture_stderr: Any, tmp_path: Path
 ) -> None:
-    diary, log = Diary(), tmp_path / "run.jsonl"
-    lines, summary = shown(
+    diary, log = RecordingListener(), tmp_path / "run.jsonl"
+    lines, summary = fit_and_capture_stderr(
         torch_model(), SharedTrainingMaster(void), listeners=[diary], run_log=log, epochs=2
     )
     assert summary.replicas_equal
-    by = said(lines)
+    by = group_lines_by_partition(lines)
     assert sorted(by) == [0, 1, 2, 3]
     for heard in by.values():
         assert [phase for phase, _ in heard] == ["training"] * 3
@@ -130,13 +130,11 @@ def test_prints_warnings_and_records_of_a_module_come_to_the_driver(
     assert {line["phase"] for line in told} == {"training"}
 
 
-def test_a_print_in_every_step_floods_nothing_and_is_in_the_executors_log(
-    shown: Any, digits: Any
-) -> None:
+def test_print_in_every_step_is_limited_on_driver(fit_and_capture_stderr: Any, digits: Any) -> None:
     """Of many lines only a burst is shown; others are counted, and are in the executor's log."""
     mark = f"mark-{os.getpid()}-{np.random.default_rng().integers(1 << 40)}"
-    lines, summary = shown(torch_model(each=mark), workers=1, epochs=20)
-    heard = said(lines)[0]
+    lines, summary = fit_and_capture_stderr(torch_model(each=mark), workers=1, epochs=20)
+    heard = group_lines_by_partition(lines)[0]
     told = len(heard)
     assert output_capture.LINES_BURST <= told < output_capture.LINES_BURST + 20
     (left_out,) = filter(None, map(LEFT_OUT.match, lines))
@@ -155,15 +153,15 @@ def work_directory() -> Path:
     return Path(home) / "work"
 
 
-def test_what_led_to_a_failure_is_heard_before_it(shown: Any) -> None:
+def test_output_before_worker_failure_is_shown(fit_and_capture_stderr: Any) -> None:
     """The lines that a worker prints before its failure are shown."""
-    lines, error = shown(torch_model(raises_at=3))
+    lines, error = fit_and_capture_stderr(torch_model(raises_at=3))
     assert str(error).startswith("ValueError: my own mistake (partition ")
     assert any("(training) says: the last words" in line for line in lines)
 
 
 @pytest.mark.slow
-def test_a_loss_in_jax_is_heard_when_it_is_traced_and_when_it_runs(shown: Any) -> None:
+def test_prints_of_jax_loss_reach_driver(fit_and_capture_stderr: Any) -> None:
     """Prints of a JAX loss are shown, both those of tracing and those of jax.debug.print."""
     jax = pytest.importorskip("jax")
     optax = pytest.importorskip("optax")
@@ -178,16 +176,16 @@ def test_a_loss_in_jax_is_heard_when_it_is_traced_and_when_it_runs(shown: Any) -
         return optax.softmax_cross_entropy_with_integer_labels(outputs, labels)
 
     model = JaxModel(init, lambda params, x: x @ params, loss, optax.sgd(0.1))
-    lines, summary = shown(model, workers=2)
+    lines, summary = fit_and_capture_stderr(model, workers=2)
     assert summary.replicas_equal
-    for heard in said(lines).values():
+    for heard in group_lines_by_partition(lines).values():
         texts = [text for _, text in heard]
         assert "loss is traced" in texts
         assert any(re.fullmatch(r"first label \d", text) for text in texts)
 
 
 @pytest.mark.slow
-def test_progress_that_is_off_is_silent(
+def test_progress_false_hides_output_of_workers(
     spark: Any, digits: Any, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """With progress=False, a fit shows no lines of workers."""

@@ -27,7 +27,7 @@ SLEEP_MS = 20  # in each step, so that the fit lasts until a process is killed
 ROWS = 1797
 
 
-class Deadly(TrainingListener):
+class KillingListener(TrainingListener):
     """A listener that kills a process at a checkpoint, or in a fit without them at an iteration."""
 
     def __init__(self, victim: int, saves: bool) -> None:
@@ -64,7 +64,7 @@ def train(spark: SparkSession, directory: str | None, victim: int | None) -> Non
     )
     model = DenseNetwork([64, 32, 10], hidden="relu", loss="cross_entropy", updater=Adam(3e-3))
     network = SparkNetwork(spark, model, master, keep=False)
-    listeners = [] if victim is None else [Deadly(victim, directory is not None)]
+    listeners = [] if victim is None else [KillingListener(victim, directory is not None)]
     summary = network.fit(spark.sparkContext.parallelize(rows), EPOCHS, listeners=listeners)
     attempt = spark.sparkContext.getConf().get("spark.app.attempt.id")
     print(json.dumps({"attempt": attempt} | summary.to_dict()), flush=True)

@@ -64,7 +64,7 @@ class FaultyModel(CountingModel):
         return True
 
 
-class Faults(TrainingListener):
+class FaultInjector(TrainingListener):
     """Causes one fault after the other, each after all partitions had workers for half an epoch."""
 
     def __init__(self, folder: str, *faults: Callable[[], set[int]]) -> None:
@@ -103,14 +103,14 @@ def executors(application: str) -> dict[int, Path]:
     return found
 
 
-def above(pid: int) -> list[int]:
+def list_ancestors(pid: int) -> list[int]:
     """Return the process's ancestors, its parent first; nothing if the process has ended."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
         return []
     parent = int(stat.rpartition(")")[2].split()[1])
-    return [parent, *above(parent)] if parent > 1 else [parent]
+    return [parent, *list_ancestors(parent)] if parent > 1 else [parent]
 
 
 class Killer:
@@ -161,7 +161,7 @@ class Killer:
             int(path.name.partition("-")[2]): int(path.read_text())
             for path in self._folder.glob("partition-*")
         }
-        return {index for index, pid in owners.items() if set(jvms) & set(above(pid))}
+        return {index for index, pid in owners.items() if set(jvms) & set(list_ancestors(pid))}
 
 
 def wait_until_idle(context: Any) -> None:
@@ -186,7 +186,7 @@ def main(home: str) -> None:
     )
     with tempfile.TemporaryDirectory() as folder:
         killer = Killer(Path(home).resolve(), context.applicationId, Path(folder))
-        faults = Faults(folder, killer.kill_and_feed, killer.kill_a_node)
+        faults = FaultInjector(folder, killer.kill_and_feed, killer.kill_a_node)
         network = SparkNetwork(spark, FaultyModel(ROWS, folder), master, keep=False)
         data = numbered_rows(context, ROWS)
         try:

@@ -14,7 +14,7 @@ from sparkstrom import SparkNetwork
 from sparkstrom.models import DenseNetwork
 
 
-def where(_: int = 0) -> dict[str, str]:
+def find_locations(_: int = 0) -> dict[str, str]:
     """Return the locations of this process's Python, sparkstrom and Aeron library."""
     import sparkstrom
     from sparkstrom.transport.aeron.library import (
@@ -34,8 +34,8 @@ def where(_: int = 0) -> dict[str, str]:
 
 if __name__ == "__main__":
     spark = SparkSession.builder.appName("packed").getOrCreate()
-    there = spark.sparkContext.parallelize(range(4), 4).map(where).collect()
-    print(json.dumps({"driver": where(), "executors": there}), flush=True)
+    there = spark.sparkContext.parallelize(range(4), 4).map(find_locations).collect()
+    print(json.dumps({"driver": find_locations(), "executors": there}), flush=True)
     features = np.random.default_rng(0).normal(size=(400, 4)).astype(np.float32)
     rows = [(row, int(row.sum() > 0)) for row in features]
     with SparkNetwork(spark, DenseNetwork([4, 8, 2], seed=1)) as network:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.checkpoint.contained import contained
+from tests.integration.checkpoint.contained import read_checkpoint_progress
 from tests.integration.yarn.attempts_job import BATCH, EPOCHS, ROWS
 
 JOB = Path(__file__).parent / "attempts_job.py"
@@ -20,9 +20,7 @@ THRICE = {
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
-def test_an_attempt_resumes_from_the_newest_checkpoint_or_begins_anew_and_warns(
-    cluster, tmp_path
-) -> None:
+def test_new_attempt_resumes_checkpoint_or_restarts_with_warning(cluster, tmp_path) -> None:
     done = cluster.submit(JOB, str(tmp_path / "run"), conf=THRICE, timeout_s=400)
     assert done.exit_code == 0, done.output + done.container_logs
     assert "Traceback" not in done.container_logs
@@ -34,12 +32,12 @@ def test_an_attempt_resumes_from_the_newest_checkpoint_or_begins_anew_and_warns(
         assert told["minibatches"] == told["minibatches_expected"]
         assert told["replicas_equal"]
     check_resumed(second, done.container_logs)
-    check_begun_anew(third, done.container_logs)
+    check_restarted(third, done.container_logs)
 
 
 def check_resumed(told: dict, logs: str) -> None:
     """Check that the second attempt resumed the fit in which the first was killed."""
-    saved = contained(told["resumed_from"], BATCH)
+    saved = read_checkpoint_progress(told["resumed_from"], BATCH)
     assert 0 < saved.minibatches < told["minibatches_expected"]
     assert told["minibatches_resumed"] == saved.minibatches
     assert told["examples"] == EPOCHS * ROWS - saved.examples  # the remaining rows, each once
@@ -47,7 +45,7 @@ def check_resumed(told: dict, logs: str) -> None:
     assert not any("this is attempt" in warning for warning in told["warnings"])
 
 
-def check_begun_anew(told: dict, logs: str) -> None:
+def check_restarted(told: dict, logs: str) -> None:
     """Check that the third attempt restarted, with a warning, the fit without checkpoints."""
     assert told["resumed_from"] is None
     assert told["examples"] == EPOCHS * ROWS

@@ -53,7 +53,7 @@ def frail_cluster(tmp_path: Path) -> Iterator[Cluster]:
         yield running
 
 
-def test_whatever_dies_each_row_counts_once_an_epoch(frail_cluster: Cluster) -> None:
+def test_each_row_is_trained_once_per_epoch_despite_faults(frail_cluster: Cluster) -> None:
     done = frail_cluster.submit(JOB, str(frail_cluster.home), conf=CONF, timeout_s=500)
     assert done.exit_code == 0, done.output + done.container_logs
     lines = done.container_logs.splitlines()
@@ -61,12 +61,12 @@ def test_whatever_dies_each_row_counts_once_an_epoch(frail_cluster: Cluster) -> 
     assert told["trainings"] == [EPOCHS]
     assert told["minibatches"] == told["expected"]
     assert told["equal"]
-    check_late(told, done.container_logs)
+    check_late_executors(told, done.container_logs)
     check_faults(told)
     check_memory(told, done.container_logs)
 
 
-def check_late(told: dict, logs: str) -> None:
+def check_late_executors(told: dict, logs: str) -> None:
     """Check that the fit began without executors, then had one, then two."""
     assert "this fit has 4 workers, for which Spark needs at least 2 executors" in logs
     assert "began with 2 of 4 workers" in told["warnings"]

@@ -56,7 +56,7 @@ def test_a_fit_runs_in_cluster_mode_from_the_archive_alone(cluster, archive, udp
     assert len(udp_range.seen) >= 2  # the driver's and the executor's
 
 
-def test_the_archive_has_library_and_package_and_no_script_that_names_where_it_was_made(
+def test_archive_has_library_packages_kernels_and_no_scripts(
     archive,
 ) -> None:
     """The archive has Aeron, packages and compiled kernels; its folder bin has only links."""

@@ -25,7 +25,7 @@ def test_an_example_ends_with_equal_replicas_in_client_mode(cluster, udp_range) 
     assert len(udp_range.seen) >= 3  # more if a media driver restarts
 
 
-def test_an_exception_in_training_fails_the_application_with_its_cause_in_the_log(cluster) -> None:
+def test_training_exception_fails_application_with_cause_in_log(cluster) -> None:
     done = cluster.submit(HERE / "burning_job.py", conf={"spark.executor.instances": "1"})
     assert done.exit_code == 1, done.output
     assert "RuntimeError: the reactor is on fire" in done.container_logs

@@ -19,7 +19,7 @@ from tests.integration.yarn.conftest import JARS
 ROOT = Path(__file__).parents[3]
 
 
-def test_a_jar_is_fetched_once_and_only_as_it_is_pinned(tmp_path) -> None:
+def test_jar_is_fetched_once_and_must_match_pinned_hash(tmp_path) -> None:
     """A jar is fetched if it is missing or changed, and refused if it lacks the pinned hash."""
     repository, target = tmp_path / "maven", tmp_path / "jars"
     (repository / "org").mkdir(parents=True)
@@ -40,13 +40,13 @@ def test_a_jar_is_fetched_once_and_only_as_it_is_pinned(tmp_path) -> None:
         fetch(pinned, target, "file:///nowhere")
 
 
-def test_a_pid_that_came_back_is_not_taken_for_the_daemon() -> None:
+def test_reused_pid_is_not_taken_for_daemon() -> None:
     ours = identify_process(os.getpid())
     assert Daemon("rm", *ours).is_alive()
     assert not Daemon("rm", ours.pid, ours.start_time - 1).is_alive()
 
 
-def test_paths_belong_to_where_the_script_was_called(tmp_path, monkeypatch, capsys) -> None:
+def test_relative_paths_begin_at_directory_of_caller(tmp_path, monkeypatch, capsys) -> None:
     """Relative paths begin at the caller's directory; the script changes to the checkout."""
     monkeypatch.setenv("SPARKSTROM_CALLED_IN", str(tmp_path))
     (tmp_path / "hadoop").mkdir()
@@ -55,7 +55,7 @@ def test_paths_belong_to_where_the_script_was_called(tmp_path, monkeypatch, caps
     assert capsys.readouterr().out == f"nothing ran in {tmp_path / 'mine'}\n"
 
 
-def test_the_daemons_find_jars_of_a_relative_path(tmp_path, monkeypatch) -> None:
+def test_class_path_of_relative_jar_directory_is_absolute(tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     version = next((PYSPARK / "jars").glob("hadoop-client-api-*.jar")).stem.rpartition("-")[2]
     missing = (f"hadoop-client-minicluster-{version}", "bcpkix-jdk18on-1", "bcutil-jdk18on-1")
@@ -72,7 +72,7 @@ def test_a_home_with_a_space_is_refused(tmp_path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_sparks_jars_are_named_as_in_a_url(tmp_path, monkeypatch) -> None:
+def test_spark_jars_path_is_url_encoded(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(mini_yarn, "PYSPARK", Path("/my checkout/pyspark"))
     for folder in ("conf", "spark-conf"):
         (tmp_path / folder).mkdir()
@@ -81,7 +81,7 @@ def test_sparks_jars_are_named_as_in_a_url(tmp_path, monkeypatch) -> None:
     assert "spark.yarn.jars local:/my%20checkout/pyspark/jars/*\n" in written
 
 
-def test_what_is_printed_is_for_a_shell(tmp_path) -> None:
+def test_printed_exports_are_quoted_for_shell(tmp_path) -> None:
     """The printed exports quote a path with a space for a shell."""
     home = tmp_path / "with a space"
     cluster = Cluster(home)
@@ -93,7 +93,7 @@ def test_what_is_printed_is_for_a_shell(tmp_path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(not JARS, reason=f"no YARN here: set {VARIABLE}")
-def test_start_shows_what_to_export_and_stop_ends_all_of_it(tmp_path) -> None:
+def test_start_prints_exports_and_stop_ends_all_processes(tmp_path) -> None:
     home = tmp_path / "home"
 
     def run(*what: str) -> subprocess.CompletedProcess[str]:

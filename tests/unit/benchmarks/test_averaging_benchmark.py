@@ -23,7 +23,7 @@ DIGITS = Trial("digits", "adam", 4, 0, 4e-3, epochs=2)
     ("ours", "theirs", "optimizer"),
     [("rounds-diloco-3", "diloco-3", "adam"), ("rounds-averaging-1", "ddp", "sgd")],
 )
-def test_rounds_come_to_what_the_baselines_come_to(ours: str, theirs: str, optimizer: str) -> None:
+def test_rounds_equal_results_of_baselines(ours: str, theirs: str, optimizer: str) -> None:
     """A round ends with its epoch, so H divides the epoch's 8 steps, or one step is a round."""
     trial = Trial("digits", optimizer, 4, 0, 4e-3, epochs=1)
     mine, reference = baseline(ours)(trial), baseline(theirs)(trial)
@@ -31,7 +31,7 @@ def test_rounds_come_to_what_the_baselines_come_to(ours: str, theirs: str, optim
     assert mine.factor == reference.factor
 
 
-def test_only_known_recipes() -> None:
+def test_unknown_recipes_and_links_are_refused() -> None:
     assert Recipe.parse("diloco-20") == Recipe(20, is_diloco=True)
     with pytest.raises(ValueError, match="known are averaging-STEPS, diloco-STEPS"):
         Recipe.parse("averaging-0")
@@ -41,7 +41,7 @@ def test_only_known_recipes() -> None:
         parsed(["--links", "fast"])
 
 
-def test_what_a_round_costs() -> None:
+def test_round_cost_follows_link_frequency_and_vectors() -> None:
     """There are 4 workers, and vectors of 1 MB on a link of 8 Mbit/s: one vector per second."""
     link = Link(bits=8e6, params=250_000, step_s=0.5, job_s=0.25)
     assert link.vector_s == 1.0
@@ -56,7 +56,7 @@ def test_what_a_round_costs() -> None:
     assert sharing_cost(link, 4, 8, 4e6).bytes == 1.6e7
 
 
-def test_a_tiny_run_of_each_system() -> None:
+def test_small_runs_have_plausible_figures() -> None:
     args = parsed(["--epochs", "2", "--links", "1gbit", "--systems", "averaging-5,ours"])
     args.wanted = 0.3
     averaged, shared = results(args)
@@ -68,7 +68,7 @@ def test_a_tiny_run_of_each_system() -> None:
     assert averaged["seconds_to"] <= averaged["seconds"]
 
 
-def test_sizes() -> None:
+def test_network_sizes_and_steps_per_epoch_are_as_requested() -> None:
     """Networks have the requested number of parameters, and epochs the right number of steps."""
     assert np.isclose(DenseNetwork(widths_for(1_000_000)).n_params, 1e6, rtol=0.01)
     assert Rounds(DIGITS, Recipe(2, is_diloco=False)).steps_per_epoch == 8

@@ -28,7 +28,7 @@ DIGITS = Trial("digits", "sgd", 4, 0, 0.3, epochs=2)
 CONV = Trial("conv", "momentum", 4, 0, 0.05, epochs=2)
 
 
-def simulated(settings: Settings, trial: Trial = DIGITS) -> SimulatedFit:
+def simulate_fit(settings: Settings, trial: Trial = DIGITS) -> SimulatedFit:
     return simulator_of(trial, settings).run()
 
 
@@ -43,7 +43,7 @@ def test_each_baseline_learns_and_counts_its_bytes(system: str) -> None:
     assert (outcome.factor > 1) == (system != "ddp")
 
 
-def test_of_drifting_workers_any_numbers_may_be_asked_for() -> None:
+def test_baseline_name_sets_density_and_steps() -> None:
     """A message has 3 chunks with 40 or 80 entries of 14 bits each and 8 bytes of magnitudes."""
     often, seldom, dense = (
         baseline(name)(DIGITS).factor for name in ("sparseloco-1-2", "sparseloco-2-8", "diloco-8")
@@ -62,7 +62,7 @@ def test_unknown_baselines_are_refused_by_name(name: str) -> None:
         parsed(["--systems", f"ours,{name}"])
 
 
-def test_ours_learns_and_sends_little() -> None:
+def test_gradient_sharing_learns_with_few_bytes() -> None:
     before = measured(DIGITS.task.module(0), DIGITS.task, DIGITS.task.split().test)
     outcome = train(DIGITS, Settings())
     assert outcome.test["loss"] < 0.9 * before["loss"]
@@ -71,30 +71,30 @@ def test_ours_learns_and_sends_little() -> None:
     assert outcome.figures["publications"] == 64
 
 
-def test_one_worker_that_sends_all_it_ought_to_is_one_process() -> None:
+def test_single_worker_with_high_density_learns_like_one_process() -> None:
     """A single worker with a density of 20% and without clipping learns like one process."""
     alone = ddp(DIGITS.alone)
     ours = train(DIGITS.alone, Settings(density=0.2, clip=None))
     assert ours.test["loss"] == pytest.approx(alone.test["loss"], rel=0.05)
 
 
-def test_statistics_of_batches_are_averaged() -> None:
+def test_batch_norm_statistics_are_averaged() -> None:
     """With one worker's own statistics, a module with BatchNorm would predict at random."""
     outcome = train(CONV, Settings())
     assert outcome.test["accuracy"] > 0.6
 
 
-def test_an_update_is_about_a_round_old_and_older_if_it_takes_long() -> None:
+def test_staleness_is_one_round_and_grows_with_latency() -> None:
     """With 4 workers in step, a gradient lacks at least the other three's current minibatches."""
     ages = [
-        simulated(Settings(latency=latency, jitter=0.0, max_lead=None)).staleness
+        simulate_fit(Settings(latency=latency, jitter=0.0, max_lead=None)).staleness
         for latency in (0.0, 2.0)
     ]
     assert 3 <= ages[0] < 5
     assert ages[1] > ages[0] + 2
 
 
-def test_who_has_an_update_under_way_takes_so_many_steps_beside_it() -> None:
+def test_max_staleness_lowers_staleness_and_costs_time() -> None:
     """``max_staleness`` limits a worker's steps while its update is in flight, and costs time."""
     free, one, none = (
         train(DIGITS, Settings(max_lead=None, latency=3.0, max_staleness=most)).figures
@@ -104,7 +104,7 @@ def test_who_has_an_update_under_way_takes_so_many_steps_beside_it() -> None:
     assert none["time"] > 1.5 * one["time"] > 1.5 * free["time"]
 
 
-def test_a_publication_may_hold_several_steps() -> None:
+def test_publication_contains_publish_every_steps() -> None:
     """Three publications have 5 steps each of a worker's 16; the fourth has the last step."""
     outcome = train(DIGITS, Settings(publish_every=5))
     assert outcome.figures["publications"] == 4 * 4
@@ -112,21 +112,21 @@ def test_a_publication_may_hold_several_steps() -> None:
     assert outcome.factor > 1000
 
 
-def test_a_lead_of_one_is_a_step_together() -> None:
+def test_max_lead_of_1_lowers_staleness_and_costs_time() -> None:
     """With ``max_lead=1`` workers keep in step: updates are fresher, but the fit is slower."""
-    near, far = (simulated(Settings(max_lead=lead, jitter=0.4)) for lead in (1, 8))
+    near, far = (simulate_fit(Settings(max_lead=lead, jitter=0.4)) for lead in (1, 8))
     assert near.staleness < far.staleness
     assert near.seconds > far.seconds
 
 
-def test_momentum_counts_the_minibatches_of_the_fit_or_of_the_worker() -> None:
+def test_momentum_horizon_of_fit_keeps_training_stable() -> None:
     """At this learning rate, training is stable only with the horizon of the fit's minibatches."""
     trial = replace(CONV, workers=8, rate=0.05, epochs=4)
     fits, workers = (train(trial, Settings(horizon=whose)) for whose in ("fit", "worker"))
     assert fits.test["loss"] < 0.5 * workers.test["loss"]
 
 
-def test_second_moments_follow_where_they_are_told_to() -> None:
+def test_beta2_of_fit_is_raised_to_number_of_workers() -> None:
     """With ``beta2="fit"``, Adam's beta2 is raised to the number of workers."""
     parameters = [torch.nn.Parameter(torch.zeros(1))]
     trial, power = replace(CONV, optimizer="adamw"), Settings(beta2="fit").beta2_power(4)
@@ -134,7 +134,7 @@ def test_second_moments_follow_where_they_are_told_to() -> None:
     assert trial.optimizer_of()(parameters).defaults["betas"] == (0.9, 0.999)
 
 
-def test_statistics_of_ddp_are_those_of_rank_0(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unchanged_buffers_undoes_batch_norm_updates(monkeypatch: pytest.MonkeyPatch) -> None:
     """BatchNorm's statistics after DDP are of the first rank's minibatches only."""
     trial = replace(CONV, rate=0.0, workers=2, epochs=1)  # so that parameters stay as they are
     alone, trained = trial.task.module(0), list[Any]()
@@ -149,7 +149,7 @@ def test_statistics_of_ddp_are_those_of_rank_0(monkeypatch: pytest.MonkeyPatch) 
         torch.testing.assert_close(buffer, wanted[name])
 
 
-def test_options_of_the_optimizer_are_for_every_system() -> None:
+def test_options_flag_reaches_optimizer() -> None:
     """With maximize=True, the loss of every system rises."""
     systems = ["ours", *BASELINES]
     words = "--tasks digits --optimizers sgd --workers 2 --seeds 1 --epochs 1 --options"
@@ -166,7 +166,7 @@ def test_options_of_the_optimizer_are_for_every_system() -> None:
         parsed(["--options", "nesterov"])
 
 
-def test_a_learning_rate_rises_over_so_many_steps_of_a_loop() -> None:
+def test_warm_up_counts_steps_of_each_learner() -> None:
     """The warm-up's 50 steps are those of each learner, not minibatches of all workers."""
     trial = Trial("transformer", "sgd", 4, 0, 0.3, epochs=1)
     parameter = torch.nn.Parameter(torch.zeros(1))
@@ -182,13 +182,13 @@ def test_a_learning_rate_rises_over_so_many_steps_of_a_loop() -> None:
     assert float(parameter.detach()) - before == pytest.approx(-0.3, rel=1e-4)
 
 
-def test_settings_are_the_options_of_a_fit() -> None:
+def test_settings_become_options_of_training_master() -> None:
     master = Settings.parse("publish_every=4,max_lead=none,aggregation=mean").master(3)
     assert (master.publish_every, master.max_lead, master.aggregation) == (4, None, "mean")
     assert (master.rng_seed, master.batch_size_per_worker) == (3, 32)
 
 
-def test_settings_are_read_and_refused_by_name() -> None:
+def test_settings_are_parsed_and_unknown_names_refused() -> None:
     assert Settings.parse("horizon=fit,max_lead=none,density=0.03,levels=2") == Settings(
         horizon="fit", max_lead=None, density=0.03, levels=2
     )
@@ -196,7 +196,7 @@ def test_settings_are_read_and_refused_by_name() -> None:
         Settings.parse("tau=1")
 
 
-def test_gradients_of_full_rank_are_their_mean_and_what_is_left_comes_later() -> None:
+def test_powersgd_of_low_rank_sends_rest_later() -> None:
     """PowerSGD of full rank gives the mean gradient; of low rank, it sends the rest later."""
     random = torch.Generator().manual_seed(0)
     gradients = [[torch.randn(20, 30, generator=random)] for _ in range(3)]
@@ -211,7 +211,7 @@ def test_gradients_of_full_rank_are_their_mean_and_what_is_left_comes_later() ->
     assert low.bytes_sent == 2 * 3 * 4 * 2 * (20 + 30)
 
 
-def test_texts_to_measure_are_of_other_pages() -> None:
+def test_held_out_texts_contain_no_training_passages() -> None:
     """Each page is in one text: 80 % to train on, the rest to validate and to test."""
     from pydoc_data.topics import topics
 
@@ -223,7 +223,7 @@ def test_texts_to_measure_are_of_other_pages() -> None:
 
 
 @pytest.mark.parametrize("name", TASKS)
-def test_a_task_has_the_module_and_the_rows_that_it_says(name: str) -> None:
+def test_task_rows_fill_batches_and_module_is_reproducible(name: str) -> None:
     """Each task's rows divide into whole batches, and its module is reproducible by the seed."""
     task = TASKS[name]
     module, rows = task.module(0), task.split().train
@@ -234,7 +234,7 @@ def test_a_task_has_the_module_and_the_rows_that_it_says(name: str) -> None:
     assert torch.equal(torch.cat([p.flatten() for p in module.parameters()]), again)
 
 
-def test_a_line_of_results_says_how_far_it_is_from_one_process() -> None:
+def test_result_has_gap_to_one_process_and_settings() -> None:
     """A result has the gap between one process and the system, and the settings."""
     words = "--tasks digits --optimizers sgd --workers 1,2 --seeds 1 --epochs 1 --systems ours,ddp"
     alone, ours, dense = runs(parsed([*words.split(), "--set", "levels=1"]))
@@ -246,14 +246,14 @@ def test_a_line_of_results_says_how_far_it_is_from_one_process() -> None:
     assert dense["bytes_factor"] == 1.0
 
 
-def test_lengths_are_asked_for_in_minibatches() -> None:
+def test_minibatches_flag_is_rounded_up_to_whole_epochs() -> None:
     """--minibatches is rounded up to whole epochs."""
     wanted = "--tasks digits,teacher --optimizers sgd --minibatches 64,1500 --workers 4 --seeds 1"
     found = [trial.minibatches for trial in trials(parsed(wanted.split()))]
     assert found == [64, 1504, 512, 1536]  # an epoch has 32 minibatches, and 512
 
 
-def test_results_are_compared_with_ddp_row_by_row() -> None:
+def test_result_has_difference_to_ddp_with_error() -> None:
     """Each system's result has its difference to DDP, with an error."""
     wanted = "--tasks digits --optimizers sgd --epochs 2 --workers 4 --seeds 1 --systems ours,ddp"
     ours, peer = runs(parsed(wanted.split()))
@@ -263,7 +263,7 @@ def test_results_are_compared_with_ddp_row_by_row() -> None:
     assert 0 < ours["behind_ddp_error"] < 0.05
 
 
-def test_ddp_with_a_rate_of_its_own_is_compared_with_one_process_at_the_tasks_rate(
+def test_ddp_best_is_compared_with_process_at_task_rate(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """``ddp-best`` tunes its rate; its gap is to one process at the task's rate."""
@@ -276,21 +276,21 @@ def test_ddp_with_a_rate_of_its_own_is_compared_with_one_process_at_the_tasks_ra
     assert best["behind_ddp"] == pytest.approx(peer["value"] - best["value"], abs=2e-4)
 
 
-def outcome_of(*right: float) -> Outcome:
+def make_outcome(*right: float) -> Outcome:
     """Return the outcome of a trial in which these rows were right (1) or wrong (0)."""
     units = np.asarray(right, np.float32)
     return Outcome({"accuracy": float(units.mean()), "loss": 0.0}, {}, units=units)
 
 
-def test_the_error_of_a_gap_is_that_of_the_differences() -> None:
+def test_gap_error_is_computed_from_row_differences() -> None:
     """The error of a gap is computed from the differences of the two systems' rows."""
-    gap, error = outcome_of(1, 1, 0, 1).worse_than(outcome_of(1, 1, 1, 1), "accuracy")
+    gap, error = make_outcome(1, 1, 0, 1).worse_than(make_outcome(1, 1, 1, 1), "accuracy")
     assert gap == 0.25
     assert error == pytest.approx(0.25)
-    assert outcome_of(0, 1).worse_than(outcome_of(0, 1), "accuracy") == (0, 0)
+    assert make_outcome(0, 1).worse_than(make_outcome(0, 1), "accuracy") == (0, 0)
 
 
-def test_shifted_images_are_those_of_digits() -> None:
+def test_shifted_task_has_shifted_copies_of_each_digit() -> None:
     """The task "shifted" has each test image shifted by up to one pixel in 25 ways."""
     digits, shifted = TASKS["digits"].split().test, TASKS["shifted"].split().test
     copies = TASKS["shifted"].copies
@@ -327,7 +327,7 @@ def table_result(system: str, seed: int, gap: float | None, behind: float | None
         ((0.01, None, 0.011), "1 of 3 diverged / 2.1"),
     ],
 )
-def test_a_tables_cell_is_bold_only_where_the_difference_is_certain(
+def test_table_cell_is_bold_only_if_difference_exceeds_error(
     gaps: tuple[float | None, ...], expected: str
 ) -> None:
     """A table's cell is bold only if the difference exceeds its error."""

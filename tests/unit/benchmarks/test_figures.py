@@ -33,7 +33,7 @@ def sample(at_s: float, tx: tuple[int, int], cpu_s: float) -> Sample:
     return Sample(at_s, tx, (tx[1], tx[0]), cpu_s)
 
 
-def observed() -> Observed:
+def make_observation() -> Observed:
     """Return a trial launched at 100 s that began at 110 s and ended at 130 s."""
     return Observed(
         events=[
@@ -58,7 +58,7 @@ def observed() -> Observed:
     )
 
 
-def test_held_is_three_in_a_row() -> None:
+def test_accuracy_is_held_after_three_consecutive_values() -> None:
     """An accuracy is held from the first of three consecutive values that reach it."""
     assert first_held([0.5, 0.97, 0.96, 0.97, 0.98, 0.99, 0.2], 0.97) == 3
     assert first_held([0.97, 0.97], 0.97) is None
@@ -68,8 +68,8 @@ def test_held_is_three_in_a_row() -> None:
     assert first_held([0.1, 0.97], 0.97, times=1) == 1
 
 
-def test_figures_of_a_trial() -> None:
-    found = figures(TRIAL, observed())
+def test_figures_follow_from_events_and_samples() -> None:
+    found = figures(TRIAL, make_observation())
     assert found["seconds_to"] == 8.0  # at 118, the first of three
     assert found["steps_to"] == 8.0
     assert (found["startup_s"], found["seconds"], found["steps"]) == (10.0, 20.0, 20.0)
@@ -83,9 +83,9 @@ def test_figures_of_a_trial() -> None:
     assert found["ended"] == "epochs"
 
 
-def test_one_that_is_cut_off_at_the_limit_was_never_there() -> None:
+def test_trial_stopped_at_limit_has_no_time_to_accuracy() -> None:
     """A trial that was stopped at its limit before it held the accuracy has no time to it."""
-    cut = observed()
+    cut = make_observation()
     cut.events[2] = event("stopped", 231.0)
     del cut.events[6:]
     found = figures(TRIAL, cut)
@@ -95,38 +95,38 @@ def test_one_that_is_cut_off_at_the_limit_was_never_there() -> None:
     assert found["steps"] == 6.0  # up to the last evaluation
 
 
-def test_one_that_failed_says_why() -> None:
+def test_failed_trial_has_its_error_in_figures() -> None:
     """A failed trial's error is in its figures."""
-    failed = observed()
+    failed = make_observation()
     failed.events[2] = event("ended", 130.0, minibatches=0, error="TrainingError: none")
     assert figures(TRIAL, failed)["ended"] == "TrainingError: none"
 
 
-def test_one_that_took_no_step_has_no_pace() -> None:
-    stuck = observed()
+def test_trial_without_steps_has_no_time_per_step() -> None:
+    stuck = make_observation()
     stuck.events = [event("began", 110.0), event("stopped", 130.0)]
     found = figures(TRIAL, stuck)
     assert (found["steps"], found["ms_per_step"], found["cpu_ms_per_step"]) == (0.0, None, None)
     assert found["accuracy"] is None
 
 
-def test_one_that_never_began_shows_the_log() -> None:
+def test_trial_that_never_began_has_its_log_in_figures() -> None:
     """A trial that never began has its log in its figures."""
     found = figures(TRIAL, Observed(log="no such module"))
     assert (found["seconds_to"], found["ended"]) == (None, "it did not begin")
     assert found["log"] == "no such module"
 
 
-def test_counters_between_two_samples_lie_on_a_line() -> None:
+def test_counters_are_interpolated_between_samples() -> None:
     """Counters are interpolated linearly between samples."""
-    samples = observed().samples
+    samples = make_observation().samples
     assert used(samples, 105.0, 120.0).tx == (2500, 1000)
     assert used(samples, 0.0, 1000.0).tx == (9000, 9000)
     assert used(samples, 120.0, 120.0).cpu_s == 0.0
 
 
 @pytest.mark.parametrize("points", [0, 1, 59, 60, 61, 1000])
-def test_a_curve_keeps_its_end(points: int) -> None:
+def test_thinned_curve_keeps_last_point(points: int) -> None:
     """A thinned curve has at most 60 points, and the last point."""
     curve = [(float(i), 0.5, 2.0 * i) for i in range(points)]
     kept = thinned(curve)
@@ -134,7 +134,7 @@ def test_a_curve_keeps_its_end(points: int) -> None:
     assert kept[-1:] == ([[points - 1.0, 0.5, 2.0 * (points - 1)]] if points else [])
 
 
-def test_a_rate_that_learns_sooner_scores_higher() -> None:
+def test_learning_rate_that_learns_sooner_scores_higher() -> None:
     """A learning rate whose accuracy rises sooner has a higher score."""
     total = TRIAL.steps * TRIAL.workers
 

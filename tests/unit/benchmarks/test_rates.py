@@ -22,12 +22,12 @@ from sparkstrom.base.units import parse_rate
         (" 10mbit ", 10_000_000),
     ],
 )
-def test_rates_are_read_as_tc_reads_them(text: str, bits: int) -> None:
+def test_parse_rate_accepts_units_of_tc(text: str, bits: int) -> None:
     assert parse_rate(text) == bits
 
 
 @pytest.mark.parametrize("text", ["", "fast", "10mbit/s", "-1mbit", "0mbit", "10 mbit x", "mbit"])
-def test_what_is_no_rate_is_refused_by_name(text: str) -> None:
+def test_parse_rate_rejects_other_text(text: str) -> None:
     with pytest.raises(ValueError, match="write it as tc does") as caught:
         parse_rate(text)
     assert repr(text) in str(caught.value)
@@ -42,19 +42,19 @@ def test_what_is_no_rate_is_refused_by_name(text: str) -> None:
         (10**6, "32768b", "400ms"),  # at most this latency
     ],
 )
-def test_a_bucket_is_as_deep_as_its_link_needs(bits: int, burst: str, latency: str) -> None:
+def test_bucket_burst_and_latency_follow_rate(bits: int, burst: str, latency: str) -> None:
     """The bucket's burst and queue depend on the rate, within limits."""
     assert bucket(bits) == ["tbf", "rate", f"{bits}bit", "burst", burst, "latency", latency]
 
 
-def test_a_link_that_narrows() -> None:
+def test_narrowing_parses_rate_seconds_and_host() -> None:
     """A text such as "1mbit@2.5:3" gives the rate, the seconds and optionally the host."""
     assert Narrowing.parse("10mbit@20") == Narrowing("10mbit", 20.0, None)
     assert Narrowing.parse("1mbit@2.5:3") == Narrowing("1mbit", 2.5, 3)
 
 
 @pytest.mark.parametrize("text", ["10mbit", "10mbit@", "10mbit@soon", "10mbit@20:x", "fast@20"])
-def test_a_narrowing_that_is_none(text: str) -> None:
+def test_narrowing_rejects_malformed_text(text: str) -> None:
     """A text that is not RATE@SECONDS[:HOST] is refused."""
     with pytest.raises(ValueError, match="write"):
         Narrowing.parse(text)

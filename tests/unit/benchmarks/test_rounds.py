@@ -9,24 +9,26 @@ import pytest
 from benchmarks.rounds import WARM_STEPS, Probes, SilentModel, figures, percentiles_ms, watch
 
 
-def noted(**fields: Any) -> dict[str, Any]:
+def make_probe_record(**fields: Any) -> dict[str, Any]:
     """Return a probe's record with these fields."""
     return vars(Probes()) | fields
 
 
-def test_times_count_from_the_publication() -> None:
+def test_commit_and_apply_times_count_from_publication() -> None:
     """With two workers, the first worker's commit 41 is the first after the warm-up."""
     late = 2 * WARM_STEPS + 1
-    master = noted(
+    master = make_probe_record(
         numbered_s={"1": 0.5, str(late): 10.002}, cpu_s={"thread": 0.004, "protocol": 0.002}
     )
-    first = noted(
+    first = make_probe_record(
         steps_s=[float(i) for i in range(WARM_STEPS + 3)],
         published_s=[0.0, 10.0],
         own_commits=[1, late],
         cpu_s={"origin": 0.006, "thread": 0.004},
     )
-    second = noted(steps_s=[0.0], applied_s={str(late): 10.005}, cpu_s={"receiver": 0.001})
+    second = make_probe_record(
+        steps_s=[0.0], applied_s={str(late): 10.005}, cpu_s={"receiver": 0.001}
+    )
     found = figures([master, first, second], workers=2)
     assert found["round_ms"] == [1000.0, 1000.0]
     assert found["commit_ms"] == pytest.approx([2.0, 2.0])
@@ -36,7 +38,7 @@ def test_times_count_from_the_publication() -> None:
     assert found["cpu_ms"]["node"]["thread"] == 1, "per update and worker"
 
 
-def test_without_values_there_is_no_percentile() -> None:
+def test_percentiles_of_no_values_are_none() -> None:
     assert percentiles_ms([]) is None
 
 
@@ -58,7 +60,7 @@ def test_a_method_that_is_watched_twice_is_counted_once() -> None:
     assert told == [2, 3]
 
 
-def test_a_silent_step_changes_the_next_hundredth(tmp_path: Any) -> None:
+def test_silent_model_step_changes_next_hundredth_of_parameters(tmp_path: Any) -> None:
     """Each step of a silent model changes the next hundredth of the parameters."""
     model = SilentModel(200, str(tmp_path))
     params = model.initial()

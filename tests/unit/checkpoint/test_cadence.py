@@ -29,7 +29,9 @@ from sparkstrom.checkpoint.writer import (
         ("1 update", CheckpointInterval(1, "updates")),
     ],
 )
-def test_what_people_write_is_understood(text: str, every: CheckpointInterval) -> None:
+def test_checkpoint_every_accepts_times_epochs_and_updates(
+    text: str, every: CheckpointInterval
+) -> None:
     assert parse_checkpoint_every(text) == every
 
 
@@ -38,13 +40,13 @@ def test_what_people_write_is_understood(text: str, every: CheckpointInterval) -
     ["", "5", "min", "0 s", "0 epochs", "1.5 epochs", "-5 min", "5 m", "5 days", "2 epochs 3 s",
      "5 MIN", "1e3 s", "٥ min", 300, None],
 )  # fmt: skip
-def test_what_is_no_cadence_is_refused_with_examples(text: Any) -> None:
+def test_invalid_checkpoint_every_raises_usage_error_with_examples(text: Any) -> None:
     """Any other text or type raises ``UsageError`` with examples."""
     with pytest.raises(UsageError, match=r"checkpoint_every is .*: give a number .*'500 updates'"):
         parse_checkpoint_every(text)
 
 
-def test_by_the_clock_so_much_lies_between_two() -> None:
+def test_time_interval_counts_from_last_written_checkpoint() -> None:
     """With an interval of time, a checkpoint is due that long after the last one was written."""
     cadence = CheckpointSchedule(parse_checkpoint_every("10 s"), now_s=100.0)
     assert not cadence.is_due(109.9, 9, 99)
@@ -55,7 +57,7 @@ def test_by_the_clock_so_much_lies_between_two() -> None:
     assert cadence.is_due(127.0, 0, 0)
 
 
-def test_by_updates_so_many_lie_between_two() -> None:
+def test_update_interval_counts_from_last_written_checkpoint() -> None:
     """With an interval of updates, a checkpoint is due that many updates after the last one."""
     cadence = CheckpointSchedule(parse_checkpoint_every("500 updates"), now_s=0.0, updates=1200)
     assert not cadence.is_due(1e6, 9, 1699)
@@ -64,7 +66,7 @@ def test_by_updates_so_many_lie_between_two() -> None:
     assert not cadence.is_due(0.0, 0, 2229)
 
 
-def test_epochs_are_those_that_the_number_divides_also_after_a_late_one() -> None:
+def test_multiples_of_epoch_interval_are_due_after_late_checkpoint() -> None:
     """With an interval of epochs, multiples of it are due, also after one that was late."""
     cadence = CheckpointSchedule(parse_checkpoint_every("2 epochs"), now_s=0.0, epochs=1)
     assert cadence.is_due(0.0, 2, 0)

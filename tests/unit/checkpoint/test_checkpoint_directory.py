@@ -23,11 +23,11 @@ from sparkstrom.checkpoint.files import Checkpoint, RemoteFolder, open_folder, t
 FRESH = itertools.count()
 
 
-def numbered(number: int) -> Checkpoint:
+def make_checkpoint(number: int) -> Checkpoint:
     return Checkpoint({"number": number}, {"theta": np.full(9, number)})
 
 
-def silent(text: str) -> None:
+def fail_on_message(text: str) -> None:
     """Fail the test, because no message was expected."""
     raise AssertionError(f"nothing was to be said: {text}")
 
@@ -38,12 +38,12 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return str(tmp_path / "a" / "b") if request.param == "local" else f"memory://{next(FRESH)}/b"
 
 
-def names(url: str) -> list[str]:
+def list_names(url: str) -> list[str]:
     files, path = fsspec.core.url_to_fs(url)
     return sorted(found.rsplit("/", 1)[-1] for found in files.ls(path, detail=False))
 
 
-def change(path: str, how: Callable[[bytes], bytes]) -> None:
+def change_file(path: str, how: Callable[[bytes], bytes]) -> None:
     """Replace a file's content by a function of it."""
     with fsspec.open(path, "rb") as file:
         content = file.read()
@@ -51,48 +51,48 @@ def change(path: str, how: Callable[[bytes], bytes]) -> None:
         file.write(how(content))
 
 
-def test_names_sort_in_the_order_of_writing_also_after_a_restart(url: str) -> None:
+def test_names_sort_in_writing_order_across_restarts(url: str) -> None:
     """Names sort in the order of writing, which a new program continues."""
     directory = CheckpointDirectory(url, 9)
-    assert directory.read_newest(silent) is None
-    paths = [directory.write(numbered(number)) for number in range(9)]
-    paths += [CheckpointDirectory(url, 9).write(numbered(number)) for number in (9, 10)]
+    assert directory.read_newest(fail_on_message) is None
+    paths = [directory.write(make_checkpoint(number)) for number in range(9)]
+    paths += [CheckpointDirectory(url, 9).write(make_checkpoint(number)) for number in (9, 10)]
     assert paths == sorted(paths)
     assert [path.rsplit("/", 1)[1] for path in paths[-2:]] == [
         "checkpoint-000010.npz",
         "checkpoint-000011.npz",
     ]
-    newest = directory.read_newest(silent)
+    newest = directory.read_newest(fail_on_message)
     assert newest is not None
     assert newest[0] == paths[-1]
     assert newest[1].description == {"number": 10}
 
 
-def test_numbers_beyond_six_digits_are_newer(url: str) -> None:
+def test_seven_digit_number_is_newer_than_six_digits(url: str) -> None:
     """A checkpoint with a number of seven digits is newer than one with six."""
     directory = CheckpointDirectory(url, 9)
-    first = directory.write(numbered(0))
+    first = directory.write(make_checkpoint(0))
     files, _ = fsspec.core.url_to_fs(url)
     files.mv(first, first.replace("000001", "999999"))
-    assert directory.write(numbered(1)).endswith("checkpoint-1000000.npz")
-    assert directory.write(numbered(2)).endswith("checkpoint-1000001.npz")
-    newest = directory.read_newest(silent)
+    assert directory.write(make_checkpoint(1)).endswith("checkpoint-1000000.npz")
+    assert directory.write(make_checkpoint(2)).endswith("checkpoint-1000001.npz")
+    newest = directory.read_newest(fail_on_message)
     assert newest is not None
     assert newest[1].description == {"number": 2}
 
 
 @pytest.mark.parametrize("keep_last", [1, 3])
-def test_so_many_whole_ones_stay(url: str, keep_last: int) -> None:
+def test_remove_old_keeps_newest_keep_last_checkpoints(url: str, keep_last: int) -> None:
     """After each removal the newest ``keep_last`` checkpoints are left."""
     for number in range(6):
         directory = CheckpointDirectory(url, keep_last)  # a restart each time
-        directory.write(numbered(number))
+        directory.write(make_checkpoint(number))
         directory.remove_old()
     kept = range(7 - keep_last, 7)
-    assert names(url) == [f"checkpoint-{number:06d}.npz" for number in kept]
+    assert list_names(url) == [f"checkpoint-{number:06d}.npz" for number in kept]
 
 
-def test_what_is_not_ours_stays(url: str) -> None:
+def test_files_with_other_names_are_not_read_or_removed(url: str) -> None:
     """Files with other names are not read or removed."""
     files, path = fsspec.core.url_to_fs(url)
     files.makedirs(path)
@@ -100,11 +100,11 @@ def test_what_is_not_ours_stays(url: str) -> None:
     for other in others:
         files.pipe_file(f"{path}/{other}", b"mine")
     directory = CheckpointDirectory(url, 1)
-    assert directory.read_newest(silent) is None
+    assert directory.read_newest(fail_on_message) is None
     for number in range(3):
-        directory.write(numbered(number))
+        directory.write(make_checkpoint(number))
         directory.remove_old()
-    assert names(url) == sorted([*others, "checkpoint-000003.npz"])
+    assert list_names(url) == sorted([*others, "checkpoint-000003.npz"])
 
 
 @pytest.mark.parametrize(
@@ -116,12 +116,14 @@ def test_what_is_not_ours_stays(url: str) -> None:
         lambda content: content[:100] + bytes([content[100] ^ 4]) + content[101:],
     ],
 )
-def test_a_damaged_newest_falls_back_and_says_so(url: str, harm: Callable[[bytes], bytes]) -> None:
+def test_damaged_newest_falls_back_to_intact_one_with_report(
+    url: str, harm: Callable[[bytes], bytes]
+) -> None:
     """If the newest checkpoints are damaged, the newest intact one is read and each is reported."""
     directory = CheckpointDirectory(url, 2)
-    paths = [directory.write(numbered(number)) for number in range(3)]
+    paths = [directory.write(make_checkpoint(number)) for number in range(3)]
     for path in paths[1:]:
-        change(path, harm)
+        change_file(path, harm)
     said: list[str] = []
     newest = CheckpointDirectory(url, 2).read_newest(said.append)
     assert newest is not None
@@ -131,53 +133,57 @@ def test_a_damaged_newest_falls_back_and_says_so(url: str, harm: Callable[[bytes
     assert all(text.endswith("; using the checkpoint before it") for text in said)
 
 
-def test_damaged_ones_stay_and_count_for_nothing_but_their_numbers(url: str) -> None:
+def test_damaged_checkpoints_stay_beyond_keep_last(url: str) -> None:
     """Damaged checkpoints are not removed and do not count for ``keep_last``."""
     directory = CheckpointDirectory(url, 2)
-    paths = [directory.write(numbered(number)) for number in range(3)]
-    change(paths[1], lambda content: content[:-1])
+    paths = [directory.write(make_checkpoint(number)) for number in range(3)]
+    change_file(paths[1], lambda content: content[:-1])
     directory = CheckpointDirectory(url, 2)
-    assert directory.read_newest(silent) is not None  # the damaged one is older, so it was not read
+    assert (
+        directory.read_newest(fail_on_message) is not None
+    )  # the damaged one is older, so it was not read
     for number in range(3, 7):
-        directory.write(numbered(number))
+        directory.write(make_checkpoint(number))
         directory.remove_old()
         kept = {f"checkpoint-{number + add:06d}.npz" for add in (0, 1)}
-        assert set(names(url)) == kept | {"checkpoint-000002.npz"}
+        assert set(list_names(url)) == kept | {"checkpoint-000002.npz"}
 
 
-def test_the_number_of_a_damaged_newest_is_not_used_again(url: str) -> None:
+def test_number_of_damaged_newest_checkpoint_is_not_reused(url: str) -> None:
     directory = CheckpointDirectory(url)
-    change(directory.write(numbered(0)), lambda content: b"")
-    assert CheckpointDirectory(url).write(numbered(1)).endswith("checkpoint-000002.npz")
+    change_file(directory.write(make_checkpoint(0)), lambda content: b"")
+    assert CheckpointDirectory(url).write(make_checkpoint(1)).endswith("checkpoint-000002.npz")
 
 
-def test_where_all_are_damaged_there_is_none(url: str) -> None:
+def test_read_newest_returns_none_if_all_are_damaged(url: str) -> None:
     """If all checkpoints are damaged, ``read_newest`` returns None."""
     directory = CheckpointDirectory(url)
-    change(directory.write(numbered(0)), lambda content: b"")
+    change_file(directory.write(make_checkpoint(0)), lambda content: b"")
     said: list[str] = []
     assert directory.read_newest(said.append) is None
     assert len(said) == 1
 
 
-def test_a_newer_format_is_not_passed_over(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_newest_checkpoint_of_newer_format_raises_usage_error(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A newest checkpoint of a newer format raises an error; older ones are not used."""
     directory = CheckpointDirectory(url)
-    directory.write(numbered(0))
+    directory.write(make_checkpoint(0))
     with monkeypatch.context() as newer:
         newer.setattr(checkpoint_file, "FORMAT", 2)
-        directory.write(numbered(1))
+        directory.write(make_checkpoint(1))
     with pytest.raises(UsageError, match=r"checkpoint-000002.npz has checkpoint format 2"):
-        directory.read_newest(silent)
+        directory.read_newest(fail_on_message)
 
 
-def test_two_writers_of_a_local_directory_lose_nothing(tmp_path: Path) -> None:
+def test_two_local_writers_never_overwrite_checkpoints(tmp_path: Path) -> None:
     """Two writers in one local directory never overwrite each other's checkpoints."""
     written: list[tuple[str, int]] = []
 
     def write(first: int) -> None:
         directory = CheckpointDirectory(tmp_path, 99)
-        written.extend((directory.write(numbered(n)), n) for n in range(first, first + 20))
+        written.extend((directory.write(make_checkpoint(n)), n) for n in range(first, first + 20))
 
     writers = [threading.Thread(target=write, args=(first,)) for first in (0, 100)]
     for writer in writers:
@@ -186,11 +192,11 @@ def test_two_writers_of_a_local_directory_lose_nothing(tmp_path: Path) -> None:
         writer.join()
     assert len({path for path, _ in written}) == 40
     for path, number in written:
-        assert open_checkpoint(path, silent)[1].description == {"number": number}
-    assert len(names(str(tmp_path))) == 40
+        assert open_checkpoint(path, fail_on_message)[1].description == {"number": number}
+    assert len(list_names(str(tmp_path))) == 40
 
 
-def test_a_dead_writers_file_goes_and_a_living_ones_stays(tmp_path: Path) -> None:
+def test_only_unfinished_file_of_dead_writer_is_removed(tmp_path: Path) -> None:
     """The unfinished file of a dead writer is removed, that of a running writer is not."""
     dead = tmp_path / temporary_name("checkpoint-000001.npz")
     dead.write_bytes(b"half")
@@ -205,8 +211,8 @@ def test_a_dead_writers_file_goes_and_a_living_ones_stays(tmp_path: Path) -> Non
     writer = threading.Thread(target=folder.put, args=("checkpoint-000007.npz", fill))
     writer.start()
     assert begun.wait(60)
-    CheckpointDirectory(tmp_path).write(numbered(0))
-    left = names(str(tmp_path))
+    CheckpointDirectory(tmp_path).write(make_checkpoint(0))
+    left = list_names(str(tmp_path))
     go_on.set()
     writer.join()
     assert left == [temporary_name("checkpoint-000007.npz"), "checkpoint-000001.npz"]
@@ -214,22 +220,22 @@ def test_a_dead_writers_file_goes_and_a_living_ones_stays(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("prefix", ["", "file:", "file://"])
-def test_a_local_name_is_taken_literally(prefix: str, tmp_path: Path) -> None:
+def test_local_directory_name_may_contain_url_characters(prefix: str, tmp_path: Path) -> None:
     """A local name may contain characters of fsspec's URLs; before, it was cut at ``::``."""
     for name in ("run::lr=0.1", "run#1?%20"):
         directory = CheckpointDirectory(f"{prefix}{tmp_path}/{name}")
-        directory.write(numbered(0))
+        directory.write(make_checkpoint(0))
         assert directory.location == str(tmp_path / name)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run#1?%20", "run::lr=0.1"]
 
 
-def test_a_url_that_fsspec_would_cut_is_refused() -> None:
+def test_url_that_fsspec_would_truncate_raises_usage_error() -> None:
     with pytest.raises(UsageError, match=r"fsspec ignores '::lr=0\.1' at its end: use a name"):
         open_folder("memory://runs/run::lr=0.1")
 
 
 @pytest.mark.parametrize("refused", ["open", "unlink"])
-def test_what_another_users_dead_writer_left_is_no_obstacle(
+def test_unfinished_file_of_other_user_does_not_prevent_write(
     refused: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another user's unfinished file may be unreadable, and may have the next checkpoint's name."""
@@ -245,20 +251,20 @@ def test_what_another_users_dead_writer_left_is_no_obstacle(
     monkeypatch.setattr(os, refused, refuse)
     directory = CheckpointDirectory(tmp_path)
     directory.check()
-    assert directory.write(numbered(0)).endswith("checkpoint-000002.npz")
+    assert directory.write(make_checkpoint(0)).endswith("checkpoint-000002.npz")
     assert left.read_bytes() == b"half"
 
 
-def test_what_a_dead_writer_left_elsewhere_goes_with_the_next_write() -> None:
+def test_next_remote_write_removes_unfinished_file() -> None:
     """In a remote file system, the next write removes a dead writer's unfinished file."""
     url = f"memory://{next(FRESH)}"
     files, path = fsspec.core.url_to_fs(url)
     files.pipe_file(f"{path}/{temporary_name('checkpoint-000001.npz.ab')}", b"half")
-    CheckpointDirectory(url).write(numbered(0))
-    assert names(url) == ["checkpoint-000001.npz"]
+    CheckpointDirectory(url).write(make_checkpoint(0))
+    assert list_names(url) == ["checkpoint-000001.npz"]
 
 
-def test_what_another_users_dead_writer_left_elsewhere_is_no_obstacle(
+def test_unremovable_remote_unfinished_file_does_not_prevent_write(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """In a remote file system, an unfinished file that cannot be removed prevents no write."""
@@ -275,24 +281,24 @@ def test_what_another_users_dead_writer_left_elsewhere_is_no_obstacle(
         return removes(files, path)
 
     monkeypatch.setattr(type(files), "rm_file", refuse)
-    CheckpointDirectory(url).write(numbered(0))
-    assert sorted(names(url)) == [left, "checkpoint-000001.npz"]
+    CheckpointDirectory(url).write(make_checkpoint(0))
+    assert sorted(list_names(url)) == [left, "checkpoint-000001.npz"]
 
 
-def failing(file: Any) -> None:
+def write_half_and_fail(file: Any) -> None:
     file.write(b"half")
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-def test_a_write_that_fails_leaves_nothing(url: str) -> None:
+def test_failed_write_leaves_no_file(url: str) -> None:
     folder = open_folder(url)
     folder.create()
     with pytest.raises(OSError, match="No space left"):
-        folder.put("x", failing)
-    assert names(url) == []
+        folder.put("x", write_half_and_fail)
+    assert list_names(url) == []
 
 
-def test_a_store_gets_no_object_from_a_write_that_fails() -> None:
+def test_failed_object_store_write_discards_upload() -> None:
     """After a failed write, the upload to an object store is discarded and not closed."""
     discarded: list[str] = []
 
@@ -316,42 +322,42 @@ def test_a_store_gets_no_object_from_a_write_that_fails() -> None:
             return Upload()
 
     with pytest.raises(OSError, match="No space left"):
-        RemoteFolder(Store(), "bucket/x", appears_whole=True).put("x", failing)
+        RemoteFolder(Store(), "bucket/x", appears_whole=True).put("x", write_half_and_fail)
     assert discarded == ["upload"]
 
 
-def test_one_file_by_its_name_and_the_newest_of_a_directory(url: str) -> None:
+def test_open_checkpoint_accepts_file_or_directory(url: str) -> None:
     """A checkpoint is opened by its file, or by its directory, which gives the newest."""
     directory = CheckpointDirectory(url)
-    first, second = directory.write(numbered(1)), directory.write(numbered(2))
+    first, second = directory.write(make_checkpoint(1)), directory.write(make_checkpoint(2))
     for path, want in ((first, 1), (second, 2), (url, 2), (url + "/", 2)):
-        found, checkpoint = open_checkpoint(path, silent)
+        found, checkpoint = open_checkpoint(path, fail_on_message)
         assert found == (first if want == 1 else second)
         assert checkpoint.description == {"number": want}
-    change(first, lambda content: content[:-3])
+    change_file(first, lambda content: content[:-3])
     with pytest.raises(CheckpointDamaged, match=r"checkpoint-000001.npz is damaged"):
-        open_checkpoint(first, silent)
+        open_checkpoint(first, fail_on_message)
 
 
-def test_paths_are_taken_from_where_the_program_stands(
+def test_relative_paths_resolve_in_current_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Relative paths are resolved in the current directory when they are given."""
     monkeypatch.chdir(tmp_path)
-    path = CheckpointDirectory("here").write(numbered(1))
+    path = CheckpointDirectory("here").write(make_checkpoint(1))
     assert path == str(tmp_path / "here" / "checkpoint-000001.npz")
     monkeypatch.chdir(tmp_path / "here")
     for named in ("checkpoint-000001.npz", Path("../here"), f"file://{path}"):
-        assert open_checkpoint(named, silent)[0] == path
+        assert open_checkpoint(named, fail_on_message)[0] == path
 
 
-def test_where_there_is_no_checkpoint_the_call_is_wrong(tmp_path: Path) -> None:
+def test_missing_checkpoint_raises_usage_error(tmp_path: Path) -> None:
     """A directory without checkpoints and a missing file raise ``UsageError``."""
     with pytest.raises(UsageError, match=r"contains no checkpoint: name a checkpoint file"):
-        open_checkpoint(tmp_path, silent)
+        open_checkpoint(tmp_path, fail_on_message)
     for missing in (tmp_path / "x.npz", "memory://nothing/x.npz"):
         with pytest.raises(UsageError, match=r"there is no checkpoint '.*x.npz'"):
-            open_checkpoint(missing, silent)
+            open_checkpoint(missing, fail_on_message)
 
 
 @pytest.mark.parametrize(
@@ -362,7 +368,7 @@ def test_where_there_is_no_checkpoint_the_call_is_wrong(tmp_path: Path) -> None:
         ("gs://bucket/x", r"'gs://bucket/x' needs a package .*pip install"),
     ],
 )
-def test_a_directory_of_no_known_file_system_is_refused(
+def test_url_of_unknown_file_system_raises_usage_error(
     url: str, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A URL without a known or installed file system raises ``UsageError``."""
@@ -371,28 +377,28 @@ def test_a_directory_of_no_known_file_system_is_refused(
         CheckpointDirectory(url)
 
 
-def test_nothing_to_keep_is_refused() -> None:
+def test_keep_last_zero_raises_usage_error() -> None:
     with pytest.raises(UsageError, match="keep_last is 0"):
         CheckpointDirectory("x", 0)
 
 
-def test_the_check_makes_the_directory_and_leaves_nothing(url: str) -> None:
+def test_check_creates_directory_and_leaves_no_file(url: str) -> None:
     """``check`` creates the directory and leaves no file in it."""
     CheckpointDirectory(url).check()
-    assert names(url) == []
+    assert list_names(url) == []
 
 
-def test_a_directory_that_is_a_file_is_found_before_any_work(tmp_path: Path) -> None:
+def test_check_raises_setup_error_for_file_as_directory(tmp_path: Path) -> None:
     """``check`` raises ``SetupError`` if the directory is a file, or is inside a file."""
     (tmp_path / "x").write_text("a file")
     for path in (tmp_path / "x", tmp_path / "x" / "y"):
         with pytest.raises(SetupError, match=r"checkpoint directory '.*' cannot be written \("):
             CheckpointDirectory(path).check()
     with pytest.raises(SetupError, match=r"cannot be read \(Not a directory\)"):
-        CheckpointDirectory(tmp_path / "x").read_newest(silent)
+        CheckpointDirectory(tmp_path / "x").read_newest(fail_on_message)
 
 
-def test_a_name_that_is_taken_is_not_written_over(url: str) -> None:
+def test_put_with_existing_name_raises_file_exists_error(url: str) -> None:
     """Writing a file with an existing name raises ``FileExistsError``."""
     folder = open_folder(url)
     folder.create()
@@ -401,16 +407,16 @@ def test_a_name_that_is_taken_is_not_written_over(url: str) -> None:
         folder.put("x", lambda file: file.write(b"second"))
     with folder.open("x") as file:
         assert file.read() == b"first"
-    assert names(url) == ["x"]
+    assert list_names(url) == ["x"]
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
-def test_what_is_named_like_a_checkpoint_and_no_file_is_passed_over(
+def test_pipe_or_directory_named_like_checkpoint_is_skipped(
     tmp_path: Path, make: Callable[[Path], None]
 ) -> None:
     """A pipe or directory with a checkpoint's name is skipped and reported as damaged."""
     directory = CheckpointDirectory(tmp_path)
-    path = directory.write(numbered(1))
+    path = directory.write(make_checkpoint(1))
     make(tmp_path / "checkpoint-000009.npz")
     said: list[str] = []
     found = directory.read_newest(said.append)
@@ -418,15 +424,15 @@ def test_what_is_named_like_a_checkpoint_and_no_file_is_passed_over(
     assert found[0] == path
     assert "checkpoint-000009.npz is damaged: it is not a regular file" in said[0]
     with pytest.raises(CheckpointDamaged, match="not a regular file"):
-        open_checkpoint(tmp_path / "checkpoint-000009.npz", silent)
-    directory.write(numbered(2))
+        open_checkpoint(tmp_path / "checkpoint-000009.npz", fail_on_message)
+    directory.write(make_checkpoint(2))
 
 
-def test_a_planted_link_among_unfinished_files_is_left_alone(tmp_path: Path) -> None:
+def test_link_named_like_unfinished_file_stays_untouched(tmp_path: Path) -> None:
     """A link with an unfinished file's name is neither followed nor removed."""
     (tmp_path / "victim").write_text("precious")
     planted = tmp_path / temporary_name("checkpoint-000005.npz")
     planted.symlink_to(tmp_path / "victim")
-    CheckpointDirectory(tmp_path).write(numbered(1))
+    CheckpointDirectory(tmp_path).write(make_checkpoint(1))
     assert planted.is_symlink()
     assert (tmp_path / "victim").read_text() == "precious"

@@ -36,25 +36,25 @@ SMALL = Checkpoint(
 )
 
 
-def packed(checkpoint: Checkpoint) -> bytes:
+def write_to_bytes(checkpoint: Checkpoint) -> bytes:
     file = io.BytesIO()
     write_checkpoint(checkpoint, file)
     return file.getvalue()
 
 
-def read(content: bytes) -> Checkpoint:
+def read_from_bytes(content: bytes) -> Checkpoint:
     return read_untrusted_checkpoint(io.BytesIO(content), "x.npz")
 
 
-def resealed(content: bytes) -> bytes:
+def with_valid_digest(content: bytes) -> bytes:
     """Return the content with the correct digest for it, as a forger could compute it."""
     return content[:-DIGEST_CHARS] + hashlib.sha256(content[:-DIGEST_CHARS]).hexdigest().encode()
 
 
-def test_arrays_that_are_larger_than_a_chunk_come_back() -> None:
+def test_arrays_larger_than_chunk_are_read_as_written() -> None:
     """Arrays larger than a chunk, and views of them, are read as written."""
     numbers = np.arange(CHUNK_BYTES // 2 + 7, dtype=np.int64)
-    found = read(packed(Checkpoint({}, {"a": numbers, "b": numbers[::-3]})))
+    found = read_from_bytes(write_to_bytes(Checkpoint({}, {"a": numbers, "b": numbers[::-3]})))
     np.testing.assert_array_equal(found.arrays["a"], numbers)
     np.testing.assert_array_equal(found.arrays["b"], numbers[::-3])
 
@@ -75,14 +75,14 @@ def test_arrays_that_are_larger_than_a_chunk_come_back() -> None:
     ),
     st.sampled_from(["as it is", "turned", "every second"]),
 )
-def test_every_array_comes_back_here_and_in_plain_numpy(
+def test_arrays_of_any_type_and_layout_round_trip(
     arrays: dict[str, NDArray[Any]], lying: str
 ) -> None:
     """Arrays of any type and memory layout are read as written, by us and by ``np.load``."""
     views = {"as it is": np.asarray, "turned": np.transpose, "every second": lambda a: a[..., ::2]}
     given = {name: views[lying](array) if array.ndim else array for name, array in arrays.items()}
-    content = packed(Checkpoint({"name": "ä"}, given))
-    found = read(content)
+    content = write_to_bytes(Checkpoint({"name": "ä"}, given))
+    found = read_from_bytes(content)
     assert found.description == {"name": "ä"}
     assert list(found.arrays) == list(given)
     with np.load(io.BytesIO(content), allow_pickle=False) as plain:
@@ -93,44 +93,44 @@ def test_every_array_comes_back_here_and_in_plain_numpy(
                 assert back.tobytes() == array.tobytes()
 
 
-def test_equal_checkpoints_are_equal_files() -> None:
-    assert packed(SMALL) == packed(SMALL)
+def test_equal_checkpoints_give_equal_files() -> None:
+    assert write_to_bytes(SMALL) == write_to_bytes(SMALL)
 
 
-def test_a_file_that_is_cut_at_any_byte_is_recognised() -> None:
+def test_file_truncated_at_any_byte_is_damaged() -> None:
     """A file that was cut at any byte raises ``CheckpointDamaged``."""
-    content = packed(SMALL)
+    content = write_to_bytes(SMALL)
     for size in range(len(content)):
         with pytest.raises(CheckpointDamaged, match=r"^x.npz is damaged: its end is missing"):
-            read(content[:size])
+            read_from_bytes(content[:size])
 
 
-def test_a_byte_more_is_recognised() -> None:
+def test_file_with_additional_byte_is_damaged() -> None:
     """An additional byte at the end raises ``CheckpointDamaged``."""
     with pytest.raises(CheckpointDamaged):
-        read(packed(SMALL) + b"\0")
+        read_from_bytes(write_to_bytes(SMALL) + b"\0")
 
 
-@given(st.sets(st.integers(0, 8 * len(packed(SMALL)) - 1), min_size=1, max_size=3))
-def test_flipped_bits_are_recognised(flipped: set[int]) -> None:
-    content = bytearray(packed(SMALL))
+@given(st.sets(st.integers(0, 8 * len(write_to_bytes(SMALL)) - 1), min_size=1, max_size=3))
+def test_file_with_flipped_bits_is_damaged(flipped: set[int]) -> None:
+    content = bytearray(write_to_bytes(SMALL))
     for bit in flipped:
         content[bit // 8] ^= 1 << bit % 8
     with pytest.raises(CheckpointDamaged):
-        read(bytes(content))
+        read_from_bytes(bytes(content))
     with pytest.raises(CheckpointDamaged):
         verify_digest(io.BytesIO(content), "x.npz")
 
 
 @given(st.data())
-def test_bytes_with_a_forged_digest_are_a_checkpoint_or_damaged(data: st.DataObject) -> None:
+def test_changed_bytes_with_valid_digest_raise_only_known_errors(data: st.DataObject) -> None:
     """Changed bytes under a correct digest give a checkpoint or a known error, nothing else."""
-    content = bytearray(packed(SMALL))
+    content = bytearray(write_to_bytes(SMALL))
     for _ in range(data.draw(st.integers(1, 4))):
         at = data.draw(st.integers(0, len(content) - len(DIGEST_MARK) - DIGEST_CHARS - 1))
         content[at] = data.draw(st.integers(0, 255))
     with contextlib.suppress(CheckpointDamaged, UsageError):  # UsageError: another format number
-        assert isinstance(read(resealed(bytes(content))), Checkpoint)
+        assert isinstance(read_from_bytes(with_valid_digest(bytes(content))), Checkpoint)
 
 
 def npy(dtype: str, shape: str) -> bytes:
@@ -152,7 +152,7 @@ def npy(dtype: str, shape: str) -> bytes:
         ("theta.npy", npy("<f8", "('a',)")),
     ],
 )
-def test_what_somebody_else_has_made_is_damaged(name: str, content: bytes) -> None:
+def test_foreign_zip_with_valid_digest_is_damaged(name: str, content: bytes) -> None:
     """A foreign zip file with a correct digest raises ``CheckpointDamaged``."""
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w") as npz:
@@ -162,10 +162,10 @@ def test_what_somebody_else_has_made_is_damaged(name: str, content: bytes) -> No
             npz.writestr("description.json", json.dumps(about))
         npz.comment = DIGEST_MARK + b"0" * DIGEST_CHARS
     with pytest.raises(CheckpointDamaged, match="it is not a checkpoint"):
-        read(resealed(file.getvalue()))
+        read_from_bytes(with_valid_digest(file.getvalue()))
 
 
-def test_a_packed_member_of_great_length_is_not_unpacked() -> None:
+def test_compressed_array_is_rejected_without_decompression() -> None:
     """A compressed array is refused without decompression."""
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as npz:
@@ -175,21 +175,23 @@ def test_a_packed_member_of_great_length_is_not_unpacked() -> None:
             np.lib.format.write_array(member, np.zeros(1_000_000), allow_pickle=False)
         npz.comment = DIGEST_MARK + b"0" * DIGEST_CHARS
     with pytest.raises(CheckpointDamaged, match="it is not a checkpoint"):
-        read(resealed(file.getvalue()))
+        read_from_bytes(with_valid_digest(file.getvalue()))
 
 
-def test_a_newer_format_is_refused_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_newer_format_raises_usage_error_with_both_versions(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """A checkpoint of a newer format raises ``UsageError`` with both versions."""
     with monkeypatch.context() as newer:
         newer.setattr(checkpoint_file, "FORMAT", 2)
         newer.setattr(checkpoint_file, "__version__", "9.1")
-        content = packed(SMALL)
+        content = write_to_bytes(SMALL)
     with pytest.raises(UsageError, match=r"x.npz has checkpoint format 2, written by sparkstrom 9"):
-        read(content)
+        read_from_bytes(content)
 
 
 @pytest.mark.parametrize("turned", [False, True])
-def test_writing_and_reading_hold_a_chunk_beside_the_arrays(tmp_path: Path, turned: bool) -> None:
+def test_writing_and_reading_need_memory_of_few_chunks(tmp_path: Path, turned: bool) -> None:
     """In addition to the arrays, writing and reading need memory for a few chunks."""
     numbers = np.ones((40, CHUNK_BYTES // 8))
     checkpoint = Checkpoint({}, {"a": numbers[:, ::2] if turned else numbers})
@@ -208,7 +210,7 @@ def test_writing_and_reading_hold_a_chunk_beside_the_arrays(tmp_path: Path, turn
     assert there < found.arrays["a"].nbytes + 4 * CHUNK_BYTES
 
 
-def test_an_array_of_objects_and_one_without_a_name_are_no_content() -> None:
+def test_checkpoint_rejects_object_array_and_empty_name() -> None:
     """A checkpoint with an array of objects or an empty name cannot be created."""
     with pytest.raises(AssertionError, match="array a is of object"):
         Checkpoint({}, {"a": np.array([None])})

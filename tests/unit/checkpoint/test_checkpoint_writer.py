@@ -15,14 +15,14 @@ import pytest
 from sparkstrom.checkpoint.directory import CheckpointDirectory
 from sparkstrom.checkpoint.files import Checkpoint
 from sparkstrom.checkpoint.writer import CheckpointWriter
-from tests.unit.checkpoint.writer_bench import wait_for
+from tests.unit.checkpoint.writer_bench import wait_for_writer
 
 
-def numbered(number: int) -> Checkpoint:
+def make_checkpoint(number: int) -> Checkpoint:
     return Checkpoint({"number": number}, {"theta": np.full(9, number)})
 
 
-class Store:
+class FaultyStore:
     """A checkpoint directory whose writes fail or wait on demand."""
 
     def __init__(self, path: Path) -> None:
@@ -48,23 +48,23 @@ FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 READ_ONLY = OSError(errno.EROFS, os.strerror(errno.EROFS))
 
 
-class Bench:
+class WriterHarness:
     """A checkpoint writer with its store and the messages that it reports."""
 
     def __init__(self, path: Path) -> None:
-        self.store: Any = Store(path)
+        self.store: Any = FaultyStore(path)
         self.said: list[str] = []
         self.writer = CheckpointWriter(self.store, self.said.append)
 
     def write(self, number: int) -> None:
-        self.writer.offer(lambda: numbered(number), f"update {number}")
-        wait_for(self.writer)
+        self.writer.offer(lambda: make_checkpoint(number), f"update {number}")
+        wait_for_writer(self.writer)
 
 
 @pytest.fixture
-def bench(tmp_path: Path) -> Iterator[Bench]:
+def harness(tmp_path: Path) -> Iterator[WriterHarness]:
     """Create a writer; at the end, check that its thread ends."""
-    bench = Bench(tmp_path)
+    bench = WriterHarness(tmp_path)
     yield bench
     bench.store.goes_on.set()
     bench.writer.close(None)
@@ -72,146 +72,148 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
     assert not bench.writer._thread.is_alive()
 
 
-def test_what_is_offered_is_written_and_told(bench: Bench) -> None:
+def test_offered_checkpoints_are_written_and_listed(harness: WriterHarness) -> None:
     """Each offered checkpoint is written and listed, and old ones are removed."""
     for number in range(3):
-        bench.write(number)
-    bench.writer.close(numbered(3))
-    written = bench.writer.written
+        harness.write(number)
+    harness.writer.close(make_checkpoint(3))
+    written = harness.writer.written
     assert [one.description for one in written] == [{"number": number} for number in range(4)]
     assert [Path(one.path).name for one in written][-1] == "checkpoint-000004.npz"
     assert all(one.seconds >= 0 for one in written)
-    assert (bench.said, bench.writer.warnings, bench.writer.unsaved_reason) == ([], [], "")
-    assert len(os.listdir(bench.store.url)) == 2
+    assert (harness.said, harness.writer.warnings, harness.writer.unsaved_reason) == ([], [], "")
+    assert len(os.listdir(harness.store.url)) == 2
 
 
-def test_it_is_busy_while_it_writes_and_the_caller_is_not(bench: Bench) -> None:
+def test_checkpoint_is_made_and_written_in_writer_thread(harness: WriterHarness) -> None:
     """The checkpoint is made and written in the writer's thread, which is busy in that time."""
-    assert not bench.writer.busy
-    bench.store.goes_on.clear()
+    assert not harness.writer.busy
+    harness.store.goes_on.clear()
     makers: list[str] = []
 
     def make() -> Checkpoint:
         makers.append(threading.current_thread().name)
-        return numbered(1)
+        return make_checkpoint(1)
 
-    bench.writer.offer(make, "update 1")
-    assert bench.writer.busy
-    bench.store.goes_on.set()
-    wait_for(bench.writer)
-    assert not bench.writer.busy
+    harness.writer.offer(make, "update 1")
+    assert harness.writer.busy
+    harness.store.goes_on.set()
+    wait_for_writer(harness.writer)
+    assert not harness.writer.busy
     assert makers == ["checkpoints"]
 
 
-def test_a_failure_is_told_once_and_its_end_too(bench: Bench) -> None:
+def test_series_of_failures_and_next_success_are_reported_once(harness: WriterHarness) -> None:
     """A series of failures is reported once, and so is the next success."""
-    bench.store.error = FULL
+    harness.store.error = FULL
     for number in range(3):
-        bench.write(number)
-    assert bench.writer.unsaved_reason == (
-        f"no checkpoint is saved in {bench.store.url}: "
+        harness.write(number)
+    assert harness.writer.unsaved_reason == (
+        f"no checkpoint is saved in {harness.store.url}: "
         "update 2 could not be written (No space left on device)"
     )
-    bench.store.error = None
-    bench.write(3)
-    url = bench.store.url
-    assert bench.said == [
+    harness.store.error = None
+    harness.write(3)
+    url = harness.store.url
+    assert harness.said == [
         f"checkpoint of update 0 not written to {url} (No space left on device): training"
         " continues, the next one is tried when due",
         f"checkpoints are written again, after 3 that failed: {url}/checkpoint-000001.npz",
     ]
-    assert bench.writer.warnings == bench.said[:1]
-    assert bench.writer.unsaved_reason == ""
+    assert harness.writer.warnings == harness.said[:1]
+    assert harness.writer.unsaved_reason == ""
 
 
-def test_after_a_success_another_reason_is_told_and_the_same_one_is_not(bench: Bench) -> None:
+def test_only_new_failure_reason_is_reported_after_success(harness: WriterHarness) -> None:
     """A reason that recurs after a success is not reported again, but another reason is."""
     for error in (FULL, None, FULL, None, READ_ONLY, FULL):
-        bench.store.error = error
-        bench.write(0)
-    assert len(bench.writer.warnings) == 2
-    assert "(No space left on device)" in bench.writer.warnings[0]
-    assert "(Read-only file system)" in bench.writer.warnings[1]
+        harness.store.error = error
+        harness.write(0)
+    assert len(harness.writer.warnings) == 2
+    assert "(No space left on device)" in harness.writer.warnings[0]
+    assert "(Read-only file system)" in harness.writer.warnings[1]
 
 
-def test_stores_words_that_change_are_one_reason(bench: Bench) -> None:
+def test_errors_differing_only_in_text_count_as_one_reason(harness: WriterHarness) -> None:
     """Errors that differ only in their text count as one reason."""
     for number in range(3):
-        bench.store.error = RuntimeError(f"request {number} refused\nwith a long story")
-        bench.write(number)
-        bench.store.error = None
-        bench.write(number)
-    assert len(bench.writer.warnings) == 1
-    assert "(RuntimeError: request 0 refused)" in bench.writer.warnings[0]
+        harness.store.error = RuntimeError(f"request {number} refused\nwith a long story")
+        harness.write(number)
+        harness.store.error = None
+        harness.write(number)
+    assert len(harness.writer.warnings) == 1
+    assert "(RuntimeError: request 0 refused)" in harness.writer.warnings[0]
 
 
-def test_what_is_not_saved_at_the_end_is_said(bench: Bench) -> None:
+def test_failed_last_write_names_last_saved_checkpoint(harness: WriterHarness) -> None:
     """If the last write fails, the reason names the checkpoint after which changes are lost."""
-    bench.write(1)
-    bench.store.error = READ_ONLY
-    bench.writer.close(numbered(2))
-    assert bench.writer.unsaved_reason == (
-        f"what was learned after {bench.store.url}/checkpoint-000001.npz is not saved: "
+    harness.write(1)
+    harness.store.error = READ_ONLY
+    harness.writer.close(make_checkpoint(2))
+    assert harness.writer.unsaved_reason == (
+        f"what was learned after {harness.store.url}/checkpoint-000001.npz is not saved: "
         "the end of the fit could not be written (Read-only file system)"
     )
 
 
-def test_a_failure_before_the_last_one_is_made_up_for(bench: Bench) -> None:
+def test_successful_last_write_clears_earlier_failure(harness: WriterHarness) -> None:
     """An earlier failure is of no consequence if the last write succeeds."""
-    bench.store.error = FULL
-    bench.write(1)
-    bench.store.error = None
-    bench.writer.close(numbered(2))
-    assert bench.writer.unsaved_reason == ""
-    assert [one.description for one in bench.writer.written] == [{"number": 2}]
+    harness.store.error = FULL
+    harness.write(1)
+    harness.store.error = None
+    harness.writer.close(make_checkpoint(2))
+    assert harness.writer.unsaved_reason == ""
+    assert [one.description for one in harness.writer.written] == [{"number": 2}]
 
 
 @pytest.mark.parametrize("is_under_way", [False, True])
-def test_a_store_that_hangs_holds_the_end_up_for_a_while(bench: Bench, is_under_way: bool) -> None:
+def test_close_waits_for_hanging_store_only_until_timeout(
+    harness: WriterHarness, is_under_way: bool
+) -> None:
     """``close`` waits for a store that hangs only until its timeout."""
-    bench.store.goes_on.clear()
+    harness.store.goes_on.clear()
     if is_under_way:
-        bench.writer.offer(lambda: numbered(1), "update 1")
-    bench.writer.close(numbered(2), timeout_s=0.01)
+        harness.writer.offer(lambda: make_checkpoint(1), "update 1")
+    harness.writer.close(make_checkpoint(2), timeout_s=0.01)
     what = "update 1" if is_under_way else "the end of the fit"
-    assert bench.writer.unsaved_reason == (
-        f"no checkpoint is saved in {bench.store.url}: writing {what} takes more than 0 s"
+    assert harness.writer.unsaved_reason == (
+        f"no checkpoint is saved in {harness.store.url}: writing {what} takes more than 0 s"
     )
-    assert bench.writer._thread.daemon
+    assert harness.writer._thread.daemon
 
 
-def test_old_ones_that_cannot_be_removed_are_no_failure_to_save(bench: Bench) -> None:
+def test_failed_removal_of_old_checkpoints_only_warns(harness: WriterHarness) -> None:
     """A failure to remove old checkpoints is a warning; the new ones count as saved."""
-    bench.store.removing_error = PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    harness.store.removing_error = PermissionError(errno.EACCES, os.strerror(errno.EACCES))
     for number in range(4):
-        bench.write(number)
-    assert bench.writer.warnings == [
-        f"old checkpoints in {bench.store.url} cannot be removed (Permission denied): they stay"
+        harness.write(number)
+    assert harness.writer.warnings == [
+        f"old checkpoints in {harness.store.url} cannot be removed (Permission denied): they stay"
     ]
-    assert (len(bench.writer.written), bench.writer.unsaved_reason) == (4, "")
+    assert (len(harness.writer.written), harness.writer.unsaved_reason) == (4, "")
 
 
-def test_a_checkpoint_that_cannot_be_made_is_not_saved(bench: Bench) -> None:
+def test_checkpoint_whose_creation_fails_counts_as_unsaved(harness: WriterHarness) -> None:
     """A checkpoint whose creation raises an error counts as not saved."""
 
     def make() -> Checkpoint:
         raise ValueError("no parameters yet")
 
-    bench.writer.offer(make, "update 1")
-    wait_for(bench.writer)
+    harness.writer.offer(make, "update 1")
+    wait_for_writer(harness.writer)
     assert (
         "update 1 could not be written (ValueError: no parameters yet)"
-        in bench.writer.unsaved_reason
+        in harness.writer.unsaved_reason
     )
 
 
-def test_one_at_a_time_and_none_after_the_end(bench: Bench) -> None:
+def test_offer_while_writing_or_after_close_raises(harness: WriterHarness) -> None:
     """A second offer while one is written, or an offer after ``close``, is a bug."""
-    bench.store.goes_on.clear()
-    bench.writer.offer(lambda: numbered(1), "update 1")
+    harness.store.goes_on.clear()
+    harness.writer.offer(lambda: make_checkpoint(1), "update 1")
     with pytest.raises(AssertionError, match="one checkpoint at a time"):
-        bench.writer.offer(lambda: numbered(2), "update 2")
-    bench.store.goes_on.set()
-    bench.writer.close(None)
+        harness.writer.offer(lambda: make_checkpoint(2), "update 2")
+    harness.store.goes_on.set()
+    harness.writer.close(None)
     with pytest.raises(AssertionError, match="closed"):
-        bench.writer.offer(lambda: numbered(3), "update 3")
+        harness.writer.offer(lambda: make_checkpoint(3), "update 3")

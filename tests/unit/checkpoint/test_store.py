@@ -30,7 +30,7 @@ def save(path: Path, value: float = 0.0, epochs: int = 7, model: Any = MODEL) ->
     save_model(path, model.describe(), parameters, epochs)
 
 
-def test_it_comes_back(tmp_path: Path) -> None:
+def test_saved_model_loads_with_parameters_and_epochs(tmp_path: Path) -> None:
     save(tmp_path / "deep" / "model.npz")
     model, parameters, epochs = load_model(tmp_path / "deep" / "model.npz")
     assert model.describe() == MODEL.describe()
@@ -38,14 +38,14 @@ def test_it_comes_back(tmp_path: Path) -> None:
     assert epochs == 7
 
 
-def test_it_has_the_name_it_was_given(tmp_path: Path) -> None:
+def test_saved_files_keep_name_without_suffix(tmp_path: Path) -> None:
     save(tmp_path / "model")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["model", "model.json"]
     assert json.loads(description_path(tmp_path / "model").read_text())["n_params"] == 15
 
 
 @pytest.mark.parametrize("prefix", ["file:", "file://", "~"])
-def test_local_paths_are_those_of_checkpoints(
+def test_local_url_prefixes_and_home_resolve_to_path(
     prefix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -55,7 +55,7 @@ def test_local_paths_are_those_of_checkpoints(
 
 
 @pytest.mark.parametrize("wrong", [Path("s3://bucket/net.npz"), "hdfs:/net.npz"])
-def test_a_url_with_one_slash_is_refused_as_a_path(wrong: Any) -> None:
+def test_path_object_of_url_raises_usage_error(wrong: Any) -> None:
     """pathlib removes a slash of a URL; before, a file in the folder "s3:" was written."""
     named = r"=.*(s3|hdfs):/[^/].*: would be a local path; write a URL as a string"
     with pytest.raises(UsageError, match=f"path{named}"), store.path_to_save(wrong):
@@ -65,7 +65,7 @@ def test_a_url_with_one_slash_is_refused_as_a_path(wrong: Any) -> None:
 
 
 @pytest.mark.parametrize("failing", [1, 2])
-def test_a_failing_write_leaves_the_former_model(
+def test_failed_save_keeps_previous_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: int
 ) -> None:
     """If writing either file fails, the previously saved model can still be loaded."""
@@ -86,7 +86,7 @@ def test_a_failing_write_leaves_the_former_model(
     assert epochs == 1
 
 
-def test_two_files_of_different_models_are_refused(tmp_path: Path) -> None:
+def test_files_of_models_with_different_shapes_are_rejected(tmp_path: Path) -> None:
     """Two files of models with different shapes are refused."""
     save(tmp_path / "one.npz")
     save(tmp_path / "other.npz", model=DenseNetwork([5, 3]))
@@ -95,7 +95,7 @@ def test_two_files_of_different_models_are_refused(tmp_path: Path) -> None:
         load_model(tmp_path / "other.npz")
 
 
-def test_what_is_no_model_is_refused(tmp_path: Path) -> None:
+def test_missing_empty_or_truncated_file_is_rejected(tmp_path: Path) -> None:
     """A missing, empty, cut or foreign file is refused."""
     with pytest.raises(UsageError, match="is not a saved model"):
         load_model(tmp_path / "nothing.npz")
@@ -112,7 +112,7 @@ def test_what_is_no_model_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "[", "{}", '{"format": 99}', "[]", '{"format": 1}'])
-def test_a_description_that_is_none_is_refused(tmp_path: Path, text: str) -> None:
+def test_invalid_description_raises_usage_error(tmp_path: Path, text: str) -> None:
     """A description that is not JSON of a known format is refused."""
     save(tmp_path / "model.npz")
     description_path(tmp_path / "model.npz").write_text(text)
@@ -120,7 +120,7 @@ def test_a_description_that_is_none_is_refused(tmp_path: Path, text: str) -> Non
         load_model(tmp_path / "model.npz")
 
 
-def test_an_npz_of_something_else_is_refused(tmp_path: Path) -> None:
+def test_npz_without_parameters_is_rejected(tmp_path: Path) -> None:
     """An npz file without an array of parameters is refused."""
     save(tmp_path / "model.npz")
     np.savez(tmp_path / "model.npz", other=np.zeros(15, np.float32))
@@ -128,14 +128,14 @@ def test_an_npz_of_something_else_is_refused(tmp_path: Path) -> None:
         load_model(tmp_path / "model.npz")
 
 
-def test_a_pickle_is_never_opened(tmp_path: Path) -> None:
+def test_npz_with_pickled_objects_is_rejected(tmp_path: Path) -> None:
     save(tmp_path / "model.npz")
     np.savez(tmp_path / "model.npz", parameters=np.array([object()]))
     with pytest.raises(UsageError, match="is not a saved model"):
         load_model(tmp_path / "model.npz")
 
 
-def test_two_files_of_different_saves_are_refused(tmp_path):
+def test_files_of_different_saves_are_rejected(tmp_path):
     """Two files of different saves of one model are refused."""
     model = DenseNetwork([3, 2])
     for name in ("first", "second"):
@@ -145,7 +145,7 @@ def test_two_files_of_different_saves_are_refused(tmp_path):
         load_model(tmp_path / "second")
 
 
-class WithBuffers(DenseNetwork):
+class BufferedNetwork(DenseNetwork):
     """A network with buffers, as if it had statistics."""
 
     held = b""
@@ -160,7 +160,7 @@ class WithBuffers(DenseNetwork):
         return max(reports)
 
 
-def test_buffers_and_what_another_library_opens_are_saved_with_it(tmp_path: Path) -> None:
+def test_save_includes_buffers_and_exported_file(tmp_path: Path) -> None:
     """A save includes the model's buffers and a file for another library."""
     path = tmp_path / "model.npz"
     save_model(
@@ -168,7 +168,7 @@ def test_buffers_and_what_another_library_opens_are_saved_with_it(tmp_path: Path
     )
     assert (tmp_path / "model.npz.pt").read_bytes() == b"torch's"
     assert len(list(tmp_path.iterdir())) == 3
-    given = WithBuffers([4, 3])
+    given = BufferedNetwork([4, 3])
     model, parameters, _ = load_model(path, given)
     assert model is given
     assert given.held == b"12345"
@@ -176,7 +176,7 @@ def test_buffers_and_what_another_library_opens_are_saved_with_it(tmp_path: Path
     load_model(path)  # without a given model, the buffers are ignored
 
 
-def test_changed_buffers_are_refused(tmp_path: Path) -> None:
+def test_changed_buffers_are_rejected(tmp_path: Path) -> None:
     """Buffers that do not match the description's hash are refused."""
     path = tmp_path / "model.npz"
     save_model(path, MODEL.describe(), MODEL.initial(), 7, buffers=b"12345")
@@ -186,7 +186,7 @@ def test_changed_buffers_are_refused(tmp_path: Path) -> None:
         load_model(path)
 
 
-class Named(DenseNetwork):
+class NamedParametersNetwork(DenseNetwork):
     """A network whose description has parameter names, like models whose code is not saved."""
 
     names: tuple[str, ...] = ("a", "b")
@@ -202,9 +202,11 @@ class Named(DenseNetwork):
         (("a",), r"has parameter \['b', \[2\]\], the given model has None"),
     ],
 )
-def test_a_model_of_other_code_is_refused(tmp_path: Path, names: tuple[str, ...], why: str) -> None:
+def test_model_with_other_parameter_names_is_rejected(
+    tmp_path: Path, names: tuple[str, ...], why: str
+) -> None:
     """A model whose parameter names differ from the saved ones is refused."""
-    path, given = tmp_path / "model.npz", Named([4, 3])
+    path, given = tmp_path / "model.npz", NamedParametersNetwork([4, 3])
     save(path, model=given)
     load_model(path, given)
     given.names = names
@@ -212,7 +214,7 @@ def test_a_model_of_other_code_is_refused(tmp_path: Path, names: tuple[str, ...]
         load_model(path, given)
 
 
-def test_a_model_of_another_kind_is_refused(tmp_path: Path) -> None:
+def test_model_of_other_kind_is_rejected(tmp_path: Path) -> None:
     save(tmp_path / "model.npz")
 
     class Other(DenseNetwork):
@@ -230,7 +232,7 @@ def test_a_model_of_another_kind_is_refused(tmp_path: Path) -> None:
         ({"loss": "squared_error"}, "with loss='cross_entropy', the given model has 'squared_"),
     ],
 )
-def test_a_model_that_computes_something_else_is_refused(
+def test_model_with_other_activation_or_loss_is_rejected(
     tmp_path: Path, options: dict[str, Any], why: str
 ) -> None:
     """The models' parameters have equal names and shapes, but compute different functions."""
@@ -241,7 +243,7 @@ def test_a_model_that_computes_something_else_is_refused(
     load_model(path, DenseNetwork([4, 3], updater=Adam(0.5), l2=0.1, seed=7))
 
 
-def test_what_an_earlier_version_did_not_save_is_not_compared() -> None:
+def test_keys_missing_in_older_description_are_not_compared() -> None:
     """Keys that are missing in an older description are not compared."""
     current = DenseNetwork([4, 3]).describe()
     saved = {key: current[key] for key in ("kind", "parameters")}
@@ -256,7 +258,7 @@ NORMALIZER = {"name": "min_max", "minimum": [0.0], "maximum": [1.0]}
 @pytest.mark.parametrize(
     "saved", [{}, {"normalizer": NORMALIZER}, {"normalizer": NORMALIZER | {"maximum": [2.0]}}]
 )
-def test_a_normalizer_is_compared_also_if_one_model_has_none(
+def test_normalizer_is_compared_even_if_one_model_has_none(
     kinds: tuple[str, str], own: dict[str, Any], saved: dict[str, Any]
 ) -> None:
     """A description without the key is of a model without a normalizer."""
@@ -270,12 +272,12 @@ def test_a_normalizer_is_compared_also_if_one_model_has_none(
             check_same_model(current, other, "f")
 
 
-def test_tuples_of_a_description_are_lists_in_a_file() -> None:
+def test_tuples_in_description_equal_lists_in_file() -> None:
     own = {"kind": "own", "parameters": [("w", (3,))]}
     assert check_same_model(own, json.loads(json.dumps(own)), "f") is None
 
 
-def test_a_difference_is_logged_once_when_a_model_is_loaded(
+def test_loading_possibly_different_model_logs_one_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Loading a model that may compute something else logs one warning."""
@@ -342,7 +344,7 @@ LAYER = {"class_name": "Dense", "config": {"name": "dense_1", "activation": "rel
         ("the user's", {"text": "a"}, {"text": "b"}, None),
     ],
 )
-def test_a_model_that_may_compute_something_else_is_a_warning(
+def test_only_differences_in_computation_give_warning(
     kind: str,
     saved: dict[str, Any],
     own: dict[str, Any],
@@ -354,7 +356,7 @@ def test_a_model_that_may_compute_something_else_is_a_warning(
     assert (why or "") in (warning or "")
 
 
-def test_a_planted_link_is_not_written_through(
+def test_save_does_not_write_through_planted_links(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Saving writes through no link, neither with an old temporary name nor a predicted one."""
@@ -370,7 +372,7 @@ def test_a_planted_link_is_not_written_through(
 
 
 @pytest.mark.parametrize("name", ["model", "model.json"])
-def test_a_named_pipe_is_refused_at_once(tmp_path: Path, name: str) -> None:
+def test_named_pipe_is_rejected_without_waiting(tmp_path: Path, name: str) -> None:
     """A named pipe in place of either file is refused without waiting for a writer."""
     save(tmp_path / "model")
     (tmp_path / name).unlink()
@@ -389,7 +391,9 @@ def test_a_named_pipe_is_refused_at_once(tmp_path: Path, name: str) -> None:
         ('"description_sha256"', '"dascription_sha256"'),
     ],
 )
-def test_a_description_that_was_changed_is_refused(tmp_path: Path, before: str, after: str) -> None:
+def test_changed_description_is_rejected_as_damaged(
+    tmp_path: Path, before: str, after: str
+) -> None:
     """A description whose content was changed is refused."""
     save(tmp_path / "model.npz", model=DenseNetwork([4, 3, 2], hidden="relu", seed=5))
     path = description_path(tmp_path / "model.npz")

@@ -22,7 +22,9 @@ from sparkstrom.spark.doctor.checks import Report, create_failure, create_ok, cr
         (("--wait", "0"), "--wait 0.0"),
     ],
 )
-def test_misuse(capsys: pytest.CaptureFixture[str], flags: Any, words: str) -> None:
+def test_wrong_flag_exits_with_2_before_anything_starts(
+    capsys: pytest.CaptureFixture[str], flags: Any, words: str
+) -> None:
     """A wrong flag exits with code 2 before anything starts."""
     assert main(["doctor", *flags]) == 2
     said = capsys.readouterr().err
@@ -38,7 +40,7 @@ def test_misuse(capsys: pytest.CaptureFixture[str], flags: Any, words: str) -> N
         (create_failure("java", "driver", "none", "install 17"), 1),
     ],
 )
-def test_exit_codes(
+def test_exit_code_is_1_only_with_failure(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, finding: Any, code: int
 ) -> None:
     """The exit code is 1 if there is a failure, and 0 if there are only warnings."""
@@ -50,7 +52,7 @@ def test_exit_codes(
     assert document["matrix"] == {}
 
 
-def test_a_machine_without_java_is_told_so(
+def test_missing_java_is_only_finding(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without Java, the only finding is a failure that mentions JAVA_HOME and a remedy."""

@@ -36,13 +36,15 @@ def kite(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 @pytest.mark.usefixtures("kite")
-def test_the_exit_code_is_the_sub_commands() -> None:
+def test_exit_code_is_that_of_subcommand() -> None:
     assert command.main(["fly-kite"]) == 3
     assert command.main(["fly-kite", "--height", "7"]) == 7
 
 
 @pytest.mark.usefixtures("kite")
-def test_a_refusal_is_one_message_and_code_two(capsys: pytest.CaptureFixture[str]) -> None:
+def test_setup_error_prints_one_message_and_exits_with_2(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     """A ``SetupError`` of a subcommand becomes one message and exit code 2."""
     assert command.main(["fly-kite", "--height", "101"]) == 2
     expected = "sparkstrom fly-kite: height 101: the string is too short; take a longer one\n"
@@ -59,20 +61,20 @@ def test_help_names_the_sub_commands(capsys: pytest.CaptureFixture[str]) -> None
     assert {*command._load_commands()} == {*listed, "simulate"}
 
 
-def test_without_a_sub_command_it_is_a_wrong_call() -> None:
+def test_missing_subcommand_exits_with_2() -> None:
     """Without a subcommand, the exit code is 2."""
     with pytest.raises(SystemExit) as left:
         command.main([])
     assert left.value.code == 2
 
 
-def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+def test_version_flag_prints_version(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         command.main(["--version"])
     assert capsys.readouterr().out == f"sparkstrom {__version__}\n"
 
 
-def test_a_reader_that_has_enough_is_no_trouble() -> None:
+def test_closed_output_pipe_causes_no_traceback() -> None:
     """With ``| head``, for example, no traceback appears, not even from Python's last flush."""
     reads, writes = os.pipe()
     os.close(reads)
@@ -86,7 +88,7 @@ def test_a_reader_that_has_enough_is_no_trouble() -> None:
     assert (ended.returncode, ended.stderr) == (141, b"")
 
 
-def test_a_pipe_that_breaks_elsewhere_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_broken_pipe_of_other_file_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
     """A broken pipe that is not our output, such as one to a JVM, raises its error."""
 
     def broken(args: argparse.Namespace) -> int:
@@ -112,7 +114,7 @@ def test_ctrl_c_ends_a_command_without_a_traceback(
     assert capsys.readouterr().err == "sparkstrom fly-kite: interrupted\n"
 
 
-def test_a_command_may_have_no_standard_output(
+def test_command_works_without_standard_output(
     kite: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Before, a command that was started with ``>&-`` ended with an AttributeError."""

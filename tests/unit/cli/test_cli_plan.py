@@ -12,7 +12,7 @@ from sparkstrom.cli.main import main
 ASKED = ["plan", "--params", "1000000", "--workers", "8"]
 
 
-def planned(capsys: pytest.CaptureFixture[str], *flags: str) -> dict[str, Any]:
+def run_plan(capsys: pytest.CaptureFixture[str], *flags: str) -> dict[str, Any]:
     """Return the JSON plan of a command with these flags."""
     assert main([*ASKED, *flags, "--json"]) == 0
     found: dict[str, Any] = json.loads(capsys.readouterr().out)
@@ -37,7 +37,7 @@ def planned(capsys: pytest.CaptureFixture[str], *flags: str) -> dict[str, Any]:
     ],
 )
 def test_every_flag_changes_the_plan(capsys: pytest.CaptureFixture[str], flags: Any) -> None:
-    assert planned(capsys, *flags) != planned(capsys)
+    assert run_plan(capsys, *flags) != run_plan(capsys)
 
 
 AVERAGED = ("--averaging", "averaged")
@@ -57,14 +57,12 @@ AVERAGED = ("--averaging", "averaged")
         (*AVERAGED, "--library", "dense"),
     ],
 )
-def test_every_flag_changes_the_plan_of_rounds(
-    capsys: pytest.CaptureFixture[str], flags: Any
-) -> None:
+def test_every_averaging_flag_changes_plan(capsys: pytest.CaptureFixture[str], flags: Any) -> None:
     """With --averaging, each flag changes the plan."""
-    assert planned(capsys, *flags) != planned(capsys, *AVERAGED)
+    assert run_plan(capsys, *flags) != run_plan(capsys, *AVERAGED)
 
 
-def test_rounds_for_people(capsys: pytest.CaptureFixture[str]) -> None:
+def test_averaging_plan_text_omits_gradient_sharing(capsys: pytest.CaptureFixture[str]) -> None:
     """The readable plan of averaging does not mention gradient sharing's resources."""
     assert main([*ASKED, *AVERAGED]) == 0
     text = capsys.readouterr().out
@@ -73,17 +71,19 @@ def test_rounds_for_people(capsys: pytest.CaptureFixture[str]) -> None:
         assert of_others not in text
 
 
-def test_rounds_take_what_was_measured(capsys: pytest.CaptureFixture[str]) -> None:
+def test_averaging_plan_is_within_10_percent_of_measured_memory(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     """The measured peaks are in docs/averaging.md: 100 million parameters, SGD, two workers."""
     flags = ("--params", "100018567", "--workers", "2", "--optimizer", "sgd", "--library", "dense")
-    made = planned(capsys, *AVERAGED, *flags, "--batch-memory", "16m")
+    made = run_plan(capsys, *AVERAGED, *flags, "--batch-memory", "16m")
     worker, driver = made["worker"]["total"] / 2**20, made["driver"]["total"] / 2**20
     assert 1273 < worker < 1.1 * 1273
     assert 1699 < driver < 1.1 * 1699
 
 
 @pytest.mark.parametrize("text", ["1e6", "1000000", "1_000_000"])
-def test_parameters_are_written_as_for_scaling(
+def test_params_flag_accepts_each_number_notation(
     capsys: pytest.CaptureFixture[str], text: str
 ) -> None:
     """The number of parameters may be written in each of these forms."""
@@ -93,7 +93,7 @@ def test_parameters_are_written_as_for_scaling(
     assert capsys.readouterr().out == wanted
 
 
-def test_for_people(capsys: pytest.CaptureFixture[str]) -> None:
+def test_plan_is_readable_text_without_json_flag(capsys: pytest.CaptureFixture[str]) -> None:
     """Without --json, the plan is readable text."""
     assert main(ASKED) == 0
     assert "beside an executor's heap" in capsys.readouterr().out
@@ -127,7 +127,9 @@ def test_for_people(capsys: pytest.CaptureFixture[str]) -> None:
         ),
     ],
 )
-def test_misuse(capsys: pytest.CaptureFixture[str], flags: Any, words: str) -> None:
+def test_wrong_flag_exits_with_2_and_names_flag(
+    capsys: pytest.CaptureFixture[str], flags: Any, words: str
+) -> None:
     """A wrong flag or combination exits with code 2 and a message that names it."""
     assert main([*ASKED, *flags]) == 2
     said = capsys.readouterr().err

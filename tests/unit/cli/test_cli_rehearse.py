@@ -55,7 +55,7 @@ def script(tmp_path: Path) -> Path:
     return path
 
 
-def test_the_fit_of_a_script_is_played_and_nothing_after_it_happens(
+def test_first_fit_is_simulated_and_ends_script(
     script: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The script ends at its first fit: its handlers do not run, its ``finally`` blocks do."""
@@ -74,7 +74,7 @@ def test_the_fit_of_a_script_is_played_and_nothing_after_it_happens(
     assert "<svg" in page.read_text()
 
 
-def test_a_script_takes_options_of_its_own_and_the_table_is_for_people(
+def test_arguments_after_dashes_are_passed_to_script(
     script: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Arguments after ``--`` are the script's; without --json, a table is printed."""
@@ -126,7 +126,7 @@ def test_flags_are_checked_before_the_script_begins(
     assert not begun.exists()
 
 
-def test_a_page_that_cannot_be_written_at_the_end_leaves_the_figures(
+def test_table_is_printed_if_page_cannot_be_written(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Before, the figures were lost. The script also changes the directory, without effect."""
@@ -139,7 +139,7 @@ def test_a_page_that_cannot_be_written_at_the_end_leaves_the_figures(
     assert "page.html': " in err
 
 
-def test_json_does_not_contain_what_processes_of_a_script_print(
+def test_json_output_excludes_output_of_script_processes(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Before, only what Python printed went to standard error; the file could not be read."""
@@ -165,7 +165,7 @@ def test_a_script_may_change_the_import_path(
     assert sys.path == before
 
 
-def test_a_file_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
+def test_missing_script_exits_with_2(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["rehearse", "nowhere.py"]) == 2
     assert "nowhere.py: there is no such file" in capsys.readouterr().err
 
@@ -188,7 +188,7 @@ def test_a_file_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
         "thread = Thread(target=run)\nthread.start()\nthread.join()",
     ],
 )
-def test_a_rehearsal_is_not_lost_however_the_script_ends(
+def test_rehearsal_result_survives_any_script_ending(
     tmp_path: Path, ending: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Before, errors in ``finally``, bare ``except`` clauses and threads lost the result."""

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from sparkstrom.cli.main import main
-from tests.unit.observe.run_logs import REAL, real, written
+from tests.unit.observe.run_logs import REAL, read_real_log, write_log
 
 
 @pytest.fixture
@@ -17,7 +17,7 @@ def log(tmp_path: Path) -> Path:
     return Path(shutil.copy(REAL, tmp_path / "run.jsonl"))
 
 
-def test_the_page_is_written_where_it_is_wanted(
+def test_page_is_written_to_output_option_or_beside_log(
     log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The page is written to -o, by default next to the log; its path is printed."""
@@ -29,11 +29,11 @@ def test_the_page_is_written_where_it_is_wanted(
     assert log.with_suffix(".html").read_text() == page.read_text()
 
 
-def test_of_a_directory_the_newest_log_is_taken(
+def test_newest_log_of_directory_is_used(
     log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """From a directory, given or in SPARKSTROM_RUNS, the newest log is taken."""
-    older = written(tmp_path / "older.jsonl", real()[:5])
+    older = write_log(tmp_path / "older.jsonl", read_real_log()[:5])
     os.utime(older, (1, 1))
     (tmp_path / "removed.jsonl").symlink_to(tmp_path / "elsewhere.jsonl")
     (tmp_path / "directory.jsonl").mkdir()
@@ -45,9 +45,9 @@ def test_of_a_directory_the_newest_log_is_taken(
     assert log.with_suffix(".html").exists()
 
 
-def test_one_fit_of_several(tmp_path: Path) -> None:
+def test_fit_option_selects_one_fit(tmp_path: Path) -> None:
     """With --fit, the page shows only this fit."""
-    log = written(tmp_path / "run.jsonl", real() * 2)
+    log = write_log(tmp_path / "run.jsonl", read_real_log() * 2)
     assert main(["report", str(log), "--fit", "1"]) == 0
     page = log.with_suffix(".html").read_text()
     assert "Fit 1:" in page
@@ -65,7 +65,7 @@ def test_one_fit_of_several(tmp_path: Path) -> None:
         (["run.log", "--fit", "2"], "has 1 fit"),
     ],
 )
-def test_what_cannot_work_is_one_message_and_code_2(
+def test_wrong_call_exits_with_2_and_keeps_log(
     arguments: list[str],
     why: str,
     log: Path,

@@ -25,7 +25,7 @@ batch = random.random((32, 8), dtype=np.float32), random.integers(0, 4, 32)
 """
 
 
-def reckoned(capsys: pytest.CaptureFixture[str], *flags: str) -> dict[str, Any]:
+def run_scaling(capsys: pytest.CaptureFixture[str], *flags: str) -> dict[str, Any]:
     """Return the JSON answer of a command with these flags."""
     assert main([*ASKED, *flags, "--json"]) == 0
     found: dict[str, Any] = json.loads(capsys.readouterr().out)
@@ -47,12 +47,14 @@ def reckoned(capsys: pytest.CaptureFixture[str], *flags: str) -> dict[str, Any]:
     ],
 )
 def test_every_flag_changes_the_answer(capsys: pytest.CaptureFixture[str], flags: Any) -> None:
-    assert reckoned(capsys, *flags)["rows"] != reckoned(capsys)["rows"]
+    assert run_scaling(capsys, *flags)["rows"] != run_scaling(capsys)["rows"]
 
 
-def test_all_numbers_of_workers_are_there_with_each_way(capsys: pytest.CaptureFixture[str]) -> None:
+def test_each_worker_count_has_star_mesh_and_ring_figures(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     """Each number of workers has figures for star, mesh and ring."""
-    found = reckoned(capsys)
+    found = run_scaling(capsys)
     assert [row["workers"] for row in found["rows"]] == list(range(2, 65))
     assert set(found["best_workers"]) == set(found["pays_up_to"]) == {"star", "mesh", "ring"}
     wanted = {"step_s", "efficiency", "speedup", "staleness", "limited_by", "worker_sent"}
@@ -60,7 +62,7 @@ def test_all_numbers_of_workers_are_there_with_each_way(capsys: pytest.CaptureFi
     assert found["params"] == 25_000_000
 
 
-def test_for_people(capsys: pytest.CaptureFixture[str]) -> None:
+def test_answer_is_readable_text_without_json_flag(capsys: pytest.CaptureFixture[str]) -> None:
     """Without --json, the answer is readable text."""
     assert main(ASKED) == 0
     shown = capsys.readouterr().out
@@ -70,7 +72,9 @@ def test_for_people(capsys: pytest.CaptureFixture[str]) -> None:
     assert "1 Gbit/s" in shown
 
 
-def test_a_script_is_measured(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_measure_takes_values_from_script_unless_given(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     """--measure measures a script's model; given values take precedence over measured ones."""
     script = tmp_path / "mine.py"
     script.write_text(SCRIPT)
@@ -103,7 +107,7 @@ def test_a_script_is_measured(capsys: pytest.CaptureFixture[str], tmp_path: Path
         (SCRIPT + "raise SystemExit(3)", "it ended with exit code 3; name a script that leaves"),
     ],
 )
-def test_a_script_that_does_not_do(
+def test_unsuitable_script_exits_with_2(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, script: str | None, words: str
 ) -> None:
     """An unsuitable script exits with code 2 and a message that names what is wrong."""
@@ -114,7 +118,7 @@ def test_a_script_that_does_not_do(
     assert words in capsys.readouterr().err
 
 
-def test_what_a_script_prints_is_no_part_of_the_answer(
+def test_script_output_goes_to_standard_error(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     """What a script prints goes to standard error, so that the JSON can be parsed."""
@@ -132,7 +136,7 @@ def test_what_a_script_prints_is_no_part_of_the_answer(
      ("--params", "0"), ("--encoding", "x"), ("--spread", "2"), ("--fan-out", "0"),
      ("--density", "thin")],
 )  # fmt: skip
-def test_flags_are_looked_at_before_a_script_runs(
+def test_flags_are_checked_before_script_runs(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, flag: str, value: str
 ) -> None:
     """A script may take minutes to load its data, so flags are checked first."""
@@ -167,7 +171,7 @@ def test_flags_are_looked_at_before_a_script_runs(
         (("--spread", "1"), "spread=1.0"),
     ],
 )
-def test_what_cannot_be_is_refused(
+def test_invalid_flag_value_exits_with_2(
     capsys: pytest.CaptureFixture[str], flags: tuple[str, str], words: str
 ) -> None:
     """An invalid value exits with code 2 and a message."""
@@ -194,14 +198,14 @@ def test_large_values_have_no_exponents(
 
 
 @pytest.mark.parametrize("flag", ["--params", "--step"])
-def test_the_work_has_to_be_given(capsys: pytest.CaptureFixture[str], flag: str) -> None:
+def test_params_and_step_are_required(capsys: pytest.CaptureFixture[str], flag: str) -> None:
     """Without parameters or step time, the command exits with code 2."""
     at = ASKED.index(flag)
     assert main(ASKED[:at] + ASKED[at + 2 :]) == 2
     assert f"{flag} is required" in capsys.readouterr().err
 
 
-def test_a_script_imports_what_lies_beside_it_and_may_leave_tensors(
+def test_script_may_import_sibling_module_and_define_tensors(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     """Imports work as with ``python script.py``; the batch may have tensors, as of a DataLoader."""
@@ -224,7 +228,7 @@ def rehearsed(directory: Path, density: float) -> Path:
     return path
 
 
-def test_a_rehearsal_has_the_numbers_that_are_not_given(
+def test_from_flag_takes_missing_values_from_rehearsal(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     """--from takes all values that are not given from a saved rehearsal."""
@@ -266,7 +270,7 @@ def test_a_file_that_is_no_rehearsal_is_refused(
     assert words in capsys.readouterr().err
 
 
-def test_a_script_may_take_its_directory_from_the_import_path(tmp_path: Path) -> None:
+def test_script_may_remove_its_directory_from_sys_path(tmp_path: Path) -> None:
     """Before, the measurement was lost if a script removed its directory from ``sys.path``."""
     before = sys.path[:]
     with scaling._script_environment(tmp_path / "mine.py"):

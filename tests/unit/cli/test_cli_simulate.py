@@ -19,7 +19,7 @@ REPEAT_SHRUNK = "to repeat the shrunk one: python -m sparkstrom.simulation "
 CALM = ["--calm", "--nodes", "2", "--jobs", "1"]
 
 
-def test_one_json_line_per_seed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_output_has_one_line_per_seed(capsys: pytest.CaptureFixture[str]) -> None:
     """With --json, each seed is one line with the same keys."""
     assert simulate(["--seeds", "3:6", "--mode", "plain", "--json", *CALM]) == 0
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
@@ -28,14 +28,14 @@ def test_one_json_line_per_seed(capsys: pytest.CaptureFixture[str]) -> None:
     assert all(line["violations"] == [] and line["updates"] > 0 for line in lines)
 
 
-def test_one_seed_alone(capsys: pytest.CaptureFixture[str]) -> None:
+def test_single_seed_prints_result_and_summary(capsys: pytest.CaptureFixture[str]) -> None:
     assert simulate(["--seeds", "7", *CALM]) == 0
     out = capsys.readouterr().out.splitlines()
     assert out[0].startswith("seed 7: ok (")
     assert out[1] == "1 seeds, 0 with violations"
 
 
-def test_seeds_on_several_cores_come_in_their_order(capsys: pytest.CaptureFixture[str]) -> None:
+def test_output_of_several_processes_is_in_seed_order(capsys: pytest.CaptureFixture[str]) -> None:
     """The output is in the order of the seeds, also with several processes."""
     given = ["--seeds", "0:20", "--nodes", "2", "--json"]
     assert simulate([*given, "--jobs", "2"]) == 0
@@ -44,7 +44,7 @@ def test_seeds_on_several_cores_come_in_their_order(capsys: pytest.CaptureFixtur
     assert capsys.readouterr().out == on_two
 
 
-def test_a_violation_gives_exit_code_1_and_the_command_that_repeats_it(
+def test_violation_exits_with_1_and_prints_repeat_command(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A violation exits with code 1 and prints a command that reproduces it."""
@@ -68,7 +68,7 @@ def test_an_exception_inside_a_run_is_a_violation(
     assert "TypeError" in json.loads(capsys.readouterr().out)["violations"][0]
 
 
-def test_a_transcript_tells_what_happened(capsys: pytest.CaptureFixture[str]) -> None:
+def test_transcript_flag_prints_events_of_run(capsys: pytest.CaptureFixture[str]) -> None:
     """--transcript prints the run's events."""
     assert simulate(["--seeds", "1", "--crashes", "2", "--transcript", *CALM]) == 0
     err = capsys.readouterr().err
@@ -92,7 +92,7 @@ def test_a_transcript_tells_what_happened(capsys: pytest.CaptureFixture[str]) ->
         (["--max-lead", "0"], "--max-lead 0: need at least 1"),
     ],
 )
-def test_what_makes_no_sense_is_refused(
+def test_invalid_argument_exits_with_2(
     given: list[str], words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """An invalid argument exits with code 2 and a message."""
@@ -100,7 +100,7 @@ def test_what_makes_no_sense_is_refused(
     assert words in capsys.readouterr().err
 
 
-def test_a_bad_seed_is_shrunk_and_told_as_a_story(
+def test_shrunk_run_of_failing_seed_is_reproducible(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The shrunk run lacks what does not matter for the bug; its command reproduces it."""
@@ -120,7 +120,7 @@ def test_a_bad_seed_is_shrunk_and_told_as_a_story(
     assert shrunk.replace(", shrunk", "") in capsys.readouterr().err.splitlines()
 
 
-def test_json_is_not_shrunk_unless_asked(
+def test_json_run_is_shrunk_only_with_shrink_flag(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """With --json, a failing seed is shrunk only if --shrink is given."""
@@ -132,7 +132,7 @@ def test_json_is_not_shrunk_unless_asked(
     assert "shrunk" in capsys.readouterr().err
 
 
-def test_what_messages_go_through_is_chosen_and_repeated(
+def test_through_and_replicas_are_part_of_repeat_command(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """--through and --replicas have an effect, and are part of the command to repeat."""
@@ -147,7 +147,7 @@ def test_what_messages_go_through_is_chosen_and_repeated(
     assert " --through endpoint --replicas real" in capsys.readouterr().err
 
 
-def test_the_sub_command_of_earlier_versions_still_works(
+def test_old_simulate_subcommand_works_but_is_not_listed(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """``sparkstrom simulate`` still works but is not listed in the help."""

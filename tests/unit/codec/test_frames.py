@@ -29,14 +29,14 @@ SEAL = Seal(bytes(range(KEY_BYTES)), JOB)
 HEAD = Header(kind=2, sender=7, receiver=0, edge=3, counter=11, piece=0, pieces=1)
 
 
-def test_a_frame_opens_to_what_was_closed() -> None:
+def test_frame_round_trip() -> None:
     frame = SEAL.close(HEAD, b"body")
     assert len(frame) == OVERHEAD_BYTES + 4
     assert SEAL.open_untrusted(frame) == (HEAD, b"body")
     assert SEAL.open_untrusted(SEAL.close(HEAD, b"")) == (HEAD, b"")
 
 
-def test_the_header_is_readable_and_the_body_is_not() -> None:
+def test_frame_header_is_clear_and_body_is_encrypted() -> None:
     """The header is readable without the key, and the body is encrypted."""
     frame = SEAL.close(HEAD, b"a body in the clear")
     clear = (b"SpSt", 1, 2, JOB, 7, 0, 3, 11, 0, 1, 19 + TAG_BYTES)
@@ -44,18 +44,18 @@ def test_the_header_is_readable_and_the_body_is_not() -> None:
     assert b"body" not in frame
 
 
-def test_another_key_opens_nothing() -> None:
+def test_frame_with_wrong_key_is_refused() -> None:
     with pytest.raises(WireError, match="not this job's key"):
         Seal(bytes(KEY_BYTES), JOB).open_untrusted(SEAL.close(HEAD, b"body"))
 
 
-def test_another_job_opens_nothing() -> None:
+def test_frame_of_another_job_is_refused() -> None:
     with pytest.raises(WireError, match=r"a frame of another job: 0+1, this is 1234"):
         SEAL.open_untrusted(Seal(bytes(range(KEY_BYTES)), 1).close(HEAD, b"body"))
 
 
 @given(data=st.data())
-def test_a_flipped_bit_opens_nothing(data: st.DataObject) -> None:
+def test_frame_with_flipped_bit_is_refused(data: st.DataObject) -> None:
     frame = bytearray(SEAL.close(HEAD, b"body"))
     bit = data.draw(st.integers(0, 8 * len(frame) - 1))
     frame[bit // 8] ^= 1 << bit % 8
@@ -64,30 +64,30 @@ def test_a_flipped_bit_opens_nothing(data: st.DataObject) -> None:
 
 
 @pytest.mark.parametrize("length", range(OVERHEAD_BYTES + 4))
-def test_a_truncated_frame_opens_nothing(length: int) -> None:
+def test_truncated_frame_is_refused(length: int) -> None:
     with pytest.raises(WireError):
         SEAL.open_untrusted(SEAL.close(HEAD, b"body")[:length])
 
 
 @given(st.binary(max_size=200))
-def test_any_other_bytes_open_nothing(frame: bytes) -> None:
+def test_arbitrary_bytes_are_refused_as_frame(frame: bytes) -> None:
     with pytest.raises(WireError):
         SEAL.open_untrusted(frame)
 
 
-def test_a_piece_beyond_the_last_is_refused() -> None:
+def test_piece_number_beyond_last_is_refused() -> None:
     with pytest.raises(WireError, match="piece 2 of 2"):
         SEAL.open_untrusted(SEAL.close(replace(HEAD, piece=2, pieces=2), b""))
 
 
-def test_a_stranger_draws_both_halves_of_its_nonce() -> None:
+def test_sender_without_id_has_random_nonce_prefix() -> None:
     """Otherwise equal counters of two senders without an id would give equal key streams."""
     strangers = [replace(HEAD, sender=None, edge=edge) for edge in (1, 2)]
     bodies = [SEAL.close(header, b"join")[HEADER.size :] for header in strangers]
     assert bodies[0][:4] != bodies[1][:4]
 
 
-def test_a_stranger_never_has_the_nonce_of_a_node() -> None:
+def test_sender_without_id_never_uses_nonce_of_node() -> None:
     """Senders without an id never use a node's nonces."""
     node = SEAL.close(replace(HEAD, sender=5), b"text")[HEADER.size :]
     stranger = SEAL.close(replace(HEAD, sender=None, edge=5), b"text")[HEADER.size :]
@@ -112,12 +112,12 @@ def pieces(body: bytes, size: int, first: int = 1, kind: int = 2) -> list[tuple[
         (b"abcdef", [b"abc", b"def"]),
     ],
 )
-def test_a_body_is_cut_into_pieces(body: bytes, cut: list[bytes]) -> None:
+def test_body_is_split_into_pieces(body: bytes, cut: list[bytes]) -> None:
     assert split_body(body, 3) == cut
 
 
 @given(bodies=st.lists(st.binary(max_size=20), max_size=5), size=st.integers(1, 25))
-def test_messages_come_out_whole_and_in_order(bodies: list[bytes], size: int) -> None:
+def test_pieces_are_reassembled_to_messages_in_order(bodies: list[bytes], size: int) -> None:
     """Messages of any length are reassembled in order."""
     joiner, counter, whole = Reassembler(20), 1, []
     for body in bodies:
@@ -129,7 +129,7 @@ def test_messages_come_out_whole_and_in_order(bodies: list[bytes], size: int) ->
 
 
 @given(bodies=st.lists(st.binary(min_size=1, max_size=12), min_size=1, max_size=6), data=st.data())
-def test_after_losses_only_whole_messages_come_out(
+def test_only_messages_without_lost_pieces_are_reassembled(
     bodies: list[bytes], data: st.DataObject
 ) -> None:
     """If pieces are lost, exactly the messages without losses are reassembled."""
@@ -146,7 +146,7 @@ def test_after_losses_only_whole_messages_come_out(
     assert came == expected
 
 
-def test_pieces_out_of_order_never_make_a_message() -> None:
+def test_piece_out_of_order_is_refused() -> None:
     """A late piece is refused as a repeated counter, and its message is lost."""
     joiner = Reassembler(100)
     first, second, third = pieces(b"abcdefghi", 3)
@@ -157,7 +157,7 @@ def test_pieces_out_of_order_never_make_a_message() -> None:
     assert joiner.add_piece(*pieces(b"xyz", 3, 4)[0]) == b"xyz"
 
 
-def test_interleaved_messages_never_mix() -> None:
+def test_pieces_of_interleaved_messages_are_not_joined() -> None:
     """Interleaved pieces of two messages are never joined; only the later message is complete."""
     joiner = Reassembler(100)
     ours, theirs = pieces(b"abcdef", 3), pieces(b"uvwxyz", 3, first=2)
@@ -168,7 +168,7 @@ def test_interleaved_messages_never_mix() -> None:
         joiner.add_piece(*ours[1])
 
 
-def test_a_piece_of_another_kind_does_not_fit() -> None:
+def test_piece_of_another_kind_is_not_joined() -> None:
     """A piece whose header has another kind is not joined to the message."""
     joiner = Reassembler(100)
     (head, start), (tail, end) = pieces(b"abcdef", 3)
@@ -176,7 +176,7 @@ def test_a_piece_of_another_kind_does_not_fit() -> None:
     assert joiner.add_piece(replace(tail, kind=3), end) is None
 
 
-def test_a_piece_of_a_longer_message_does_not_fit() -> None:
+def test_piece_with_another_piece_count_is_not_joined() -> None:
     """A piece whose header has another number of pieces is not joined to the message."""
     joiner = Reassembler(100)
     (head, start), (tail, end) = pieces(b"abcdef", 3)
@@ -192,7 +192,7 @@ def test_a_repeated_frame_is_refused() -> None:
         joiner.add_piece(header, body)
 
 
-def test_a_message_that_grows_too_long_is_dropped_at_once() -> None:
+def test_message_beyond_maximum_length_is_refused() -> None:
     """A message that exceeds the maximum length raises ``WireError``; the next one is accepted."""
     joiner = Reassembler(5)
     (head, start), (tail, end) = pieces(b"abcdef", 3)
@@ -202,7 +202,7 @@ def test_a_message_that_grows_too_long_is_dropped_at_once() -> None:
     assert joiner.add_piece(*pieces(b"abcde", 9, 3)[0]) == b"abcde"
 
 
-def test_each_purpose_has_a_key_of_its_own() -> None:
+def test_each_purpose_has_its_own_derived_key() -> None:
     """The test vector is HKDF-SHA256 without salt (RFC 5869), computed with HMAC."""
     fit_key = bytes(range(KEY_BYTES))
     first = hmac.digest(bytes(32), fit_key, "sha256")

@@ -14,7 +14,7 @@ from sparkstrom.codec.optimizer_state_codec import decode_state_untrusted
 
 
 @pytest.mark.parametrize("method", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
-def test_only_stored_and_deflated_members_are_read(method: int) -> None:
+def test_npz_with_bzip2_or_lzma_member_is_refused(method: int) -> None:
     """Archives with bzip2 or LZMA compression are refused: they could expand without limit."""
     bomb, array = io.BytesIO(), io.BytesIO()
     np.save(array, np.zeros(1 << 20, np.uint8))
@@ -29,7 +29,7 @@ def test_only_stored_and_deflated_members_are_read(method: int) -> None:
 @pytest.mark.parametrize(
     ("descr", "shape"), [("<f4", (1 << 40,)), ("|V0", (-1,)), ("<f4", (-1, -1)), ("<f4", (-1, 0))]
 )
-def test_an_array_of_another_size_than_its_member_is_refused(
+def test_array_size_that_differs_from_member_size_is_refused(
     descr: str, shape: tuple[int, ...]
 ) -> None:
     """An array whose header claims a different size than its data is refused."""
@@ -56,7 +56,7 @@ def test_an_array_of_an_unknown_format_version_is_refused() -> None:
 
 
 @pytest.mark.parametrize("compressed", [False, True])
-def test_what_numpy_writes_is_read(compressed: bool) -> None:
+def test_every_archive_of_savez_is_read_as_writable_arrays(compressed: bool) -> None:
     """All archives that ``np.savez`` writes are read, as writable arrays."""
     file = io.BytesIO()
     write = np.savez_compressed if compressed else np.savez
@@ -78,7 +78,7 @@ def test_what_numpy_writes_is_read(compressed: bool) -> None:
     assert read["columns"].flags.f_contiguous
 
 
-def test_a_damaged_array_is_refused() -> None:
+def test_array_with_wrong_crc_is_refused() -> None:
     file = io.BytesIO()
     np.savez(file, a=np.arange(1000))
     content = bytearray(file.getvalue())

@@ -24,7 +24,7 @@ from sparkstrom.models.base import Batch
         {"empty": np.empty(0, np.float32), "one": np.array(2.5)},
     ],
 )
-def test_what_went_in_comes_out(state: dict[str, Any]) -> None:
+def test_optimizer_state_round_trip(state: dict[str, Any]) -> None:
     back = decode_state_untrusted(encode_state(state))
     assert set(back) == set(state)
     for name, value in state.items():
@@ -33,7 +33,7 @@ def test_what_went_in_comes_out(state: dict[str, Any]) -> None:
         assert isinstance(back[name], np.ndarray) is isinstance(value, np.ndarray)
 
 
-def test_numbers_of_numpy_come_back_as_those_of_python() -> None:
+def test_numpy_scalars_are_decoded_as_python_numbers() -> None:
     """NumPy scalars are decoded as Python's numbers."""
     sent: Any = {"steps": np.int64(3), "rate": np.float32(0.5), "warm": np.bool_(True)}
     back = decode_state_untrusted(encode_state(sent))
@@ -41,12 +41,12 @@ def test_numbers_of_numpy_come_back_as_those_of_python() -> None:
     assert [type(value) for value in back.values()] == [int, float, bool]
 
 
-def test_a_value_that_cannot_be_sent_is_refused_by_name() -> None:
+def test_state_value_of_unsupported_type_is_refused_by_name() -> None:
     with pytest.raises(UsageError, match="contains 'seen', a set, which cannot be saved or sent"):
         encode_state({"steps": 3, "seen": {1}})  # type: ignore[dict-item]
 
 
-def test_an_optimizer_goes_on_as_if_nothing_had_happened() -> None:
+def test_optimizer_continues_exactly_from_decoded_state() -> None:
     """An optimizer continues from an encoded state exactly as without the round trip."""
     batch = Batch(np.ones((4, 2), np.float32), np.zeros(4, np.int64))
     first, second = (DenseNetwork([2, 3, 2], updater=Adam(), seed=1) for _ in range(2))
@@ -80,6 +80,6 @@ def pickled() -> bytes:
     ],
     ids=["empty", "text", "cut", "pickle", "pickled array"],
 )
-def test_what_is_no_state_is_refused(content: bytes) -> None:
+def test_malformed_or_pickled_state_is_refused(content: bytes) -> None:
     with pytest.raises(WireError, match="an updater's state that cannot be read"):
         decode_state_untrusted(content)

@@ -53,38 +53,38 @@ def u64(value: int) -> bytes:
     return value.to_bytes(8, "little")
 
 
-def test_an_update_is_laid_out_as_documented() -> None:
+def test_update_has_documented_layout() -> None:
     kind, body = encode(UPDATE)
     head = u32(7) + u64(1) + u64(2) + u32(3) + u32(4) + u64(5)
     assert (kind, body) == (2, head + b"\2\0\0\0" + u32(6) + u32(8) + u32(4) + b"bits")
 
 
-def test_a_commit_is_laid_out_as_documented() -> None:
+def test_commit_has_documented_layout() -> None:
     commit = Commit(commit=9, origin=7, seq=1, slowest=5, payload=Payload(3, 6, 8, b"bits"))
     head = u64(9) + u32(7) + u64(1) + u64(5)
     assert encode(commit) == (3, head + b"\3\0\0\0" + u32(6) + u32(8) + u32(4) + b"bits")
 
 
-def test_a_chunk_is_laid_out_as_documented() -> None:
+def test_chunk_has_documented_layout() -> None:
     assert encode(Chunk(index=1, commit=2, payload=b"x")) == (4, u32(1) + u64(2) + u32(1) + b"x")
 
 
-def test_a_merged_range_is_laid_out_as_documented() -> None:
+def test_merged_range_has_documented_layout() -> None:
     head = u64(3) + u64(9) + u32(5) + u32(2) + u32(3)
     table = u32(7) + u64(4) + u32(8) + u64(2)
     assert encode(MERGED) == (5, head + table + b"sum")
 
 
-def test_a_chunk_of_an_updaters_state_is_laid_out_as_documented() -> None:
+def test_optimizer_chunk_has_documented_layout() -> None:
     head = u32(7) + u64(5) + u32(1) + u32(2) + u32(3)
     assert encode(UPDATER) == (6, head + b"mom")
 
 
-def test_control_is_messagepack_with_a_tag() -> None:
+def test_control_message_is_tagged_messagepack() -> None:
     assert encode(CommitsRequest(5)) == (1, b"\x82\xa4type\xa9ask-after\xa6commit\x05")
 
 
-def test_a_status_in_a_report_is_an_array_without_names() -> None:
+def test_heartbeat_status_is_encoded_without_field_names() -> None:
     """A heartbeat has hundreds of statuses, of which field names would be the largest part."""
     status = Status(
         node=1, edge=2, count=3, after_seq=4, epoch=5, batch=6, steps=7, activity=Activity.STEPPING
@@ -109,7 +109,7 @@ def test_a_status_in_a_report_is_an_array_without_names() -> None:
         ),
     ],
 )
-def test_who_or_what_is_left_open_is_0_on_the_wire(message: Control, body: Any) -> None:
+def test_none_is_encoded_as_zero_in_control_messages(message: Control, body: Any) -> None:
     """None is encoded as 0, and 0 is decoded as None."""
     encoded = msgspec.msgpack.encode(body)
     assert encode(message) == (Kind.CONTROL, encoded)
@@ -124,13 +124,13 @@ def test_who_or_what_is_left_open_is_0_on_the_wire(message: Control, body: Any) 
         {"type": "failed", "node": None, "reason": "NaN", "trace": "t"},
     ],
 )
-def test_a_null_on_the_wire_is_refused(body: Any) -> None:
+def test_null_in_control_message_is_refused(body: Any) -> None:
     with pytest.raises(WireError, match="null"):
         decode_untrusted(Kind.CONTROL, msgspec.msgpack.encode(body))
 
 
 @pytest.mark.parametrize("kind", [0, max(Kind) + 1, 255])
-def test_unknown_kinds_are_refused(kind: int) -> None:
+def test_unknown_message_kind_is_refused(kind: int) -> None:
     with pytest.raises(WireError, match=f"unknown kind of message {kind}"):
         decode_untrusted(kind, b"")
 
@@ -150,12 +150,12 @@ def test_unknown_kinds_are_refused(kind: int) -> None:
         (bytes(CONTROL_BYTES_MAX + 1), "1048577 bytes, at most 1048576"),
     ],
 )
-def test_what_is_no_control_message_is_refused(body: bytes, why: str) -> None:
+def test_malformed_control_message_is_refused(body: bytes, why: str) -> None:
     with pytest.raises(WireError, match=why):
         decode_untrusted(Kind.CONTROL, body)
 
 
-def changed(at: int, byte: int) -> bytes:
+def update_with_byte(at: int, byte: int) -> bytes:
     """Return the encoded update with one byte replaced."""
     body = bytearray(encode(UPDATE)[1])
     body[at] = byte
@@ -168,26 +168,26 @@ def changed(at: int, byte: int) -> bytes:
         (b"", "update header needs 52 bytes, got 0"),
         (encode(UPDATE)[1][:-1], "announces 4 payload bytes, carries 3"),
         (encode(UPDATE)[1] + b"+", "announces 4 payload bytes, carries 5"),
-        (changed(4, 0), "seq 0"),
-        (changed(11, 0x80), "seq 9223372036854775809"),
-        (changed(19, 0x80), "seen 9223372036854775810"),
-        (changed(35, 0x80), "steps 9223372036854775813"),
-        (changed(38, 1), "zeros belong"),
+        (update_with_byte(4, 0), "seq 0"),
+        (update_with_byte(11, 0x80), "seq 9223372036854775809"),
+        (update_with_byte(19, 0x80), "seen 9223372036854775810"),
+        (update_with_byte(35, 0x80), "steps 9223372036854775813"),
+        (update_with_byte(38, 1), "zeros belong"),
     ],
 )
-def test_what_is_no_update_is_refused(body: bytes, why: str) -> None:
+def test_malformed_update_is_refused(body: bytes, why: str) -> None:
     with pytest.raises(WireError, match=why):
         decode_untrusted(Kind.UPDATE, body)
 
 
 @pytest.mark.parametrize(("commit", "seq"), [(0, 1), (1, 0)])
-def test_commits_and_seqs_begin_at_one(commit: int, seq: int) -> None:
+def test_commit_or_seq_zero_is_refused(commit: int, seq: int) -> None:
     body = u64(commit) + u32(7) + u64(seq) + u64(0) + bytes(16)
     with pytest.raises(WireError, match="0 is not within 1"):
         decode_untrusted(Kind.COMMITTED, body)
 
 
-def test_a_chunk_of_a_commit_that_cannot_be_is_refused() -> None:
+def test_chunk_with_too_large_commit_is_refused() -> None:
     with pytest.raises(WireError, match="commit"):
         decode_untrusted(Kind.CHUNK, u32(0) + u64(2**63) + u32(0))
 
@@ -213,7 +213,7 @@ def merged_with(at: int, field: bytes) -> bytes:
         (merged_with(44, u64(2**63)), "seq 9223372036854775808"),
     ],
 )
-def test_what_is_no_merged_range_is_refused(body: bytes, why: str) -> None:
+def test_malformed_merged_range_is_refused(body: bytes, why: str) -> None:
     with pytest.raises(WireError, match=why):
         decode_untrusted(Kind.MERGED, body)
 
@@ -228,9 +228,7 @@ def test_what_is_no_merged_range_is_refused(body: bytes, why: str) -> None:
         ((7, 1, 0, 1, 9), "announces 9 payload bytes, carries 0"),
     ],
 )
-def test_what_is_no_chunk_of_an_updaters_state_is_refused(
-    fields: tuple[int, ...], why: str
-) -> None:
+def test_malformed_optimizer_chunk_is_refused(fields: tuple[int, ...], why: str) -> None:
     asker, copy, *rest = fields
     body = u32(asker) + u64(copy) + b"".join(map(u32, rest))
     with pytest.raises(WireError, match=why):
@@ -261,7 +259,7 @@ def control_without_its_list(message: AttachReply | Heartbeat) -> bytes:
         (Kind.CONTROL, b"\xdf" + b"\xff" * 4),
     ],
 )
-def test_what_is_announced_takes_no_memory_before_it_is_there(kind: Kind, body: bytes) -> None:
+def test_announced_length_allocates_no_memory_before_check(kind: Kind, body: bytes) -> None:
     """A message that announces many bytes is refused before memory for them is allocated."""
     with pytest.raises(WireError):
         decode_untrusted(kind, body)
@@ -275,13 +273,13 @@ def test_what_is_announced_takes_no_memory_before_it_is_there(kind: Kind, body: 
     assert peak < 1 << 16
 
 
-def test_a_long_payload_comes_back() -> None:
+def test_chunk_of_one_mebibyte_round_trips() -> None:
     chunk = Chunk(index=0, commit=0, payload=bytes(1 << 20))
     assert decode_untrusted(*encode(chunk)) == chunk
     assert decode_untrusted(*encode(ProbeReply(0))) == ProbeReply(0)
 
 
-def test_how_far_each_of_40000_origins_is_fits_a_control_message() -> None:
+def test_attach_reply_with_40000_origins_fits_control_message() -> None:
     """An ``AttachReply`` with the sequence numbers of 40,000 workers fits a control message."""
     attached = AttachReply(
         base=2**40, snapshot=True, last=[(n, 2**40) for n in range(2**17, 2**17 + 40_000)]
@@ -291,14 +289,14 @@ def test_how_far_each_of_40000_origins_is_fits_a_control_message() -> None:
     assert decode_untrusted(kind, body) == attached
 
 
-def test_a_merged_range_comes_back_with_all_of_its_origins() -> None:
+def test_merged_range_of_40000_origins_round_trips() -> None:
     merged = MergedRange(
         after=0, commit=2**62, last=[(n, n + 1) for n in range(40_000)], count=7, payload=b""
     )
     assert decode_untrusted(*encode(merged)) == merged
 
 
-def test_all_that_carries_parameters_or_states_goes_apart_from_control() -> None:
+def test_messages_with_parameters_or_states_are_data_not_control() -> None:
     """Otherwise a heartbeat could wait behind megabytes for longer than its lease."""
     commit = Commit(commit=1, origin=7, seq=1, payload=Payload(1, 2, 1, b"bits"))
     carriers = [UPDATE, commit, Chunk(index=0, commit=0, payload=b"x"), MERGED, UPDATER]

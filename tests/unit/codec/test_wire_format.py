@@ -40,7 +40,7 @@ def named_numbers(line: str) -> dict[str, int]:
     return {name: int(value) for name, value in zip(words[::2], words[1::2], strict=True)}
 
 
-def test_frame_header():
+def test_frame_header_example_matches_code():
     first, *rest = example("frame")
     said = named_numbers(first)
     header = Header(*(said[n] for n in ("kind", "sender", "receiver", "edge", "counter")), 0, 1)
@@ -48,7 +48,7 @@ def test_frame_header():
     assert frame[: HEADER.size] == bytes.fromhex("".join(rest))
 
 
-def test_what_is_told_directly():
+def test_example_of_direct_message_to_master_matches_code():
     """The example of a direct message to the master has the bytes of the code."""
     first, *rest = example("told")
     said = named_numbers(first)
@@ -60,7 +60,7 @@ def test_what_is_told_directly():
     assert frame[: HEADER.size] == bytes.fromhex("".join(rest))
 
 
-def test_what_the_master_says_directly():
+def test_example_of_direct_message_from_master_matches_code():
     """The example is decrypted by the page's description: the token follows the header."""
     first, *rest = example("direct")
     said, frame = named_numbers(first), bytes.fromhex("".join(rest))
@@ -77,7 +77,7 @@ def test_what_the_master_says_directly():
 
 
 @pytest.mark.parametrize("name", ["control", "report"])
-def test_control(name):
+def test_control_message_examples_match_code(name):
     first, *rest = example(name)
     tag, fields = first.split(" ", 1)
     said = msgspec.convert({"type": tag, **json.loads(fields)}, Control)
@@ -86,7 +86,7 @@ def test_control(name):
     assert encode(said) == (Kind.CONTROL, body)
 
 
-def test_every_control_message_stands_in_the_table():
+def test_table_lists_every_control_message_tag():
     """The page's table of control messages has exactly the tags of the code."""
     section = PAGE[PAGE.index("### Control") : PAGE.index("### Data")]
     listed = {tag for line in section.splitlines() for tag in re.findall(r"`([a-z-]+)`", line[:30])}
@@ -94,7 +94,7 @@ def test_every_control_message_stands_in_the_table():
     assert tags == listed - {"type"}
 
 
-def test_merged_range():
+def test_merged_range_example_matches_code():
     first, *rest = example("merged")
     words = first.split()
     said = named_numbers(" ".join(words[:6]))
@@ -106,7 +106,7 @@ def test_merged_range():
 
 
 @pytest.mark.parametrize("kind", ["bitmap", "gaps", "levels"])
-def test_payload(kind):
+def test_payload_examples_match_code(kind):
     first, data, adds = example(kind)
     said = named_numbers(first)
     wanted = [tuple(map(int, entry.split(":"))) for entry in adds.split()[1:]]
@@ -117,7 +117,7 @@ def test_payload(kind):
 
 
 @pytest.mark.parametrize("kind", ["sum-sparse", "sum-dense"])
-def test_sum(kind):
+def test_sum_examples_match_code(kind):
     first, data, adds = example(kind)
     wanted = [tuple(map(int, entry.split(":"))) for entry in adds.split()[1:]]
     payload = bytes.fromhex(data.removeprefix("bytes"))

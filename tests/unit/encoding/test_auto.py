@@ -43,7 +43,9 @@ def adam_steps(count: int, n: int = N, lr: float = 1e-3) -> list[F32]:
 
 @BOTH_WAYS
 @pytest.mark.parametrize("wanted", [1e-2, 1e-3])
-def test_from_adams_first_step_on_the_wanted_fraction_is_sent(train_on: str, wanted: float) -> None:
+def test_auto_threshold_sends_wanted_fraction_from_first_adam_step(
+    train_on: str, wanted: float
+) -> None:
     worker = Worker(AutoThreshold(wanted, wanted), train_on)
     for delta in adam_steps(12):
         update = worker.learn(delta)
@@ -53,7 +55,7 @@ def test_from_adams_first_step_on_the_wanted_fraction_is_sent(train_on: str, wan
 
 @BOTH_WAYS
 @pytest.mark.parametrize("size", [1e-3, 2.0**-10, 5e-6])
-def test_of_equal_residuals_chance_takes_the_wanted_ones(train_on: str, size: float) -> None:
+def test_wanted_fraction_of_tied_residuals_is_sent_at_random(train_on: str, size: float) -> None:
     """Of equal residuals the wanted fraction is sent, chosen at random in each publication."""
     worker, learnt = Worker(AutoThreshold(), train_on), np.zeros(N, np.float64)
     signs = np.random.default_rng(1).choice([-size, size], N).astype(np.float32)
@@ -70,7 +72,7 @@ def test_of_equal_residuals_chance_takes_the_wanted_ones(train_on: str, size: fl
     assert np.histogram(where, 4, (0, N))[0].min() > 0.2 * where.size  # everywhere
 
 
-def test_workers_that_learn_by_one_step_send_different_parameters() -> None:
+def test_workers_with_tied_residuals_send_different_parameters() -> None:
     """Two workers with equal residuals choose different parameters at random."""
     sent = []
     for seed in (1, 2):
@@ -82,7 +84,7 @@ def test_workers_that_learn_by_one_step_send_different_parameters() -> None:
     assert both < 0.1 * sent[0].size
 
 
-def test_large_residuals_go_before_tied_ones() -> None:
+def test_large_residuals_are_sent_before_tied_ones() -> None:
     """Residuals of several tau are all sent; the rest is chosen among those tied at tau."""
     worker = Worker(AutoThreshold())
     delta = np.full(N, 1e-3, np.float32)
@@ -95,7 +97,7 @@ def test_large_residuals_go_before_tied_ones() -> None:
     assert update.sent_fraction == pytest.approx(1e-2, rel=0.2)
 
 
-def test_layers_have_their_own_tau_among_ties_too() -> None:
+def test_layer_multipliers_apply_to_tied_residuals() -> None:
     layers = Layers((N // 2, N), (1, 4))
     worker = Worker(AutoThreshold(), layers=layers)
     delta = np.full(N, 1e-3, np.float32)
@@ -110,9 +112,7 @@ def test_layers_have_their_own_tau_among_ties_too() -> None:
 
 @BOTH_WAYS
 @pytest.mark.parametrize("threshold", [AutoThreshold(), FixedThreshold(1e-3, levels=4)])
-def test_what_gathers_between_publications_moves_by_more_than_one_tau(
-    train_on: str, threshold: Any
-) -> None:
+def test_residual_of_several_steps_moves_by_several_tau(train_on: str, threshold: Any) -> None:
     """With publish_every=4 a residual can be four steps; levels send more than one tau of it."""
     worker, learnt = Worker(threshold, train_on), np.zeros(N, np.float64)
     delta = np.zeros(N, np.float32)
@@ -130,7 +130,7 @@ def test_what_gathers_between_publications_moves_by_more_than_one_tau(
     assert worker.theta[:500].sum() > 2 * plain.theta[:500].sum()  # no levels
 
 
-def test_the_step_is_coarse_and_the_threshold_is_not() -> None:
+def test_step_size_is_rounded_coarsely_but_threshold_is_not() -> None:
     """Steps are rounded down to few sizes, and the threshold stays as it was sampled."""
     assert [round_coarsely(q) for q in (2, 4, 14, 16, 18, 30, 32, 34, 1046, 2**24)] == [
         2, 4, 14, 16, 16, 28, 32, 32, 1024, 2**24,
@@ -146,7 +146,7 @@ def test_the_step_is_coarse_and_the_threshold_is_not() -> None:
 
 @pytest.mark.flips("AutoThreshold.sent_fraction_max")
 @pytest.mark.flips("AutoThreshold.sent_fraction_min")
-def test_the_wanted_fraction_follows_the_link_between_its_bounds() -> None:
+def test_wanted_fraction_follows_link_within_its_bounds() -> None:
     auto = AutoThreshold(1e-3, 1e-2)
     step_s = 0.5
     assert auto.next_fraction(4e-3, 0.4, step_s) == 5e-3  # a fast link: a quarter more
@@ -159,7 +159,7 @@ def test_the_wanted_fraction_follows_the_link_between_its_bounds() -> None:
     assert AutoThreshold(1e-3, 0.1).next_fraction(9e-3, 0.1, step_s) == 9e-3 * 1.25
 
 
-def test_an_encoder_follows_its_link_and_goes_on_there_in_the_next_fit() -> None:
+def test_fraction_lowered_by_slow_link_is_kept_for_next_fit() -> None:
     """Slow rounds lower the sent fraction, which an encoder's state carries to the next fit."""
     deltas = list(np.random.default_rng(8).normal(0, 1e-3, (9, N)).astype(np.float32))
     worker = Worker(AutoThreshold())
@@ -182,7 +182,7 @@ def test_an_encoder_follows_its_link_and_goes_on_there_in_the_next_fit() -> None
 
 
 @pytest.mark.parametrize("threshold", [FixedThreshold(1e-3), AdaptiveThreshold(1e-3)])
-def test_other_thresholds_ignore_the_link(threshold: Any) -> None:
+def test_fixed_and_adaptive_thresholds_ignore_link_speed(threshold: Any) -> None:
     one, other = Worker(threshold, n=1000), Worker(threshold, n=1000)
     delta = np.random.default_rng(1).normal(0, 1e-3, 1000).astype(np.float32)
     for _ in range(3):
@@ -193,9 +193,7 @@ def test_other_thresholds_ignore_the_link(threshold: Any) -> None:
 
 @pytest.mark.parametrize("aggregation", ["mean", "sqrt"])
 @BOTH_WAYS
-def test_a_scaled_update_moves_less_and_what_is_scaled_away_is_counted(
-    train_on: str, aggregation: str
-) -> None:
+def test_changes_scaled_away_by_aggregation_are_counted(train_on: str, aggregation: str) -> None:
     """With mean or sqrt, the counter has the learned changes that theta and residual lack."""
     worker = Worker(AutoThreshold(), train_on, aggregation=aggregation, workers=3)
     learnt = np.zeros(N, np.float64)
@@ -210,7 +208,7 @@ def test_a_scaled_update_moves_less_and_what_is_scaled_away_is_counted(
 
 
 @pytest.mark.parametrize("workers", [3, 4, 7])
-def test_rounding_the_scaled_step_takes_nothing_from_the_residual(workers: int) -> None:
+def test_rounding_of_scaled_step_loses_nothing_from_residual(workers: int) -> None:
     """Sent and scaled-away changes are 1 : (workers - 1), although the step is rounded."""
     worker = Worker(AutoThreshold(levels=1), aggregation="mean", workers=workers)
     update = worker.learn(np.random.default_rng(5).normal(0, 1e-3, N).astype(np.float32))
@@ -233,14 +231,14 @@ def large_updates(worker: Worker, deltas: list[F32], **last: bool) -> list[bool]
 
 
 @BOTH_WAYS
-def test_every_eighth_averaged_update_and_the_last_are_large(train_on: str) -> None:
+def test_every_eighth_averaging_update_and_the_last_are_large(train_on: str) -> None:
     worker = Worker(AveragingThreshold(), train_on, aggregation="mean", workers=4)
     deltas = list(np.random.default_rng(8).normal(0, 1e-3, (18, N)).astype(np.float32))
     assert large_updates(worker, deltas[:17]) == [number % 8 == 0 for number in range(1, 18)]
     assert large_updates(worker, deltas[17:], is_last=True) == [True]
 
 
-def test_a_large_updates_steps_are_twice_the_threshold() -> None:
+def test_steps_of_large_update_are_twice_its_threshold() -> None:
     worker = Worker(AveragingThreshold(large_every=1), aggregation="mean", workers=4)
     update = worker.learn(np.random.default_rng(8).normal(0, 1e-3, N).astype(np.float32))
     assert update is not None
@@ -248,7 +246,7 @@ def test_a_large_updates_steps_are_twice_the_threshold() -> None:
     assert 4 * update.tau_quanta * quantum(K) == pytest.approx(2 * tau, rel=0.15)
 
 
-def test_a_slow_link_thins_large_updates_too() -> None:
+def test_slow_link_lowers_fraction_of_large_updates() -> None:
     """A slow link lowers the fraction of large updates as it lowers the others'."""
     worker = Worker(AveragingThreshold(large_every=3), aggregation="mean", workers=4)
     for delta in np.random.default_rng(8).normal(0, 1e-3, (3, N)).astype(np.float32):
@@ -258,7 +256,7 @@ def test_a_slow_link_thins_large_updates_too() -> None:
     assert update.sent_fraction == pytest.approx(20 * 3e-4, rel=0.3)
 
 
-def test_large_updates_begin_with_the_fourth_worker() -> None:
+def test_updates_are_large_only_with_four_or_more_workers() -> None:
     """With fewer than four workers, no update is large."""
     worker = Worker(AveragingThreshold(large_every=1), aggregation="mean", workers=3)
     sent = []
@@ -271,7 +269,7 @@ def test_large_updates_begin_with_the_fourth_worker() -> None:
 
 
 @BOTH_WAYS
-def test_the_mean_of_large_updates_is_what_workers_have_in_common(train_on: str) -> None:
+def test_mean_of_large_updates_contains_common_small_change(train_on: str) -> None:
     """A common change that is small on each worker is in the mean of large updates only."""
     random, workers = np.random.default_rng(4), 32
     common = random.normal(0, 1e-4, N).astype(np.float32)
@@ -287,7 +285,7 @@ def test_the_mean_of_large_updates_is_what_workers_have_in_common(train_on: str)
     assert shares[AutoThreshold] < 0.15
 
 
-def test_a_warm_up_and_shake_ups_make_no_update_large() -> None:
+def test_warm_up_and_shake_up_updates_are_not_large() -> None:
     random = np.random.default_rng(8)
     worker = Worker(AveragingThreshold(large_every=1), workers=4, warm_up=WarmUp(1, 0.25, 0.04))
     update = worker.learn(random.normal(0, 1e-3, N).astype(np.float32), is_last=True)
@@ -299,14 +297,14 @@ def test_a_warm_up_and_shake_ups_make_no_update_large() -> None:
     assert update.tau_quanta * quantum(K) <= shaken.encoder.tau / 3
 
 
-def test_a_small_model_has_large_updates_too() -> None:
+def test_model_of_20_parameters_has_large_updates() -> None:
     worker = Worker(AveragingThreshold(large_every=1), n=20, workers=4)
     update = worker.learn(np.linspace(-1, 1, 20, dtype=np.float32))
     assert update is not None
     assert (update.count, update.form) == (10, Form.GAPS)
 
 
-def test_a_large_update_has_at_most_a_quarter_of_the_parameters_and_needs_levels() -> None:
+def test_large_update_is_capped_at_a_quarter_and_needs_two_levels() -> None:
     worker = Worker(AveragingThreshold(0.1, 0.1, large_every=1), workers=4)
     update = worker.learn(np.random.default_rng(8).normal(0, 1e-3, N).astype(np.float32))
     assert update is not None
@@ -332,7 +330,7 @@ def uneven_steps(count: int) -> list[F32]:
 
 @BOTH_WAYS
 @pytest.mark.parametrize("make_steps", [sparse_steps, uneven_steps])
-def test_where_few_residuals_dominate_no_update_is_large_and_all_have_more_entries(
+def test_dominant_residuals_replace_large_updates_by_denser_ones(
     train_on: str, make_steps: Any
 ) -> None:
     """If 5 % of residuals dominate, no update is large; from the ninth on, each has 1.6 %."""
@@ -348,7 +346,7 @@ def test_where_few_residuals_dominate_no_update_is_large_and_all_have_more_entri
     assert worker.encoder.counters.mass_clipped == 0
 
 
-def test_clipping_after_a_large_update_goes_by_the_tau_of_the_others() -> None:
+def test_clipping_after_large_update_uses_tau_of_small_updates() -> None:
     """Clipping and later updates use the tau of small updates, which large ones do not change."""
     worker = Worker(AveragingThreshold(large_every=2), clipping=ResidualClipping(5.0, 1), workers=4)
     taus = []
@@ -359,7 +357,7 @@ def test_clipping_after_a_large_update_goes_by_the_tau_of_the_others() -> None:
     assert all(later > 0.9 * earlier for earlier, later in pairwise(taus))
 
 
-def test_the_commit_of_a_large_update_tells_nothing_about_the_link() -> None:
+def test_slow_round_of_large_update_does_not_lower_fraction() -> None:
     """A slow round of a large update does not lower the wanted fraction."""
     worker = Worker(AveragingThreshold(large_every=2), workers=4)
     deltas = np.random.default_rng(8).normal(0, 1e-3, (5, N)).astype(np.float32)
@@ -372,7 +370,7 @@ def test_the_commit_of_a_large_update_tells_nothing_about_the_link() -> None:
     assert sent == pytest.approx([6e-3, 0.12, 6e-3, 0.12, 6e-3], rel=0.3)
 
 
-def test_a_warm_up_sends_its_fractions_and_hands_over() -> None:
+def test_auto_threshold_sends_own_fraction_after_warm_up() -> None:
     """After a warm-up's two publications, AutoThreshold's own fraction is sent."""
     worker = Worker(AutoThreshold(), warm_up=WarmUp(2, 0.25, 0.04))
     sent = []
@@ -383,7 +381,7 @@ def test_a_warm_up_sends_its_fractions_and_hands_over() -> None:
     assert sent == pytest.approx([0.25, 0.1, 0.01, 0.01], rel=0.5)
 
 
-def test_a_shake_up_sends_more_on_purpose() -> None:
+def test_shake_up_sends_more_and_next_update_does_not() -> None:
     """A shake-up sends more than 5 %, and the next update 1 % as before."""
     worker, sent = Worker(AutoThreshold(), shake_frequency=2), []
     for delta in np.random.default_rng(8).laplace(0, 1e-3, (4, N)).astype(np.float32):
@@ -394,7 +392,7 @@ def test_a_shake_up_sends_more_on_purpose() -> None:
     assert sent[0] == pytest.approx(1e-2, rel=0.3) == sent[2]
 
 
-def test_nothing_learnt_is_nothing_sent_and_small_models_send_something() -> None:
+def test_zero_changes_send_no_update_even_in_small_model() -> None:
     worker = Worker(AutoThreshold(), n=5)
     assert worker.learn(np.zeros(5, np.float32)) is None
     update = worker.learn(np.array([0, 1e-3, 0, -2e-3, 0], np.float32))
@@ -416,7 +414,7 @@ def test_nothing_learnt_is_nothing_sent_and_small_models_send_something() -> Non
         (TargetSparsityThreshold, {"tau_initial": 0.25}),
     ],
 )
-def test_levels_are_how_far_an_entry_may_move(make: Any, first: dict[str, float]) -> None:
+def test_levels_limit_how_many_tau_an_entry_moves(make: Any, first: dict[str, float]) -> None:
     """With ``levels``, an entry moves by up to 2 ** (levels - 1) times tau."""
     moved = []
     for levels in (1, 2, 4):
@@ -429,7 +427,7 @@ def test_levels_are_how_far_an_entry_may_move(make: Any, first: dict[str, float]
     assert moved[2][1:] == [8 * lowest, -8 * lowest]
 
 
-def test_tau_leaves_room_for_its_largest_level() -> None:
+def test_tau_is_lowered_so_that_largest_level_stays_exact() -> None:
     """A tau that is too large is lowered so that its largest level is in the exact range."""
     worker = Worker(FixedThreshold(1e9, levels=2), n=40)
     update = worker.learn(np.array([2e9] + 39 * [0], np.float32))
@@ -450,7 +448,7 @@ def test_tau_leaves_room_for_its_largest_level() -> None:
         (AdaptiveThreshold, {"levels": 1.5}),
     ],
 )
-def test_what_cannot_be_is_refused_by_name(make: Any, changes: dict[str, Any]) -> None:
+def test_invalid_threshold_option_is_refused_by_name(make: Any, changes: dict[str, Any]) -> None:
     ((name, value),) = changes.items()
     with pytest.raises(UsageError, match=f"{name}={value}"):
         make(**changes)

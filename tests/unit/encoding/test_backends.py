@@ -17,7 +17,7 @@ from sparkstrom.encoding import backends
 from sparkstrom.encoding.cuda import device as cuda_dlpack
 
 
-class Posing:
+class ArrayClaimingCuda:
     """A host array that claims by DLPack alone to be on a CUDA device."""
 
     def __init__(self, array: np.ndarray[Any, Any]) -> None:
@@ -30,13 +30,13 @@ class Posing:
         return self.array.__dlpack__()
 
 
-def test_an_unknown_name_is_refused_with_the_names_there_are() -> None:
+def test_unknown_backend_error_lists_valid_names() -> None:
     with pytest.raises(UsageError, match=r"backend='gpu'.*\['cpu', 'cuda', 'reference'\]"):
         backends.kernels("gpu")
 
 
 @pytest.mark.parametrize("name", backends.BACKENDS)
-def test_a_backend_has_all_that_the_protocols_name(name: str) -> None:
+def test_backend_modules_implement_whole_protocols(name: str) -> None:
     backend = backends.backend(name)
     for protocol, module in (
         (backends.Kernels, backend.kernels),
@@ -69,7 +69,7 @@ def test_cuda_without_a_driver_is_refused_with_the_reason(driver: str, reason: s
     assert "use backend='cpu'" in done.stdout
 
 
-def test_kernels_that_numba_cannot_compile_are_refused_with_the_reason(
+def test_failed_kernel_compilation_is_reported_with_reason(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """numba-cuda 0.30 with NumPy 2.5 raised AttributeError when the first kernel was compiled."""
@@ -83,9 +83,9 @@ def test_kernels_that_numba_cannot_compile_are_refused_with_the_reason(
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64, np.int32, np.uint8])
-def test_dlpack_tells_where_an_array_lies(dtype: type) -> None:
+def test_dlpack_interface_has_address_shape_and_dtype(dtype: type) -> None:
     array = np.arange(12, dtype=dtype)[3:]
-    told = cuda_dlpack.DLPackInterface(Posing(array)).__cuda_array_interface__
+    told = cuda_dlpack.DLPackInterface(ArrayClaimingCuda(array)).__cuda_array_interface__
     ours = array.__array_interface__
     assert told["data"] == ours["data"]
     assert told["shape"] == ours["shape"]
@@ -93,12 +93,12 @@ def test_dlpack_tells_where_an_array_lies(dtype: type) -> None:
     assert np.dtype(told["typestr"]) == array.dtype
 
 
-def test_dlpack_tells_strides_in_bytes() -> None:
+def test_dlpack_interface_has_strides_in_bytes() -> None:
     array = np.zeros((3, 8), np.float32)[:, ::2]
-    told = cuda_dlpack.DLPackInterface(Posing(array)).__cuda_array_interface__
+    told = cuda_dlpack.DLPackInterface(ArrayClaimingCuda(array)).__cuda_array_interface__
     assert (told["shape"], told["strides"]) == ((3, 4), (32, 8))
 
 
-def test_numbers_that_are_not_real_are_refused() -> None:
+def test_dlpack_interface_rejects_complex_array() -> None:
     with pytest.raises(UsageError, match="must be float32"):
-        cuda_dlpack.DLPackInterface(Posing(np.zeros(3, np.complex64)))
+        cuda_dlpack.DLPackInterface(ArrayClaimingCuda(np.zeros(3, np.complex64)))

@@ -32,7 +32,7 @@ def hits_of(update: Encoded | None, n_params: int) -> dict[int, int]:
     return dict(zip(indices.tolist(), quanta.tolist(), strict=True))
 
 
-def test_a_few_hits_are_sent_as_gaps_and_the_rest_stays() -> None:
+def test_few_hits_are_sent_as_gaps_and_remainder_stays_in_residual() -> None:
     encoder = Encoder(6, K, FixedThreshold(0.5))
     local, theta = flat(0.5, 0.375, -1.25, 0, 0, 0), np.zeros(6, np.float32)
     update = encoder.publish(local, theta)
@@ -45,7 +45,7 @@ def test_a_few_hits_are_sent_as_gaps_and_the_rest_stays() -> None:
     assert encoder.residual(local, theta).tolist() == [0, 0.375, -0.75, 0, 0, 0]
 
 
-def test_training_on_the_replica_keeps_a_residual_of_its_own() -> None:
+def test_replica_training_has_separate_residual() -> None:
     encoder = Encoder(4, K, FixedThreshold(0.5), train_on="replica")
     theta = np.zeros(4, np.float32)
     assert encoder.publish(flat(0.25, 0, 0, 0), theta) is None
@@ -55,7 +55,7 @@ def test_training_on_the_replica_keeps_a_residual_of_its_own() -> None:
     assert encoder.residual(theta, theta).tolist() == [0.125, 0, 0.125, 0]
 
 
-def test_nothing_to_send_is_none_and_lowers_the_threshold() -> None:
+def test_publish_without_hits_returns_none_and_lowers_tau() -> None:
     encoder = Encoder(4, 20, AdaptiveThreshold(0.5, decay=0.5))
     local, theta = np.zeros(4, np.float32), np.zeros(4, np.float32)
     assert math.isnan(encoder.tau)
@@ -65,7 +65,7 @@ def test_nothing_to_send_is_none_and_lowers_the_threshold() -> None:
     assert (encoder.counters.publications, encoder.counters.hits) == (2, 0)
 
 
-def test_tau_never_leaves_what_the_grid_can_say() -> None:
+def test_tau_does_not_fall_below_two_quanta() -> None:
     """Tau does not fall below 2 quanta."""
     encoder = Encoder(2, K, AdaptiveThreshold(0.5, decay=0.5))
     local, theta = np.zeros(2, np.float32), np.zeros(2, np.float32)
@@ -74,7 +74,7 @@ def test_tau_never_leaves_what_the_grid_can_say() -> None:
     assert encoder.tau == 0.25
 
 
-def test_bitmaps_alternate_the_side_of_their_half_step() -> None:
+def test_bitmaps_alternate_sign_of_half_steps() -> None:
     """A bitmap sends half steps of one sign only, the next bitmap those of the other."""
     encoder = Encoder(5, K, FixedThreshold(0.5))
     theta = np.zeros(5, np.float32)
@@ -91,14 +91,18 @@ def test_bitmaps_alternate_the_side_of_their_half_step() -> None:
 @pytest.mark.parametrize(
     ("hits", "n_params", "bitmap"), [(1, 1, True), (1, 3, False), (2, 4, True)]
 )
-def test_the_form_follows_from_the_hit_count_alone(hits: int, n_params: int, bitmap: bool) -> None:
+def test_bitmap_is_preferred_if_half_of_parameters_are_hits(
+    hits: int, n_params: int, bitmap: bool
+) -> None:
     """A bitmap is sent if at least half of the parameters are hits."""
     assert prefers_bitmap(hits, n_params) == bitmap
 
 
 @pytest.mark.parametrize("train_on", ["local", "replica"])
 @pytest.mark.parametrize(("aggregation", "step"), [("sum", 1.0), ("mean", 0.25), ("sqrt", 0.5)])
-def test_aggregation_scales_what_a_hit_moves(train_on: str, aggregation: str, step: float) -> None:
+def test_aggregation_scales_move_of_theta_and_counts_the_rest(
+    train_on: str, aggregation: str, step: float
+) -> None:
     """A hit takes tau from the residual, moves theta by tau * scale, and the rest is counted."""
     encoder = Encoder(
         3, K, FixedThreshold(1.0), train_on=train_on, aggregation=aggregation, workers=4
@@ -112,7 +116,7 @@ def test_aggregation_scales_what_a_hit_moves(train_on: str, aggregation: str, st
     assert encoder.counters.mass_scaled_away == 1 - step
 
 
-def test_the_scale_follows_the_number_of_workers() -> None:
+def test_mean_aggregation_follows_changed_worker_count() -> None:
     encoder = Encoder(3, K, FixedThreshold(1.0), aggregation="mean", workers=4)
     encoder.set_workers(2)
     theta = np.zeros(3, np.float32)
@@ -121,7 +125,7 @@ def test_the_scale_follows_the_number_of_workers() -> None:
 
 
 @pytest.mark.parametrize("train_on", ["local", "replica"])
-def test_clipping_comes_after_encoding_and_is_counted(train_on: str) -> None:
+def test_clipping_follows_encoding_and_is_counted(train_on: str) -> None:
     encoder = Encoder(5, K, FixedThreshold(0.5), ResidualClipping(2.0, 2), train_on=train_on)
     theta, learnt = np.zeros(5, np.float32), flat(4, -3, 0, 0, 0)
     encoder.publish(learnt, theta)
@@ -132,7 +136,7 @@ def test_clipping_comes_after_encoding_and_is_counted(train_on: str) -> None:
     assert encoder.counters.mass_clipped == 2 + 1
 
 
-def test_clipping_is_skipped_when_nothing_was_sent() -> None:
+def test_clipping_is_skipped_without_sent_update() -> None:
     encoder = Encoder(2, K, FixedThreshold(1.0), ResidualClipping(1.0, 2))
     theta = np.zeros(2, np.float32)
     for _ in range(4):
@@ -163,7 +167,7 @@ def test_nan_names_index_layer_and_remedy(train_on: str) -> None:
 
 
 @pytest.mark.parametrize("train_on", ["local", "replica"])
-def test_an_encoder_goes_on_where_another_stopped(train_on: str) -> None:
+def test_encoder_continues_from_state_of_another(train_on: str) -> None:
     """An encoder that loads another's state in mid-training gives the same result as one alone."""
     random = np.random.default_rng(3)
     steps = random.normal(0, 0.2, (12, 40)).astype(np.float32)
@@ -186,7 +190,7 @@ def test_an_encoder_goes_on_where_another_stopped(train_on: str) -> None:
 
 
 @pytest.mark.parametrize("train_on", ["local", "replica"])
-def test_a_kept_residual_is_added(train_on: str) -> None:
+def test_residual_of_earlier_fit_is_added_to_residual_and_norms(train_on: str) -> None:
     """The residual of an earlier fit is added, and part of the norms."""
     encoder = Encoder(2, K, FixedThreshold(1.0), train_on=train_on)
     theta, local = flat(1, 1), flat(1.5, 1)

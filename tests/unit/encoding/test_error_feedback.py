@@ -51,7 +51,7 @@ DELTA = flat(0.5, 0.375, -1.25, 0, 3, 0)
 
 
 @pytest.mark.parametrize("train_on", WAYS)
-def test_a_scan_finds_hits_and_what_is_hit_loses_tau_whatever_theta_moves_by(
+def test_hit_residual_loses_whole_tau_if_theta_moves_by_half(
     train_on: str,
 ) -> None:
     """A hit's residual loses tau, even if theta moves by half of tau."""
@@ -63,7 +63,7 @@ def test_a_scan_finds_hits_and_what_is_hit_loses_tau_whatever_theta_moves_by(
 
 
 @pytest.mark.parametrize("train_on", WAYS)
-def test_levels_multiply_both(train_on: str) -> None:
+def test_level_multiplies_theta_move_and_residual_loss(train_on: str) -> None:
     """Level n multiplies theta's move and the residual's loss by 2 ** n."""
     learner = Learner(train_on, DELTA)
     levels = np.empty(learner.hits, np.uint8)
@@ -75,7 +75,7 @@ def test_levels_multiply_both(train_on: str) -> None:
 
 
 @pytest.mark.parametrize("train_on", WAYS)
-def test_a_bitmap_moves_half_steps_to_one_side_too(train_on: str) -> None:
+def test_bitmap_moves_half_steps_of_one_sign(train_on: str) -> None:
     learner = Learner(train_on, DELTA)
     scratch = np.empty(backends.SCRATCH_BYTES, np.uint8)
     out = np.empty(2, np.uint8)
@@ -86,7 +86,7 @@ def test_a_bitmap_moves_half_steps_to_one_side_too(train_on: str) -> None:
 
 
 @pytest.mark.parametrize("train_on", WAYS)
-def test_each_layer_has_its_own_tau_and_limit(train_on: str) -> None:
+def test_each_layer_has_its_own_tau_and_clipping_limit(train_on: str) -> None:
     learner = Learner(train_on, DELTA, Layers((2, N), (1, 4)))
     assert learner.found.tolist() == [0, 4]
     learner.residual.move(learner.at, learner.found, WHOLE)
@@ -96,7 +96,7 @@ def test_each_layer_has_its_own_tau_and_limit(train_on: str) -> None:
 
 
 @pytest.mark.parametrize("train_on", WAYS)
-def test_its_terms_say_what_it_will_be_and_its_sums_what_it_is(train_on: str) -> None:
+def test_residual_sums_are_current_and_terms_are_of_next_scan(train_on: str) -> None:
     """sums() is of the residual as it is, terms() of the residual at the next scan."""
     learner = Learner(train_on, DELTA)
     mass, squares = learner.residual.sums(learner.at)
@@ -108,7 +108,7 @@ def test_its_terms_say_what_it_will_be_and_its_sums_what_it_is(train_on: str) ->
 
 
 @pytest.mark.parametrize("train_on", WAYS)
-def test_what_an_earlier_fit_left_is_added(train_on: str) -> None:
+def test_saved_residual_of_earlier_fit_is_added(train_on: str) -> None:
     learner = Learner(train_on, DELTA)
     learner.residual.add_saved(np.ones(N, np.float32), learner.at.learnt)
     assert learner.left() == (DELTA + 1).tolist()
@@ -116,7 +116,7 @@ def test_what_an_earlier_fit_left_is_added(train_on: str) -> None:
         learner.residual.add_saved(flat(1, 2), learner.at.learnt)
 
 
-def test_only_an_array_of_its_own_is_in_the_state() -> None:
+def test_state_contains_residual_of_replica_training_only() -> None:
     """The state has the replica's residual; that of local training is local - theta."""
     local, own = (Learner(train_on, DELTA).residual for train_on in WAYS)
     assert local.state() == {}
@@ -128,7 +128,7 @@ def test_only_an_array_of_its_own_is_in_the_state() -> None:
     assert other.copy(PublicationArrays(DELTA, DELTA)).tolist() == (DELTA + 1).tolist()
 
 
-def test_what_is_learnt_on_local_needs_no_accumulating() -> None:
+def test_accumulate_is_refused_in_local_training() -> None:
     """accumulate() is refused in local training, whose changes are in local already."""
     with pytest.raises(AssertionError, match="already contains every step"):
         create_residual("local", N, backends.backend()).accumulate(DELTA)

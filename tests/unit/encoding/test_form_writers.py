@@ -34,7 +34,7 @@ def flat(*values: float) -> F32:
     return np.array(values, np.float32)
 
 
-class Desk:
+class WriterSetup:
     """The residual, arrays and workspace that a writer needs."""
 
     def __init__(self, local: F32, levels_max: int = 1, layers: Layers | None = None) -> None:
@@ -56,36 +56,36 @@ class Desk:
         return dict(zip(indices.tolist(), quanta.tolist(), strict=True))
 
 
-def test_gaps_say_who_moves_by_tau() -> None:
+def test_gaps_message_moves_each_hit_by_tau() -> None:
     """A gaps message moves each hit by tau."""
-    desk = Desk(flat(0.5, 0, -9, 0, 0, 0))
+    desk = WriterSetup(flat(0.5, 0, -9, 0, 0, 0))
     written = desk.write(GapsWriter(desk.residual, desk.space))
     assert desk.read(written) == {0: 4, 2: -4}
     assert (written.encoded.form, written.steps, written.overflows) == (Form.GAPS, 2, 0)
     assert desk.at.theta.tolist() == [0.5, 0, -0.5, 0, 0, 0]
 
 
-def test_steps_count_a_layers_multiple() -> None:
-    desk = Desk(flat(0.5, 0, -9, 0, 0, 0), layers=Layers((2, 6), (1, 3)))
+def test_step_count_includes_layer_multiples() -> None:
+    desk = WriterSetup(flat(0.5, 0, -9, 0, 0, 0), layers=Layers((2, 6), (1, 3)))
     written = desk.write(GapsWriter(desk.residual, desk.space))
     assert desk.read(written) == {0: 4, 2: -12}
     assert written.steps == 4
 
 
-def test_levels_say_how_far_and_are_gaps_where_nobody_goes_further() -> None:
+def test_levels_writer_falls_back_to_gaps_without_large_hits() -> None:
     """Levels move a hit by up to 4 tau here; if no hit reaches 2 tau, the form is gaps."""
-    desk = Desk(flat(0.5, 0, -9, 0, 1, 0), levels_max=3)
+    desk = WriterSetup(flat(0.5, 0, -9, 0, 1, 0), levels_max=3)
     written = desk.write(LevelsWriter(desk.residual, desk.space, 3))
     assert desk.read(written) == {0: 4, 2: -16, 4: 8}
     assert (written.encoded.form, written.steps) == (Form.LEVELS, 7)
-    plain = Desk(flat(0.5, 0, 0, 0, 0, 0), levels_max=3)
+    plain = WriterSetup(flat(0.5, 0, 0, 0, 0, 0), levels_max=3)
     written = plain.write(LevelsWriter(plain.residual, plain.space, 3))
     assert (written.encoded.form, written.steps) == (Form.GAPS, 1)
 
 
-def test_a_bitmap_counts_half_steps_and_the_sides_take_turns() -> None:
+def test_bitmap_counts_half_steps_and_alternates_their_sign() -> None:
     """A half step counts 0.5; the first bitmap sends those upwards, the second downwards."""
-    desk = Desk(flat(0.5, -0.5, 0.375, -0.375))
+    desk = WriterSetup(flat(0.5, -0.5, 0.375, -0.375))
     writer = BitmapWriter(desk.residual, desk.space)
     first, second = desk.write(writer), desk.write(writer)
     assert desk.read(first) == {0: 4, 1: -4, 2: 2}
@@ -94,9 +94,9 @@ def test_a_bitmap_counts_half_steps_and_the_sides_take_turns() -> None:
     assert [made.encoded.form for made in (first, second)] == [Form.BITMAP_UP, Form.BITMAP_DOWN]
 
 
-def test_whose_turn_it_is_survives() -> None:
+def test_sign_of_next_bitmap_survives_in_state() -> None:
     """The sign of the next bitmap's half steps is in the state."""
-    desk = Desk(flat(0.5, -0.5, 0.375, -0.375))
+    desk = WriterSetup(flat(0.5, -0.5, 0.375, -0.375))
     before = FormWriters(desk.residual, desk.space, 1)
     desk.write(before.for_hits(4))
     after = FormWriters(desk.residual, desk.space, 1)
@@ -106,9 +106,9 @@ def test_whose_turn_it_is_survives() -> None:
 
 
 @pytest.mark.parametrize("make", [GapsWriter, BitmapWriter])
-def test_a_message_tells_who_left_the_exact_range(make: Any) -> None:
+def test_message_reports_overflow_count_and_first_parameter(make: Any) -> None:
     """A message has the number of overflows and the first parameter that overflowed."""
-    desk = Desk(flat(0, 2**21, 0))
+    desk = WriterSetup(flat(0, 2**21, 0))
     desk.at.theta[1] = 2**21 - 0.25
     desk.at.learnt[1] = 2**21 + 0.5
     written = desk.write(make(desk.residual, desk.space))
@@ -123,27 +123,27 @@ def test_a_message_tells_who_left_the_exact_range(make: Any) -> None:
         (1, Layers((10,), (2,)), GapsWriter, GapsWriter),
     ],
 )
-def test_the_hit_count_chooses_the_form(
+def test_hit_count_selects_form_writer(
     levels_max: int, layers: Layers | None, few: type, many: type
 ) -> None:
-    desk = Desk(np.zeros(10, np.float32), levels_max, layers)
+    desk = WriterSetup(np.zeros(10, np.float32), levels_max, layers)
     forms = FormWriters(desk.residual, desk.space, levels_max)
     assert [type(forms.for_hits(hits)) for hits in (1, 4, 5, 10)] == [few, few, many, many]
     assert desk.space.codes.size == (10 if few is many else 6)  # room for all that it writes
 
 
-def test_a_scan_names_what_is_not_finite_and_changes_nothing() -> None:
-    desk = Desk(flat(1, 2, np.nan, np.inf))
+def test_scan_names_non_finite_parameter_and_changes_nothing() -> None:
+    desk = WriterSetup(flat(1, 2, np.nan, np.inf))
     with pytest.raises(TrainingError, match=r"parameter 2 \(layer 2\) became nan"):
         desk.scan.find(desk.at, 0.5)
     assert not desk.at.theta.any()
 
 
-def test_chance_takes_about_what_is_wanted_of_the_tied_and_all_of_the_large() -> None:
+def test_subsampling_thins_ties_at_random_and_keeps_large_hits() -> None:
     """Ties are subsampled at random, differently per publication; larger residuals are all kept."""
     local = np.full(2000, 0.5, np.float32)
     local[::100] = -1.0
-    desk = Desk(local, levels_max=2)
+    desk = WriterSetup(local, levels_max=2)
     hits = desk.scan.find(desk.at, 0.5)
     assert hits == 2000
     taken = []

@@ -16,7 +16,7 @@ def message(codes: list[int], n_params: int) -> bytes:
     return out[: gaps.encode(array, n_params, out)].tobytes()
 
 
-def in_text(codes: list[int], rice: int) -> bytes:
+def encode_as_text(codes: list[int], rice: int) -> bytes:
     """Return the message by a definition that writes strings of bits, the lowest bit first."""
     bits, previous = "", -1
     for code in codes:
@@ -51,32 +51,32 @@ CASES = [
 
 
 @pytest.mark.parametrize(("codes", "n_params"), CASES)
-def test_the_layout_is_the_documented_one(codes: list[int], n_params: int) -> None:
+def test_gaps_message_has_documented_layout(codes: list[int], n_params: int) -> None:
     payload = message(codes, n_params)
-    assert payload == in_text(codes, payload[0])
+    assert payload == encode_as_text(codes, payload[0])
     assert len(payload) <= gaps.bytes_max(len(codes), n_params)
 
 
 @pytest.mark.parametrize(("codes", "n_params"), CASES)
-def test_what_was_written_is_read(codes: list[int], n_params: int) -> None:
+def test_gaps_round_trip(codes: list[int], n_params: int) -> None:
     answer, indices, amounts = read(message(codes, n_params), len(codes), n_params)
     assert answer == 0
     assert indices.tolist() == [c if c >= 0 else ~c for c in codes]
     assert amounts.tolist() == [6 if c >= 0 else -6 for c in codes]
 
 
-def test_a_worked_example() -> None:
+def test_worked_example_of_gaps_message() -> None:
     # Rice parameter 2. Index 5 up: gap 5 = 1 * 4 + 1 is 0 1, sign 0, low bits 10.
     # Index 6 down: gap 0 is 1, sign 1, low bits 00. First bit lowest: 01010110 0(0000000).
     payload = bytes([2, 0b01101010, 0])
-    assert in_text([5, ~6], 2) == payload
+    assert encode_as_text([5, ~6], 2) == payload
     assert read(payload, 2, 7)[1].tolist() == [5, 6]
     assert read(payload, 2, 7)[2].tolist() == [6, -6]
 
 
 @pytest.mark.parametrize("rice", range(8))
-def test_any_parameter_is_read(rice: int) -> None:
-    answer, indices, _ = read(in_text([3, ~200, 201], rice), 3, 202)
+def test_message_with_any_rice_parameter_is_read(rice: int) -> None:
+    answer, indices, _ = read(encode_as_text([3, ~200, 201], rice), 3, 202)
     assert answer == 0
     assert indices.tolist() == [3, 200, 201]
 
@@ -89,16 +89,18 @@ def test_any_parameter_is_read(rice: int) -> None:
         (bytes([0]), 1, 10, 2),
         (bytes([0, 0, 0]), 1, 10, 2),
         (bytes([8, 1]), 1, 1000, 2),  # a hit whose low bits are missing
-        (in_text([3], 1)[:-1], 1, 10, 2),
-        (in_text([10], 1), 1, 10, 3),
-        (in_text([10], 4), 1, 10, 3),
+        (encode_as_text([3], 1)[:-1], 1, 10, 2),
+        (encode_as_text([10], 1), 1, 10, 3),
+        (encode_as_text([10], 4), 1, 10, 3),
         (bytes([30, 0b100, 0, 0, 0, 0xFF, 0xFF, 0, 0]), 1, 10, 3),
-        (in_text([3], 1) + b"\0", 1, 10, 4),
-        (in_text([3, 4], 1), 1, 10, 4),
-        (in_text([3, 4], 1), 3, 10, 2),
+        (encode_as_text([3], 1) + b"\0", 1, 10, 4),
+        (encode_as_text([3, 4], 1), 1, 10, 4),
+        (encode_as_text([3, 4], 1), 3, 10, 2),
     ],
 )
-def test_hostile_bytes_get_a_reason(payload: bytes, count: int, n_params: int, reason: int) -> None:
+def test_malformed_gaps_bytes_give_reason(
+    payload: bytes, count: int, n_params: int, reason: int
+) -> None:
     assert read(payload, count, n_params)[0] == reason
     assert gaps.REASONS[reason]
 
@@ -108,7 +110,7 @@ def test_rice_parameter_follows_the_density() -> None:
     assert gaps.rice_guess(0, 2**31 - 1) == gaps.RICE_MAX
 
 
-def test_the_encoder_counts_bits_for_the_neighbouring_parameters() -> None:
+def test_best_rice_parameter_may_be_neighbour_of_guess() -> None:
     """The Rice parameter next to the guess is taken if its message is shorter."""
     clustered = np.arange(1000, dtype=np.int32)  # gaps of 0 in a wide model
     guess = gaps.rice_guess(clustered.size, 20_000)
@@ -116,7 +118,7 @@ def test_the_encoder_counts_bits_for_the_neighbouring_parameters() -> None:
 
 
 @pytest.mark.parametrize("density", [1e-4, 1e-3, 1e-2, 0.3])
-def test_the_message_is_within_a_twentieth_of_the_entropy(density: float) -> None:
+def test_gaps_message_exceeds_entropy_by_at_most_a_twentieth(density: float) -> None:
     n_params = 1_000_000
     random = np.random.default_rng(7)
     codes = np.flatnonzero(random.random(n_params) < density).astype(np.int32)

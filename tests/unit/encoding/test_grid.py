@@ -19,31 +19,31 @@ def flat(*values: float) -> grid.Flat:
     ("largest", "k"),
     [(0.0, 20), (0.5, 20), (2.0, 20), (2.1, 19), (4.0, 19), (1000.0, 11), (2.0**124, -103)],
 )
-def test_the_range_is_sixteen_or_eight_times_the_largest_parameter(largest: float, k: int) -> None:
+def test_exact_range_is_16_or_8_times_largest_parameter(largest: float, k: int) -> None:
     assert grid.first_exponent(flat(0.0, -largest)) == k
     reach = grid.EXACT_QUANTA * grid.quantum(k)
     assert reach >= max(16, 8 * largest)
     assert k == 20 or reach / 2 < 8 * largest
 
 
-def test_no_parameters_have_a_grid_too() -> None:
+def test_model_without_parameters_has_default_exponent() -> None:
     """A model without parameters has k = 20."""
     assert grid.first_exponent(flat()) == 20
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
-def test_parameters_that_are_not_finite_are_refused_by_index(bad: float) -> None:
+def test_non_finite_parameter_is_refused_by_index(bad: float) -> None:
     with pytest.raises(UsageError, match=r"parameter 2 is -?(nan|inf)"):
         grid.first_exponent(flat(0.0, 1.0, bad, bad))
 
 
-def test_parameters_that_no_grid_can_hold_are_refused_by_index() -> None:
+def test_too_large_parameter_is_refused_by_index() -> None:
     with pytest.raises(UsageError, match=r"parameter 1 is .*scale the model down"):
         grid.first_exponent(flat(1.0, -3e37))
 
 
 @pytest.mark.parametrize(("largest", "k"), [(0.1, 20), (4.0, 20), (4.1, 18), (100.0, 14)])
-def test_a_later_fit_makes_the_grid_coarser_only_when_it_must(largest: float, k: int) -> None:
+def test_later_fit_coarsens_grid_only_if_range_is_too_small(largest: float, k: int) -> None:
     assert grid.next_exponent(flat(largest), 20) == k
 
 
@@ -51,14 +51,14 @@ def test_a_later_fit_never_makes_the_grid_finer() -> None:
     assert grid.next_exponent(flat(0.001), 12) == 12
 
 
-def test_rounding_is_to_the_nearest_multiple_and_knows_no_negative_zero() -> None:
+def test_rounding_is_to_nearest_multiple_without_negative_zero() -> None:
     rounded = grid.round_to_grid(flat(0.3, -0.1, -0.0, 0.625, 7.0), 2)
     assert rounded.tolist() == [0.25, 0.0, 0.0, 0.5, 7.0]
     assert not np.signbit(rounded).any()
     assert rounded.dtype == np.float32
 
 
-def test_rounding_leaves_its_argument_alone() -> None:
+def test_rounding_does_not_change_its_argument() -> None:
     theta = flat(0.3)
     grid.round_to_grid(theta, 0)
     assert theta[0] == np.float32(0.3)

@@ -18,9 +18,7 @@ EDGES = [0, 1, 63, 64, 65, BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK, 3 * BLOCK + 6
 @pytest.mark.parametrize("density", [0.0, 0.02, 0.6, 1.0])
 @pytest.mark.parametrize("n", EDGES)
 @pytest.mark.parametrize("scan", ["scan_local", "scan_replica"])
-def test_hits_are_counted_beyond_the_room_for_their_codes(
-    scan: str, n: int, density: float
-) -> None:
+def test_scan_counts_hits_beyond_capacity_of_codes(scan: str, n: int, density: float) -> None:
     random = np.random.default_rng(n)
     learnt = np.where(random.random(n) < density, random.choice([-0.75, 0.5], n), 0.25)
     learnt, zeros = learnt.astype(np.float32), np.zeros(n, np.float32)
@@ -36,7 +34,7 @@ def test_hits_are_counted_beyond_the_room_for_their_codes(
 @pytest.mark.parametrize("n", [BLOCK, BLOCK + 3])
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 @pytest.mark.parametrize("where", [0, 64, BLOCK - 1, -1])
-def test_what_is_not_finite_is_seen_wherever_it_is(n: int, bad: float, where: int) -> None:
+def test_scan_finds_non_finite_value_at_any_position(n: int, bad: float, where: int) -> None:
     values, zeros, codes = np.zeros(n, np.float32), np.zeros(n, np.float32), np.zeros(n, np.int32)
     values[where] = bad
     for scan in (kernels_cpu.scan_local, kernels_cpu.scan_replica):
@@ -46,7 +44,7 @@ def test_what_is_not_finite_is_seen_wherever_it_is(n: int, bad: float, where: in
 
 
 @pytest.mark.parametrize("n", [1, 2, 511, 512, 513, 1027])
-def test_a_bitmap_touches_its_own_bytes_only(n: int) -> None:
+def test_bitmap_kernel_writes_only_its_own_bytes(n: int) -> None:
     values, theta = np.ones(n, np.float32), np.zeros(n, np.float32)
     size = (n + 3) // 4
     out = np.full(size + 4, 0xAA, np.uint8)
@@ -73,12 +71,12 @@ def _replaced(memory: np.ndarray, at: int, word: int) -> int:
 
 
 @pytest.mark.parametrize(("word", "bit"), [(0, 64), (1, 0), (6, 1), (2**63, 63)])
-def test_the_lowest_bit(word: int, bit: int) -> None:
+def test_lowest_bit_intrinsic(word: int, bit: int) -> None:
     assert _lowest(word) == bit
 
 
 @pytest.mark.parametrize("at", range(9))
-def test_words_are_read_and_written_wherever_they_lie(at: int) -> None:
+def test_word_intrinsics_work_at_any_byte_offset(at: int) -> None:
     memory = np.arange(17, dtype=np.uint8)
     expected = int.from_bytes(memory[at : at + 8].tobytes(), "little")
     assert _replaced(memory, at, 0x1122334455667788) == expected

@@ -60,7 +60,7 @@ def test_each_layer_has_its_own_threshold(train_on: str, backend: str) -> None:
 
 
 @pytest.mark.parametrize("train_on", ["local", "replica"])
-def test_clipping_and_scaling_follow_the_layers(train_on: str) -> None:
+def test_clipping_and_scaling_use_layer_multipliers(train_on: str) -> None:
     encoder = Encoder(
         6,
         K,
@@ -78,7 +78,7 @@ def test_clipping_and_scaling_follow_the_layers(train_on: str) -> None:
     assert encoder.counters.mass_clipped == 1 + 6
 
 
-def test_a_dense_message_stays_gaps_and_is_no_longer_than_a_bitmap() -> None:
+def test_dense_message_with_layers_is_gaps_of_bitmap_size() -> None:
     encoder = Encoder(400, K, FixedThreshold(0.5), layers=Layers((100, 400), (2, 1)))
     made = encoder.publish(np.full(400, 1.0, np.float32), np.zeros(400, np.float32))
     assert made is not None
@@ -86,7 +86,7 @@ def test_a_dense_message_stays_gaps_and_is_no_longer_than_a_bitmap() -> None:
     assert len(made.payload) <= 1 + 400 / 4
 
 
-def test_a_multiple_of_tau_never_leaves_the_exact_range() -> None:
+def test_layer_multiple_of_tau_stays_in_exact_range() -> None:
     encoder = Encoder(2, K, FixedThreshold(1e9), layers=Layers((1, 2), (1, 7)))
     learnt = np.full(2, 2.0**21, np.float32)
     assert max(hits_of(encoder, learnt, np.zeros(2, np.float32)).values()) <= EXACT_QUANTA
@@ -94,7 +94,7 @@ def test_a_multiple_of_tau_never_leaves_the_exact_range() -> None:
         decode_update_untrusted(b"\0\1", Form.GAPS, 1, EXACT_QUANTA, 2, encoder.layers)
 
 
-def test_a_warm_up_measures_in_each_layers_own_tau() -> None:
+def test_warm_up_fraction_uses_layer_multipliers() -> None:
     """A warm-up's fraction counts residuals in multiples of their layer's tau."""
     encoder = Encoder(
         100, K, FixedThreshold(9.0), warm_up=WarmUp(3, 0.2), layers=Layers((50, 100), (1, 4))
@@ -109,21 +109,21 @@ def test_a_warm_up_measures_in_each_layers_own_tau() -> None:
 NETWORK = DenseNetwork([4, 3, 2], seed=1)
 
 
-def test_layers_are_found_by_name() -> None:
+def test_layer_multipliers_are_matched_by_layer_name() -> None:
     found = layers_of(NETWORK.n_params, NETWORK.layer_of, {"layer 1": 4, "layer 1 biases": 2})
     assert found == Layers((12, 15, 21, 23), (4, 2, 1, 1))
     assert layers_of(NETWORK.n_params, NETWORK.layer_of, {}) is None
     assert pickle.loads(pickle.dumps(found)) == found
 
 
-def test_a_number_is_not_the_beginning_of_another() -> None:
+def test_layer_1_does_not_match_layer_10() -> None:
     """The name "layer 1" does not match "layer 10"."""
     names = ["layer 1", "layer 10"]
     found = layers_of(8, lambda index: names[index // 4], {"layer 1": 3})
     assert found == Layers((4, 8), (3, 1))
 
 
-def test_a_name_that_covers_nothing_is_refused_with_those_there_are() -> None:
+def test_unknown_layer_name_error_lists_valid_names() -> None:
     """A name of no layer is refused, and the error lists the names."""
     with pytest.raises(
         UsageError, match=r"'layer 3', .*: layer 1 weights, layer 1 biases, layer 2"
@@ -132,7 +132,7 @@ def test_a_name_that_covers_nothing_is_refused_with_those_there_are() -> None:
 
 
 @pytest.mark.flips("SharedTrainingMaster.layer_multipliers")
-def test_the_masters_option_reaches_the_encoder() -> None:
+def test_layer_multipliers_option_reaches_encoder() -> None:
     conf = {"spark.sparkstrom.layer_multipliers": "{'layer 2': 4}"}
     sent = []
     for master in (SharedTrainingMaster(), resolve(SharedTrainingMaster(), conf, {})):
@@ -155,11 +155,11 @@ def test_the_masters_option_reaches_the_encoder() -> None:
         ({"layer 1": 1025}, "at most 1024"),
     ],
 )
-def test_multipliers_that_cannot_be_are_refused(value: object, words: str) -> None:
+def test_invalid_layer_multipliers_are_refused(value: object, words: str) -> None:
     with pytest.raises(UsageError, match=f"layer_multipliers.*{words}"):
         SharedTrainingMaster(layer_multipliers=value)  # type: ignore[arg-type]
 
 
-def test_a_configuration_that_is_no_dictionary_is_refused() -> None:
+def test_layer_multipliers_text_that_is_no_dictionary_is_refused() -> None:
     with pytest.raises(UsageError, match=r"layer_multipliers='layer 1: 2'"):
         resolve(SharedTrainingMaster(), {"spark.sparkstrom.layer_multipliers": "layer 1: 2"}, {})

@@ -48,7 +48,7 @@ CASES = [[0, 0, 1, 0, 0], [3, 3, 3, 3, 3], [0, 2, 0, 3, 1], [1, 0, 0, 0, 0]]
 
 
 @pytest.mark.parametrize("of", CASES)
-def test_the_layout_is_the_documented_one_and_is_read(of: list[int]) -> None:
+def test_levels_message_has_documented_layout_and_round_trips(of: list[int]) -> None:
     payload = message(CODES, of, 1000)
     at, said = 1, bytes([max(of)])
     for level in range(1, max(of) + 1):
@@ -63,7 +63,7 @@ def test_the_layout_is_the_documented_one_and_is_read(of: list[int]) -> None:
 
 
 @pytest.mark.parametrize("rice", range(6))
-def test_any_parameter_is_read(rice: int) -> None:
+def test_levels_with_any_rice_parameter_are_read(rice: int) -> None:
     of = [0, 1, 0, 0, 1]
     plain = message(CODES, of, 1000)
     hits = plain[1 + len(section(of, 1, plain[1])) :]
@@ -91,13 +91,13 @@ SECTION = len(section([0, 1, 0, 0, 1], 1, GOOD[1]))
         (GOOD + b"\0", "left over"),
     ],
 )
-def test_hostile_bytes_get_a_reason(payload: bytes, reason: str) -> None:
+def test_malformed_levels_bytes_give_reason(payload: bytes, reason: str) -> None:
     assert reason in read(payload, 5, 1000)[0]
 
 
 @pytest.mark.parametrize("tail", ["normal", "laplace", "cauchy"])
 @pytest.mark.parametrize("density", [1e-3, 1e-2, 0.25])
-def test_the_message_is_within_a_twentieth_of_the_entropy(tail: str, density: float) -> None:
+def test_levels_message_exceeds_entropy_by_at_most_a_twentieth(tail: str, density: float) -> None:
     random = np.random.default_rng(7)
     residual = getattr(random, {"cauchy": "standard_cauchy"}.get(tail, tail))(size=500_000)
     sizes = np.abs(residual)

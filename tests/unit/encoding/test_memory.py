@@ -16,21 +16,21 @@ from sparkstrom.encoding.layers import Layers
 memory = backends.memory()
 
 
-def test_what_is_on_the_host_already_is_not_copied() -> None:
+def test_host_array_is_not_copied() -> None:
     array = np.arange(6, dtype=np.float32)
     assert memory.from_host(array) is array
     assert memory.to_host(array) is array
     assert np.shares_memory(memory.part(array, slice(2, 4)), array)
 
 
-def test_a_copy_is_another_array() -> None:
+def test_copy_is_independent_of_original() -> None:
     array = np.arange(3, dtype=np.float32)
     twin = memory.copy(array)
     memory.assign(array, np.zeros(3, np.float32))
     assert (twin.tolist(), array.tolist()) == ([0, 1, 2], [0, 0, 0])
 
 
-def test_a_difference_may_replace_one_of_its_terms() -> None:
+def test_subtract_may_write_into_its_operand() -> None:
     one, other = np.array([3, 5], np.float32), np.array([1, 7], np.float32)
     memory.subtract(other, one, other)
     assert other.tolist() == [2, -2]
@@ -39,12 +39,12 @@ def test_a_difference_may_replace_one_of_its_terms() -> None:
 
 
 @pytest.mark.parametrize("source", [np.zeros(1, np.float32), np.zeros(3, np.float64)])
-def test_what_is_not_alike_is_not_assigned(source: NDArray[Any]) -> None:
+def test_assign_rejects_other_shape_or_dtype(source: NDArray[Any]) -> None:
     with pytest.raises(AssertionError):
         memory.assign(np.ones(3, np.float32), source)
 
 
-def test_tau_is_taken_from_a_sample_of_many(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tau_is_computed_from_sample_of_parameters(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only a sample of many parameters is copied; sizes are divided by the layers' multipliers."""
     host, copied = backends.host(), list[int]()
 
@@ -66,7 +66,7 @@ def test_tau_is_taken_from_a_sample_of_many(monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.parametrize(
     ("fraction", "looked_at"), [(0.5, 8192), (1e-2, 12_800), (4e-3, 32_000), (1e-3, 65_536)]
 )
-def test_a_sample_is_as_large_as_it_has_to_be(
+def test_sample_grows_as_wanted_fraction_shrinks(
     monkeypatch: pytest.MonkeyPatch, fraction: float, looked_at: int
 ) -> None:
     """The smaller the fraction, the larger the sample, so that tau is accurate enough."""
@@ -86,7 +86,7 @@ def test_a_sample_is_as_large_as_it_has_to_be(
     assert np.mean(found) == pytest.approx(fraction, rel=0.06)
 
 
-def test_where_most_are_zero_more_are_looked_at() -> None:
+def test_sample_is_larger_if_most_residuals_are_zero() -> None:
     """If most residuals are 0, as in an embedding, the sample is larger."""
     learnt, theta = np.zeros(1_000_000, np.float32), np.zeros(1_000_000, np.float32)
     learnt[::10_000] = 1  # 100 of them: a sample of 8,192 mostly has one or none
@@ -96,7 +96,7 @@ def test_where_most_are_zero_more_are_looked_at() -> None:
 
 
 @pytest.mark.parametrize("size", [1, 70, 3_000])
-def test_the_nth_largest_is_found_also_among_equal_values(size: int) -> None:
+def test_nth_largest_is_exact_with_and_without_equal_values(size: int) -> None:
     chance = np.random.default_rng(size)
     looked_at = chance.random(size)
     looked_at[:: samples.FEW_STRIDE] += 1  # too few values reach the bound of these

@@ -27,7 +27,7 @@ N = 2000
 
 
 @dataclass(frozen=True)
-class Falling:
+class DecreasingThreshold:
     """A threshold that decreases with every message, and has no more methods than it must."""
 
     tau_initial: float
@@ -37,7 +37,7 @@ class Falling:
 
 
 @dataclass(frozen=True)
-class Steady:
+class ConstantFractionThreshold:
     """A threshold with a wanted fraction, lowered to its minimum in slow rounds; up to 4 tau."""
 
     sent_fraction_min: float
@@ -72,9 +72,9 @@ class Regression:
         return float(((self.worker.elsewhere - self.wanted) ** 2).mean())
 
 
-def test_one_that_steers_trains() -> None:
+def test_custom_threshold_with_only_next_tau_trains() -> None:
     """A threshold that only computes the next tau trains a model."""
-    fit, taus = Regression(Falling(0.5)), []
+    fit, taus = Regression(DecreasingThreshold(0.5)), []
     for _ in range(16):
         fit.step()
         taus.append(fit.encoder.tau)
@@ -83,9 +83,9 @@ def test_one_that_steers_trains() -> None:
     assert fit.encoder.state()["threshold_tau"] == taus[-1]
 
 
-def test_one_that_says_how_much_to_send_trains_and_follows_the_link() -> None:
+def test_custom_threshold_with_next_fraction_follows_link() -> None:
     """A threshold with next_fraction trains a model, and sends less on a slow link."""
-    fit = Regression(Steady(0.01, 0.2))
+    fit = Regression(ConstantFractionThreshold(0.01, 0.2))
     for _ in range(40):
         fit.step()
     assert fit.loss() < 1e-4
@@ -97,12 +97,15 @@ def test_one_that_says_how_much_to_send_trains_and_follows_the_link() -> None:
     assert fit.encoder.state()["wanted"] == 0.01
 
 
-def test_what_an_algorithm_can_do_decides_and_not_its_class() -> None:
+def test_step_size_count_depends_on_levels_attribute_not_class() -> None:
     """The number of step sizes depends on the attribute ``levels``, not on the class."""
-    assert [step_size_count(one) for one in (Falling(1.0), Steady(0.1, 0.2))] == [1, 3]
+    assert [
+        step_size_count(one)
+        for one in (DecreasingThreshold(1.0), ConstantFractionThreshold(0.1, 0.2))
+    ] == [1, 3]
 
 
-def test_ours_are_known_wherever_options_are_read_saved_and_found() -> None:
+def test_built_in_thresholds_are_exported_saved_and_parsed() -> None:
     """All built-in algorithms are exported, saved, and read from configurations."""
     ours = {
         value

@@ -17,7 +17,7 @@ from sparkstrom.encoding.residual import (
 from sparkstrom.encoding.thresholds import FixedThreshold
 
 
-def kept(*values: float) -> tuple[Residual, PublicationArrays]:
+def make_residual(*values: float) -> tuple[Residual, PublicationArrays]:
     """Return a residual of local training with these values."""
     local = np.array(values, np.float32)
     return create_residual("local", local.size, backends.backend()), PublicationArrays(
@@ -26,7 +26,7 @@ def kept(*values: float) -> tuple[Residual, PublicationArrays]:
 
 
 @dataclass(frozen=True)
-class Forget:
+class FirstResidualDropper:
     """A user's post-processor that drops the first parameter's residual."""
 
     def process(
@@ -37,15 +37,15 @@ class Forget:
         return lost
 
 
-def test_clipping_cuts_to_a_multiple_of_tau_when_it_is_due() -> None:
-    residual, at = kept(4, -3, 0.5)
+def test_clipping_cuts_residual_to_multiple_of_tau_when_due() -> None:
+    residual, at = make_residual(4, -3, 0.5)
     clipping = ResidualClipping(2.0, 3)
     assert [clipping.process(residual, at, number, 0.5) for number in (1, 2, 3)] == [0, 0, 3 + 2]
     assert at.learnt.tolist() == [1, -1, 0.5]
 
 
-def test_an_encoder_runs_a_post_processor_of_somebody_elses() -> None:
-    encoder = Encoder(5, 3, FixedThreshold(0.5), Forget())
+def test_encoder_runs_custom_post_processor() -> None:
+    encoder = Encoder(5, 3, FixedThreshold(0.5), FirstResidualDropper())
     theta, local = np.zeros(5, np.float32), np.array([4, 0, 0, 0, 0], np.float32)
     encoder.publish(local, theta)
     assert encoder.residual(local, theta).tolist() == [0, 0, 0, 0, 0]

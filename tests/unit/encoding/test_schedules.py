@@ -44,7 +44,7 @@ def noise(count: int, n_params: int) -> F32:
     return np.random.default_rng(5).normal(0, 0.01, (count, n_params)).astype(np.float32)
 
 
-def test_the_ramp_of_deep_gradient_compression() -> None:
+def test_warm_up_fraction_falls_exponentially() -> None:
     """The sent fraction falls exponentially, as in Deep Gradient Compression."""
     ramp = [WarmUp(4).sent_fraction(number) for number in (1, 2, 3, 4, 5)]
     assert ramp == pytest.approx([0.25, 0.0629, 0.0158, 0.00398, 0.001], rel=1e-2)
@@ -54,7 +54,7 @@ def test_the_ramp_of_deep_gradient_compression() -> None:
 @pytest.mark.flips("SharedTrainingMaster.warm_up")
 @pytest.mark.flips("WarmUp.publications")
 @pytest.mark.parametrize("train_on", ["local", "replica"])
-def test_a_warm_up_sends_the_fractions_it_says_and_hands_over_its_tau(train_on: str) -> None:
+def test_adaptive_threshold_continues_with_last_tau_of_warm_up(train_on: str) -> None:
     """A warm-up sends its fractions, and AdaptiveThreshold continues with the last tau."""
     encoder = Encoder(
         100_000, K, AdaptiveThreshold(1e-6), train_on=train_on, warm_up=WarmUp(4, 0.2, 0.002)
@@ -66,7 +66,7 @@ def test_a_warm_up_sends_the_fractions_it_says_and_hands_over_its_tau(train_on: 
     assert taus(messages)[0] < taus(messages)[3]
 
 
-def test_a_fixed_threshold_takes_over_with_its_own_tau() -> None:
+def test_fixed_threshold_has_own_tau_after_warm_up() -> None:
     encoder = Encoder(1000, K, FixedThreshold(0.0078125), warm_up=WarmUp(2))
     messages = run(encoder, noise(4, 1000))
     assert taus(messages)[2:] == [0.0078125] * 2
@@ -74,7 +74,7 @@ def test_a_fixed_threshold_takes_over_with_its_own_tau() -> None:
 
 
 @pytest.mark.flips("WarmUp.sent_fraction_first")
-def test_the_first_fraction_rules_the_first_message() -> None:
+def test_first_fraction_sets_size_of_first_warm_up_message() -> None:
     """A warm-up's first message has the first fraction of the parameters."""
     step = np.arange(1, 101, dtype=np.float32)[None]
     for fraction, hits in ((0.1, 10), (0.25, 25)):
@@ -84,13 +84,13 @@ def test_the_first_fraction_rules_the_first_message() -> None:
 
 
 @pytest.mark.flips("WarmUp.sent_fraction_last")
-def test_the_last_fraction_rules_the_slope() -> None:
+def test_smaller_last_fraction_makes_warm_up_steeper() -> None:
     """The smaller the last fraction, the faster the fractions fall."""
     steep, flat = (WarmUp(10, 0.25, last).sent_fraction(5) for last in (1e-3, 0.25))
     assert steep < flat == 0.25
 
 
-def test_a_warm_up_with_few_that_moved_sends_those() -> None:
+def test_warm_up_sends_only_changed_parameters_if_they_are_few() -> None:
     """If fewer parameters changed than the fraction wants, exactly those are sent."""
     step = np.zeros((1, 100), np.float32)
     step[0, [3, 50]] = 0.5, -0.25
@@ -99,7 +99,7 @@ def test_a_warm_up_with_few_that_moved_sends_those() -> None:
     assert (message.count, message.tau_quanta) == (2, 2**18)
 
 
-def test_a_warm_up_with_nothing_to_send_waits_for_something() -> None:
+def test_warm_up_without_changes_sends_nothing() -> None:
     """If all residuals are 0, a warm-up sends nothing and tau starts at its initial value."""
     encoder = Encoder(4, K, AdaptiveThreshold(0.5), warm_up=WarmUp(2))
     assert run(encoder, np.zeros((3, 4), np.float32)) == [None] * 3
@@ -107,7 +107,7 @@ def test_a_warm_up_with_nothing_to_send_waits_for_something() -> None:
 
 
 @pytest.mark.parametrize("train_on", ["local", "replica"])
-def test_nan_in_a_warm_up_is_still_found_before_theta_changes(train_on: str) -> None:
+def test_nan_in_warm_up_is_found_before_theta_changes(train_on: str) -> None:
     encoder = Encoder(3, K, FixedThreshold(1.0), train_on=train_on, warm_up=WarmUp(2))
     theta, learnt = np.zeros(3, np.float32), np.array([1, np.nan, np.inf], np.float32)
     with pytest.raises(TrainingError, match="parameter 1 became nan"):
@@ -115,7 +115,7 @@ def test_nan_in_a_warm_up_is_still_found_before_theta_changes(train_on: str) -> 
     assert not theta.any()
 
 
-def test_the_sample_sees_every_column_of_a_matrix() -> None:
+def test_sample_covers_every_column_of_matrix() -> None:
     """Residuals in one column of a matrix are found by the sample."""
     moved = np.zeros((4 * SAMPLE_PARAMS // 64, 64), np.float32)
     moved[:, 5] = 0.5
@@ -125,7 +125,7 @@ def test_the_sample_sees_every_column_of_a_matrix() -> None:
 
 @pytest.mark.flips("SharedTrainingMaster.shake_frequency")
 @pytest.mark.parametrize("train_on", ["local", "replica"])
-def test_a_shake_up_sends_what_reaches_a_third_of_tau(train_on: str) -> None:
+def test_shake_up_lowers_tau_to_a_third(train_on: str) -> None:
     tau = 3 * 2.0**-8
     encoder = Encoder(500, K, FixedThreshold(tau), train_on=train_on, shake_frequency=3)
     messages = run(encoder, noise(7, 500))
@@ -135,14 +135,14 @@ def test_a_shake_up_sends_what_reaches_a_third_of_tau(train_on: str) -> None:
     assert messages[2] != plain[2]
 
 
-def test_the_threshold_learns_nothing_from_a_shake_up() -> None:
+def test_adaptive_threshold_ignores_sent_fraction_of_shake_up() -> None:
     adaptive = AdaptiveThreshold(0.01, 1e-4, 2e-4, 0.5)  # each message is too dense for it
     encoder = Encoder(200, K, adaptive, shake_frequency=2)
     step = np.full((4, 200), 0.5, np.float32)
     assert taus(run(encoder, step)) == pytest.approx([0.01, 0.02 / 3, 0.02, 0.04 / 3], rel=1e-3)
 
 
-def test_clipping_after_a_shake_up_goes_by_the_whole_tau() -> None:
+def test_clipping_after_shake_up_uses_undivided_tau() -> None:
     """Clipping after a shake-up uses tau, not the third of tau that was sent."""
     encoder = Encoder(5, K, FixedThreshold(0.75), ResidualClipping(2.0, 1), shake_frequency=1)
     theta, local = np.zeros(5, np.float32), np.array([4, 0, 0, 0, 0], np.float32)
@@ -151,7 +151,7 @@ def test_clipping_after_a_shake_up_goes_by_the_whole_tau() -> None:
     assert encoder.residual(local, theta)[0] == 1.5
 
 
-def test_no_shake_ups_within_a_warm_up() -> None:
+def test_warm_up_has_no_shake_ups() -> None:
     with_both = Encoder(300, K, FixedThreshold(0.01), warm_up=WarmUp(4), shake_frequency=2)
     warm = Encoder(300, K, FixedThreshold(0.01), warm_up=WarmUp(4))
     ours, theirs = run(with_both, noise(6, 300)), run(warm, noise(6, 300))
@@ -161,7 +161,7 @@ def test_no_shake_ups_within_a_warm_up() -> None:
 
 @pytest.mark.parametrize("train_on", ["local", "replica"])
 @pytest.mark.parametrize("cut", [1, 3, 6])
-def test_both_go_on_where_another_encoder_stopped(train_on: str, cut: int) -> None:
+def test_warm_up_and_shake_ups_continue_from_loaded_state(train_on: str, cut: int) -> None:
     def fresh() -> Encoder:
         return Encoder(
             80,
@@ -194,7 +194,7 @@ def test_both_go_on_where_another_encoder_stopped(train_on: str, cut: int) -> No
         ((10, float("nan")), "0 < last <= first < 1"),
     ],
 )
-def test_a_warm_up_that_cannot_be_is_refused(values: tuple[float, ...], words: str) -> None:
+def test_invalid_warm_up_is_refused(values: tuple[float, ...], words: str) -> None:
     with pytest.raises(UsageError, match=words):
         WarmUp(*values)  # type: ignore[arg-type]
 
@@ -207,12 +207,14 @@ def test_a_warm_up_that_cannot_be_is_refused(values: tuple[float, ...], words: s
         ("shake_frequency", 2.5, "whole number"),
     ],
 )
-def test_the_master_refuses_by_name(option: str, value: object, words: str) -> None:
+def test_master_refuses_invalid_warm_up_and_frequency_by_name(
+    option: str, value: object, words: str
+) -> None:
     with pytest.raises(UsageError, match=f"{option}={value!r}.*{words}"):
         SharedTrainingMaster(**{option: value})  # type: ignore[arg-type]
 
 
-def test_both_are_options_of_the_configuration_too() -> None:
+def test_warm_up_and_shake_frequency_are_configurable() -> None:
     conf = {
         "spark.sparkstrom.warm_up": "WarmUp(100, 0.3)",
         "spark.sparkstrom.shake_frequency": "50",

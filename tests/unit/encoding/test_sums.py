@@ -23,7 +23,7 @@ def update(seed: int, density: float, tau: int, n_params: int = N) -> tuple[I32,
     return indices, random.choice(np.array([-tau, tau, 2 * tau], np.int32), indices.size)
 
 
-def summed(count: int, density: float, *, rounded: bool = True) -> UpdateSum:
+def make_sum(count: int, density: float, *, rounded: bool = True) -> UpdateSum:
     """Return a sum of random updates, whose steps are rounded to few sizes or not."""
     total = UpdateSum(N)
     for seed in range(count):
@@ -40,18 +40,20 @@ def single_bytes(count: int, density: float) -> int:
 @pytest.mark.parametrize(
     ("count", "density", "of_singles"), [(1, 1e-2, 1.2), (16, 1e-2, 1.0), (75, 1e-2, 0.65)]
 )
-def test_a_sum_takes_less_than_what_it_sums(count: int, density: float, of_singles: float) -> None:
-    total = summed(count, density)
+def test_sum_is_shorter_than_its_updates_and_round_trips(
+    count: int, density: float, of_singles: float
+) -> None:
+    total = make_sum(count, density)
     payload = sums.encode(total)
     assert len(payload) < of_singles * single_bytes(count, density)
     assert len(payload) < 0.15 * 4 * N
     np.testing.assert_array_equal(sums.decode_untrusted(payload, N).dense(), total.dense())
 
 
-def test_steps_of_few_sizes_halve_a_sum() -> None:
+def test_coarse_step_sizes_shorten_sum() -> None:
     """If tau is rounded to few sizes, a sum is less than 0.6 times as long."""
-    assert len(sums.encode(summed(75, 1e-2))) < 0.6 * len(
-        sums.encode(summed(75, 1e-2, rounded=False))
+    assert len(sums.encode(make_sum(75, 1e-2))) < 0.6 * len(
+        sums.encode(make_sum(75, 1e-2, rounded=False))
     )
 
 
@@ -67,7 +69,7 @@ def test_steps_of_few_sizes_halve_a_sum() -> None:
         ([-(2**31)] * 40, 1),
     ],
 )
-def test_the_shortest_layout_is_taken(values: list[int], layout: int) -> None:
+def test_shortest_sum_layout_is_chosen(values: list[int], layout: int) -> None:
     array = np.array(values, np.int32)
     payload = sums.encode(UpdateSum.of_array(array))
     assert payload[0] == layout
@@ -78,7 +80,7 @@ def test_the_shortest_layout_is_taken(values: list[int], layout: int) -> None:
 HEAD = sums.SPARSE_HEADER.pack(1, 2, 6, 1, 2, 0)  # 2 entries of a unit of 6
 
 
-def test_a_worked_example() -> None:
+def test_worked_example_of_sparse_sum() -> None:
     # Rice parameter 2. Gap 5: 5 // 4 = 1 is 0 1, low bits 1 0; minus is 1; size 0 is 1.
     bits = "01" + "10" + "1" + "1" + "1" + "00" + "0" + "010"  # gap 0, plus, size 1 = 0 1 0
     body = bytes(int(bits[i : i + 8][::-1], 2) for i in range(0, len(bits), 8))
@@ -119,12 +121,12 @@ def header(**changed: int) -> bytes:
         (b"\2\0\0\0\x40\2\0\0", 3, "beyond an i32"),
     ],
 )
-def test_what_is_no_sum_is_refused(payload: bytes, n_params: int, why: str) -> None:
+def test_malformed_sum_is_refused(payload: bytes, n_params: int, why: str) -> None:
     with pytest.raises(WireError, match=why):
         sums.decode_untrusted(payload, n_params)
 
 
-def test_a_sum_is_an_array_only_once_that_is_smaller() -> None:
+def test_sum_becomes_dense_only_when_array_is_smaller() -> None:
     """A sum stays sparse, and drops entries of 0, until an array is smaller."""
     few, many = update(1, 1e-3, 10), update(2, 1.1 / SPARSE_MAX, 10)
     total = UpdateSum(N)
@@ -138,7 +140,7 @@ def test_a_sum_is_an_array_only_once_that_is_smaller() -> None:
     assert total.array is not None
 
 
-def test_the_bound_grows_with_what_is_summed() -> None:
+def test_sum_bytes_bound_grows_with_entries_up_to_dense_size() -> None:
     """The bound grows with the entries, up to the size of a dense sum."""
     bounds = [sum_bytes_bound(entries, 10**6, 2**14) for entries in (0, 1, 10**4, 10**5, 10**7)]
     assert bounds == sorted(bounds)
@@ -160,7 +162,7 @@ def sum_of(entries: int, *, dense: bool) -> UpdateSum:
 
 @pytest.mark.parametrize("dense", [False, True])
 @pytest.mark.parametrize("other", ["hits", "sparse", "dense"])
-def test_entries_that_leave_int32_are_counted(dense: bool, other: str) -> None:
+def test_int32_overflows_of_sum_are_counted(dense: bool, other: str) -> None:
     total = sum_of(3, dense=dense)
     assert (total.array is not None) == dense
     assert total.overflows == 0
@@ -173,7 +175,7 @@ def test_entries_that_leave_int32_are_counted(dense: bool, other: str) -> None:
     assert total.overflows > 1, "what it was wrong by before counts, too"
 
 
-def test_what_was_added_to_a_sum_stays_as_it_was() -> None:
+def test_adding_to_sum_does_not_change_addend() -> None:
     added, total = UpdateSum.of_array(np.ones(16, np.int32)), UpdateSum(16)
     for times in (1, 2):
         total.add_total(added)

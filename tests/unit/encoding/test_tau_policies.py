@@ -31,7 +31,7 @@ LIMITS = (1e-6, 10.0)
 N = 1_000_000  # parameters
 
 
-def nothing_there(fraction: float) -> None:
+def find_no_tau(fraction: float) -> None:
     """Return None, as if all residuals were 0."""
 
 
@@ -46,7 +46,7 @@ def ahead(number: int = 1, **known: Any) -> NextPublication:
 
 
 @dataclass
-class Asked:
+class RecordingChooser:
     """An inner chooser that records its last argument."""
 
     tau: float = 0.5
@@ -57,7 +57,7 @@ class Asked:
         return PublicationTarget({**state, "tau": self.tau}, wanted=0.25)
 
 
-def test_a_steered_threshold_goes_by_what_was_sent() -> None:
+def test_feedback_tau_adapts_to_last_sent_fraction() -> None:
     """Tau adapts to the last sent fraction, unless that is not to be used as feedback."""
     stage = FeedbackTau(AdaptiveThreshold(0.5, 0.1, 0.2, 0.5))
     assert stage.next_tau({}, ahead()) == PublicationTarget({"tau": 0.5})
@@ -68,13 +68,13 @@ def test_a_steered_threshold_goes_by_what_was_sent() -> None:
     )
 
 
-def test_a_steered_threshold_is_sampled_where_the_fraction_is_laid_down() -> None:
+def test_feedback_tau_is_sampled_for_prescribed_fraction() -> None:
     """If a warm-up prescribes a fraction, tau is sampled for this fraction."""
     stage = FeedbackTau(FixedThreshold(0.5))
     assert stage.next_tau({}, ahead(fraction=0.25)) == PublicationTarget({"tau": 4e-3})
 
 
-def test_a_sampled_threshold_wants_most_first_and_leaves_ties_to_chance() -> None:
+def test_sampled_tau_starts_at_maximum_fraction_and_follows_link() -> None:
     """The wanted fraction starts at the maximum, falls on a slow link, and can be prescribed."""
     stage = SampledTau(AutoThreshold(0.1, 0.5), N)
     first = stage.next_tau({}, ahead())
@@ -84,7 +84,7 @@ def test_a_sampled_threshold_wants_most_first_and_leaves_ties_to_chance() -> Non
     assert stage.next_tau(first.state, ahead(2, fraction=0.25)).wanted == 0.25
 
 
-def test_what_is_wanted_is_remembered_within_the_bounds_of_who_goes_on() -> None:
+def test_loaded_fraction_is_clipped_to_bounds_of_new_threshold() -> None:
     """A loaded fraction is clipped to the bounds of the threshold that loads it."""
     slow = SampledTau(AutoThreshold(0.01, 0.5), N)
     slow.follow_link(round_s=100.0, step_s=0.01)
@@ -98,29 +98,29 @@ def test_what_is_wanted_is_remembered_within_the_bounds_of_who_goes_on() -> None
 
 
 @pytest.mark.parametrize(("n_params", "wanted"), [(5, 0.5), (320, 0.1), (N, 0.01)])
-def test_a_small_model_sends_at_least_32_entries_or_half(n_params: int, wanted: float) -> None:
+def test_small_model_wants_at_least_32_entries_or_half(n_params: int, wanted: float) -> None:
     stage = SampledTau(AutoThreshold(0.001, 0.01), n_params)
     assert stage.next_tau({}, ahead()).wanted == wanted
     assert stage.next_tau({}, ahead(fraction=0.75)).wanted == 0.75  # a warm-up may send more
 
 
-def test_where_all_residuals_are_0_the_last_tau_stays() -> None:
-    nothing = ahead(tau_reached_by=nothing_there)
+def test_last_tau_stays_if_all_residuals_are_zero() -> None:
+    nothing = ahead(tau_reached_by=find_no_tau)
     kept = {"tau": 0.25, "sent_fraction": 0.1}
     assert sample_tau(nothing, 0.1, kept, FixedThreshold(1.0)) == kept
     assert sample_tau(nothing, 0.1, {}, FixedThreshold(1.0)) == {"tau": 1.0}
 
 
-def test_clamping_reaches_the_state_so_that_tau_can_come_back() -> None:
+def test_clamped_tau_is_kept_in_state() -> None:
     """The state has the clamped tau, so that tau can leave the limit at once."""
     for tau, within in ((1e-9, 1e-6), (99.0, 10.0), (0.5, 0.5)):
-        aim = ClampedTau(Asked(tau), *LIMITS).next_tau({"sent_fraction": 0.1}, ahead())
+        aim = ClampedTau(RecordingChooser(tau), *LIMITS).next_tau({"sent_fraction": 0.1}, ahead())
         assert aim == PublicationTarget({"tau": within, "sent_fraction": 0.1}, wanted=0.25)
 
 
-def test_a_warm_up_lays_down_the_fraction_and_then_steps_aside() -> None:
+def test_warm_up_prescribes_fraction_until_its_end() -> None:
     """A warm-up prescribes a fraction to the inner chooser, and none after its end."""
-    inner = Asked()
+    inner = RecordingChooser()
     stage = WarmUpTau(inner, WarmUp(2, 0.25, 0.04))
     asked = []
     for number in (1, 2, 3):
@@ -130,9 +130,9 @@ def test_a_warm_up_lays_down_the_fraction_and_then_steps_aside() -> None:
     assert asked == [0.25, pytest.approx(0.1), None]
 
 
-def test_a_shake_up_divides_takes_all_and_is_no_lesson_for_the_next() -> None:
+def test_shake_up_divides_tau_and_gives_no_feedback() -> None:
     """A shake-up divides tau and sends all hits; the sent fraction is not feedback afterwards."""
-    inner = Asked()
+    inner = RecordingChooser()
     stage = ShakeUpTau(inner, frequency=3)
     seen = []
     for number in (2, 3, 4, 5):
@@ -143,9 +143,9 @@ def test_a_shake_up_divides_takes_all_and_is_no_lesson_for_the_next() -> None:
     assert seen == [(0.5, 0.25, True), (0.5 / 3, None, True), (0.5, 0.25, False), (0.5, 0.25, True)]
 
 
-def test_nothing_is_shaken_before_its_time() -> None:
+def test_shake_ups_begin_after_warm_up_publications() -> None:
     """No publication up to ``after`` is shaken."""
-    inner = Asked()
+    inner = RecordingChooser()
     stage = ShakeUpTau(inner, frequency=2, after=4)
     shaken = [number for number in range(1, 9) if stage.next_tau({}, ahead(number)).divisor > 1]
     assert shaken == [6, 8]
@@ -154,7 +154,7 @@ def test_nothing_is_shaken_before_its_time() -> None:
     assert inner.last.use_as_feedback  # the fourth was not shaken, though 2 divides it
 
 
-def test_a_policy_wraps_only_what_is_asked_for_and_keeps_the_state() -> None:
+def test_combined_tau_chooser_has_expected_taus_and_state() -> None:
     """A chooser with warm-up, feedback and shake-ups has the expected taus and state."""
     policy = create_tau_chooser(AdaptiveThreshold(0.5, 0.1, 0.2, 0.5), LIMITS, N, WarmUp(1), 3)
     assert math.isnan(policy.tau)
@@ -175,7 +175,7 @@ def test_a_policy_wraps_only_what_is_asked_for_and_keeps_the_state() -> None:
 
 @pytest.mark.parametrize("threshold", [AdaptiveThreshold(0.5, 0.1, 0.2, 0.5), AutoThreshold()])
 @pytest.mark.parametrize("cut", [0, 1, 3])
-def test_a_policy_goes_on_where_another_stopped(threshold: Any, cut: int) -> None:
+def test_tau_chooser_continues_from_loaded_state(threshold: Any, cut: int) -> None:
     """A chooser that loads another's state has the same next targets."""
 
     def fresh() -> Any:

@@ -24,23 +24,23 @@ ALL: list[ThresholdAlgorithm] = [
 
 
 @pytest.mark.parametrize("algorithm", ALL)
-def test_the_first_threshold_is_the_initial_one(algorithm: ThresholdAlgorithm) -> None:
+def test_first_tau_is_the_initial_one(algorithm: ThresholdAlgorithm) -> None:
     assert algorithm.next_tau({}, None)["tau"] == 1e-3
 
 
 @pytest.mark.parametrize("algorithm", ALL)
-def test_next_tau_leaves_the_old_state_alone(algorithm: ThresholdAlgorithm) -> None:
+def test_next_tau_does_not_change_its_argument(algorithm: ThresholdAlgorithm) -> None:
     state = {"tau": 1e-3, "sent_fraction": 0.5}
     algorithm.next_tau(state, 0.5)
     assert state == {"tau": 1e-3, "sent_fraction": 0.5}
 
 
-def test_fixed_stays() -> None:
+def test_fixed_threshold_ignores_state_and_sent_fraction() -> None:
     fixed = FixedThreshold(0.25)
     assert fixed.next_tau({"tau": 1.0}, 0.9) == {"tau": 0.25}
 
 
-def test_adaptive_keeps_tau_inside_the_band_and_without_news() -> None:
+def test_adaptive_tau_stays_within_bounds_or_if_fraction_is_unknown() -> None:
     """Tau stays if the sent fraction is within its bounds or unknown."""
     adaptive = AdaptiveThreshold(1e-3)
     assert adaptive.next_tau({"tau": 2e-3}, 1e-3)["tau"] == 2e-3
@@ -69,7 +69,9 @@ def test_a_threshold_must_be_positive_and_finite(tau: float) -> None:
         (ResidualClipping, "frequency", 0),
     ],
 )
-def test_options_out_of_range_are_refused_by_name(make: Any, option: str, value: float) -> None:
+def test_threshold_option_out_of_range_is_refused_by_name(
+    make: Any, option: str, value: float
+) -> None:
     with pytest.raises(UsageError, match=f"{option}={value}"):
         make(**{option: value})
 

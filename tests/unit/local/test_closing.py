@@ -26,14 +26,14 @@ def compiled_kernels() -> None:
 
 
 @pytest.fixture(params=["SHARED_GRADIENTS", "AVERAGING"])
-def made(request: pytest.FixtureRequest) -> Iterator[ParallelWrapper]:
+def closable_wrapper(request: pytest.FixtureRequest) -> Iterator[ParallelWrapper]:
     wrapper = ParallelWrapper(DenseNetwork([2, 2]), 1, training_mode=request.param, progress=False)
     yield wrapper
     wrapper.close()
     assert not wrapper._context.scratch.exists()
 
 
-def test_who_waits_for_rows_hears_of_it(made: ParallelWrapper) -> None:
+def test_close_fails_fit_that_waits_for_rows(closable_wrapper: ParallelWrapper) -> None:
     """A fit that waits for rows fails at once when the wrapper is closed."""
     waits, let_go, errors = threading.Event(), threading.Event(), list[TrainingError]()
 
@@ -44,13 +44,13 @@ def test_who_waits_for_rows_hears_of_it(made: ParallelWrapper) -> None:
 
     def fit() -> None:
         with pytest.raises(TrainingError, match=CLOSED) as error:
-            made.fit(rows(), run_log="")
+            closable_wrapper.fit(rows(), run_log="")
         errors.append(error.value)
 
     training = threading.Thread(target=fit)
     training.start()
     assert waits.wait(LIMIT_S)
-    made.close()
+    closable_wrapper.close()
     training.join(LIMIT_S)
     is_over = not training.is_alive()
     let_go.set()
@@ -60,21 +60,21 @@ def test_who_waits_for_rows_hears_of_it(made: ParallelWrapper) -> None:
 
 
 @pytest.mark.parametrize("last", ["partition_rows", "FitSession", "LocalFitRunner"])
-def test_whatever_fails_for_it_says_so(
-    made: ParallelWrapper, monkeypatch: pytest.MonkeyPatch, last: str
+def test_error_of_closed_fit_mentions_closing_at_every_step(
+    closable_wrapper: ParallelWrapper, monkeypatch: pytest.MonkeyPatch, last: str
 ) -> None:
     """The error mentions the closing, at whatever step of the fit (``last``) it happened."""
-    if last == "LocalFitRunner" and made._rounds is not None:
+    if last == "LocalFitRunner" and closable_wrapper._rounds is not None:
         last = "RoundsRun"
     make = getattr(parallel_wrapper, last)
 
     def then_closed(*given: Any, **named: Any) -> Any:
         if not last.startswith("partition"):
-            made.close()
+            closable_wrapper.close()
         result = make(*given, **named)
-        made.close()
+        closable_wrapper.close()
         return result
 
     monkeypatch.setattr(parallel_wrapper, last, then_closed)
     with pytest.raises(TrainingError, match=CLOSED):
-        made.fit([ROW] * 4, run_log="")
+        closable_wrapper.fit([ROW] * 4, run_log="")

@@ -18,7 +18,7 @@ BLOCK_BYTES = 512  # as st_blocks counts, whatever the disk
 MIB = 1 << 20
 
 
-def test_what_is_mapped_has_its_room_before(tmp_path: Path) -> None:
+def test_mapped_file_has_blocks_allocated_beforehand(tmp_path: Path) -> None:
     """A file that will be mapped has its blocks allocated beforehand."""
     allocate_file(tmp_path / "file", MIB)
     status = (tmp_path / "file").stat()
@@ -34,7 +34,7 @@ def test_what_is_mapped_has_its_room_before(tmp_path: Path) -> None:
         lambda path: FileHandle.write(0, path),
     ],
 )
-def test_a_full_disk_is_told_with_what_to_set(
+def test_full_disk_error_names_file_size_and_tmpdir(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: Callable[[Path], None]
 ) -> None:
     """On a full disk, ``SetupError`` names the file, its size and TMPDIR."""
@@ -49,7 +49,7 @@ def test_a_full_disk_is_told_with_what_to_set(
         make(tmp_path / "file")
 
 
-def test_a_directory_that_is_gone_is_another_matter(tmp_path: Path) -> None:
+def test_missing_directory_raises_file_not_found_error(tmp_path: Path) -> None:
     """A missing directory raises ``FileNotFoundError``, not the error of a full disk."""
     with pytest.raises(FileNotFoundError):
         allocate_file(tmp_path / "gone" / "file", 5)

@@ -16,7 +16,7 @@ from sparkstrom.fit.checkpoints import CheckpointListener
 from sparkstrom.listeners import TrainingListener
 from sparkstrom.local import rounds as local_rounds
 from sparkstrom.models import Adam, DenseNetwork
-from tests.unit.rounds.fits_here import WorkersHere
+from tests.unit.rounds.fits_here import InProcessWorkers
 
 CHANCE = np.random.default_rng(0)
 X = CHANCE.normal(size=(120, 6)).astype(np.float32)
@@ -25,7 +25,7 @@ Y = CHANCE.integers(0, 2, 120)  # random labels, so the loss of held-out rows ge
 Program = Callable[..., ParallelWrapper]
 
 
-class Failing:
+class FailingListener:
     """A listener that fails once a checkpoint has at least ``epochs`` epochs."""
 
     def __init__(self, epochs: int) -> None:
@@ -39,7 +39,7 @@ class Failing:
 @pytest.fixture
 def program(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Program]:
     """Return ``start(name)``, which creates a wrapper whose checkpoints are in ``name``."""
-    monkeypatch.setattr(local_rounds, "ActiveWorkers", WorkersHere)
+    monkeypatch.setattr(local_rounds, "ActiveWorkers", InProcessWorkers)
     made: list[ParallelWrapper] = []
 
     def start(
@@ -58,7 +58,7 @@ def program(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Program
         each.close()
 
 
-def test_missing_epochs_are_trained_as_if_all_had_been_asked_for_at_once(program: Program) -> None:
+def test_resumed_fit_equals_uninterrupted_fit(program: Program) -> None:
     """The epochs' numbers, which determine row orders and learning rates, are continued."""
     program("twice").fit((X, Y), 2, run_log="")
     more, once = program("twice"), program("once")
@@ -68,7 +68,7 @@ def test_missing_epochs_are_trained_as_if_all_had_been_asked_for_at_once(program
     np.testing.assert_array_equal(more.parameters, once.parameters)
 
 
-def test_a_fit_after_one_that_delivers_its_best_epoch_is_the_same_in_a_later_program(
+def test_fit_after_best_epoch_restore_is_same_in_new_program(
     program: Program,
 ) -> None:
     """A fit that follows one which restored its best epoch gives the same bits in a new program."""
@@ -85,7 +85,7 @@ def test_a_fit_after_one_that_delivers_its_best_epoch_is_the_same_in_a_later_pro
     np.testing.assert_array_equal(*found)
 
 
-class Assigning(TrainingListener):
+class FitEndAssigningListener(TrainingListener):
     """A listener that assigns parameters when a fit has ended or failed."""
 
     network: ParallelWrapper
@@ -95,19 +95,17 @@ class Assigning(TrainingListener):
 
 
 @pytest.mark.parametrize("fails", [True, False])
-def test_a_listener_may_replace_the_parameters_at_the_end_of_the_fit(
-    program: Program, fails: bool
-) -> None:
+def test_parameters_assigned_by_listener_at_fit_end_are_kept(program: Program, fails: bool) -> None:
     """Parameters that a listener assigns at the end of a fit, failed or not, are kept."""
-    listener, network = Assigning(), program("kept", checkpoint_every="1 epochs")
+    listener, network = FitEndAssigningListener(), program("kept", checkpoint_every="1 epochs")
     listener.network = network
-    epochs, listeners = (5000, [listener, Failing(1)]) if fails else (2, [listener])
+    epochs, listeners = (5000, [listener, FailingListener(1)]) if fails else (2, [listener])
     with pytest.raises(TrainingError) if fails else contextlib.nullcontext():
         network.fit((X, Y), epochs, listeners=listeners, run_log="")
     assert set(network.parameters) == {0.5}
 
 
-class AssigningEarly(TrainingListener):
+class EpochAssigningListener(TrainingListener):
     """A listener that assigns parameters during the fit."""
 
     network: ParallelWrapper
@@ -116,9 +114,9 @@ class AssigningEarly(TrainingListener):
         self.network.parameters = self.network.parameters
 
 
-def test_a_later_fit_is_protected_like_the_first(program: Program) -> None:
+def test_assigning_parameters_during_any_fit_is_refused(program: Program) -> None:
     """Assigning parameters during a fit is refused, in the first fit and in a later one."""
-    listener, network = AssigningEarly(), program(None)
+    listener, network = EpochAssigningListener(), program(None)
     listener.network = network
     for _ in range(2):
         with pytest.raises(
@@ -128,14 +126,14 @@ def test_a_later_fit_is_protected_like_the_first(program: Program) -> None:
 
 
 @pytest.mark.parametrize("fails", [True, False])
-def test_parameters_that_are_assigned_after_a_restore_are_what_the_fit_starts_with(
+def test_fit_starts_from_parameters_assigned_after_restore(
     program: Program, tmp_path: Path, fails: bool
 ) -> None:
     """A fit starts from assigned parameters, also if the restored checkpoint was incomplete."""
     saved, restored = program("saved", checkpoint_every="1 epochs"), program(None, rate=1e-9)
     if fails:
         with pytest.raises(TrainingError, match="a bug of the listener"):
-            saved.fit((X, Y), 5000, listeners=[Failing(1)], run_log="")
+            saved.fit((X, Y), 5000, listeners=[FailingListener(1)], run_log="")
     else:
         saved.fit((X, Y), 1, run_log="")
     restored.restore(tmp_path / "saved")
@@ -144,19 +142,19 @@ def test_parameters_that_are_assigned_after_a_restore_are_what_the_fit_starts_wi
     assert np.abs(restored.parameters).max() < 1e-6
 
 
-def test_parameters_that_are_assigned_after_a_failed_fit_are_what_the_retry_starts_with(
+def test_retry_starts_from_parameters_assigned_after_failed_fit(
     program: Program,
 ) -> None:
     """A retry starts from assigned parameters, and not from the failed fit's checkpoint."""
     network = program("failed", rate=1e-9, checkpoint_every="1 epochs")
     with pytest.raises(TrainingError, match="a bug of the listener"):
-        network.fit((X, Y), 5000, listeners=[Failing(1)], run_log="")
+        network.fit((X, Y), 5000, listeners=[FailingListener(1)], run_log="")
     network.parameters = np.zeros(network.parameters.shape)
     assert network.fit((X, Y), 2, run_log="").resumed_from is None
     assert np.abs(network.parameters).max() < 1e-6
 
 
-def test_an_interrupted_fit_can_be_resumed_in_the_same_program(
+def test_interrupted_fit_can_be_resumed_in_same_program(
     program: Program, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A message tells how; without that, the next fit is another one."""
@@ -175,13 +173,13 @@ def test_an_interrupted_fit_can_be_resumed_in_the_same_program(
     assert network.fit((X, Y), 1, run_log="").resumed_from == found[1]
 
 
-def test_a_fit_that_has_nothing_left_to_train_tells_what_the_checkpoint_holds(
+def test_fit_without_epochs_left_reports_checkpoint_epochs(
     program: Program, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The summary has the checkpoint's epochs, even if fewer epochs are asked for."""
     with pytest.raises(TrainingError, match="a bug of the listener"):
         program("some", checkpoint_every="1 epochs").fit(
-            (X, Y), 5000, listeners=[Failing(3)], run_log=""
+            (X, Y), 5000, listeners=[FailingListener(3)], run_log=""
         )
     network = program("some", progress="plain")
     summary = network.fit((X, Y), 2, run_log="")
@@ -192,7 +190,7 @@ def test_a_fit_that_has_nothing_left_to_train_tells_what_the_checkpoint_holds(
 
 
 @pytest.mark.parametrize(("before", "after"), [("loss", "accuracy"), ("accuracy", "loss")])
-def test_values_of_another_metric_are_not_compared_with_those_of_before(
+def test_resume_with_other_metric_ignores_earlier_values(
     program: Program, before: str, after: str
 ) -> None:
     """With random labels accuracies are below losses: comparing them chooses a wrong best epoch."""
@@ -203,7 +201,7 @@ def test_values_of_another_metric_are_not_compared_with_those_of_before(
 
     with pytest.raises(TrainingError, match="a bug of the listener"):
         program("some", rate=1e-6, checkpoint_every="1 epochs").fit(
-            (X, Y), 5000, listeners=[Failing(2)], **rule(before)
+            (X, Y), 5000, listeners=[FailingListener(2)], **rule(before)
         )
     network = program("some", rate=1e-6)
     epochs = network._checkpoints._read_newest(pytest.fail).complete_epochs  # type: ignore
@@ -218,7 +216,7 @@ def test_values_of_another_metric_are_not_compared_with_those_of_before(
     assert f"has the {before} of held-out rows, and this fit measures their {after}" in warning
 
 
-def test_checkpoints_that_are_not_resumed_are_kept(program: Program, tmp_path: Path) -> None:
+def test_checkpoints_of_unresumed_fit_are_kept(program: Program, tmp_path: Path) -> None:
     """With resume=False, a fit removes only files that its own network wrote."""
     old = program("kept", checkpoint_every="1 epochs").fit((X, Y), 4, run_log="").checkpoint
     earlier = set((tmp_path / "kept").iterdir())
@@ -230,13 +228,13 @@ def test_checkpoints_that_are_not_resumed_are_kept(program: Program, tmp_path: P
     assert len(left - earlier) == 2
 
 
-def test_early_stopping_that_begins_with_a_resume_delivers_an_epoch_of_its_own(
+def test_early_stopping_added_on_resume_picks_epoch_after_resume(
     program: Program,
 ) -> None:
     """Without a copy of the best epoch's parameters, no epoch before the resume is the best."""
     with pytest.raises(TrainingError, match="a bug of the listener"):
         program("late", rate=0.1, checkpoint_every="1 epochs").fit(
-            (X, Y), 5000, validation=0.3, listeners=[Failing(12)], run_log=""
+            (X, Y), 5000, validation=0.3, listeners=[FailingListener(12)], run_log=""
         )
     network = program("late", rate=0.1)
     rule = EarlyStopping(patience=3)
@@ -249,7 +247,7 @@ def test_early_stopping_that_begins_with_a_resume_delivers_an_epoch_of_its_own(
     assert "has no parameters of the best epoch so far" in "".join(summary.warnings)
 
 
-def test_a_program_that_restores_and_is_run_again_continues_its_own_fit(
+def test_rerun_program_with_restore_resumes_its_own_checkpoint(
     program: Program, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """After a crash, the fit's own checkpoint is used instead of the restored one."""
@@ -261,7 +259,7 @@ def test_a_program_that_restores_and_is_run_again_continues_its_own_fit(
         return network, network.fit((X, Y), epochs, listeners=listeners, run_log="")
 
     with pytest.raises(TrainingError, match="a bug of the listener"):
-        fine_tune(5000, Failing(3))
+        fine_tune(5000, FailingListener(3))
     network, summary = fine_tune(5)
     assert summary.resumed_from.startswith(str(tmp_path / "own"))
     assert summary.epochs_resumed >= 3
@@ -272,7 +270,7 @@ def test_a_program_that_restores_and_is_run_again_continues_its_own_fit(
 
 
 @pytest.mark.parametrize("other_model", [False, True])
-def test_checkpoints_of_networks_that_started_differently_do_not_replace_a_restored_one(
+def test_unrelated_checkpoints_do_not_replace_restored_one(
     program: Program, tmp_path: Path, other_model: bool
 ) -> None:
     """A program may restore into a directory with checkpoints of an unrelated training."""
@@ -289,7 +287,7 @@ def test_checkpoints_of_networks_that_started_differently_do_not_replace_a_resto
 
 
 @pytest.mark.parametrize("restores", [False, True])
-def test_a_directory_that_cannot_be_written_is_refused_before_training(
+def test_unwritable_checkpoint_directory_is_refused_before_training(
     program: Program, tmp_path: Path, restores: bool
 ) -> None:
     """That holds also for a fit that starts with a restored checkpoint."""
@@ -302,7 +300,7 @@ def test_a_directory_that_cannot_be_written_is_refused_before_training(
         network.fit((X, Y), 1, run_log="")
 
 
-def test_a_relative_directory_stays_where_it_is(
+def test_relative_checkpoint_directory_survives_chdir(
     program: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All fits of a network write to one directory, although the program changes its own."""

@@ -47,7 +47,7 @@ KINDS: dict[str, tuple[Any, ColumnSpec]] = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_rows_of_their_own_are_held_out(kind: str, tmp_path: Path) -> None:
+def test_separate_held_out_rows_follow_training_rows(kind: str, tmp_path: Path) -> None:
     """Separate held-out rows follow the training rows in the same form, marked as held out."""
     make, chosen = KINDS[kind]
     data, held = make(tmp_path, 0, 9), make(tmp_path, 9, 12)
@@ -64,7 +64,7 @@ def test_rows_of_their_own_are_held_out(kind: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("value", [None, 0.1, 0, True, np.True_, np.float32(0.5), "column", b"x"])
-def test_a_fraction_and_a_columns_name_are_no_rows(value: Any) -> None:
+def test_fraction_or_column_name_is_not_held_out_data(value: Any) -> None:
     """A fraction, None or a column's name is not held-out data."""
     assert not holds_rows(value)
 
@@ -108,7 +108,7 @@ def test_a_fraction_and_a_columns_name_are_no_rows(value: Any) -> None:
         (arrays(0, 9), ["ab"], ColumnSpec(), "validation: data=.*there is no ab"),
     ],
 )
-def test_rows_that_are_unlike_the_data_are_refused(
+def test_held_out_rows_unlike_training_data_are_refused(
     data: Any, held: Any, chosen: ColumnSpec, why: str
 ) -> None:
     """Held-out rows whose columns or types differ from the training data's raise ``UsageError``."""
@@ -116,7 +116,7 @@ def test_rows_that_are_unlike_the_data_are_refused(
         list(read_blocks_with_held_out(data, held, chosen))
 
 
-def test_one_iterator_cannot_be_both() -> None:
+def test_same_iterator_for_training_and_held_out_rows_is_refused() -> None:
     """The same iterator as training and held-out data is refused."""
     rows = zip(X, Y, strict=True)
     with pytest.raises(UsageError, match="are one iterator, which is drawn once: make two"):

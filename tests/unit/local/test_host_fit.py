@@ -17,7 +17,7 @@ from sparkstrom.runtime.optimizer_states import OptimizerStates
 from sparkstrom.runtime.theta import Theta
 
 
-def test_an_epoch_that_rounds_have_trained_whole_is_over(
+def test_position_after_last_minibatch_resumes_at_next_epoch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A position after an epoch's last minibatch, as averaging may save it, is the next epoch."""

@@ -16,7 +16,7 @@ from sparkstrom.worker import network_setup as interfaces
 from sparkstrom.worker.task_environment import TaskEnvironment
 
 
-def test_a_worker_that_is_first_opens_the_port_that_all_know(
+def test_restarted_media_driver_prefers_known_port(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """A worker that starts the media driver asks for the master's known port."""
@@ -39,7 +39,7 @@ def test_a_worker_that_is_first_opens_the_port_that_all_know(
     assert os.getpid() in {options.watch.pid for options in asked if options.watch}
 
 
-def test_a_next_media_driver_that_does_not_start_counts_as_one_that_died(
+def test_failed_restart_of_media_driver_raises_driver_lost(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Only a later start, not the first, may fail as ``DriverLost``: the host may be busy."""

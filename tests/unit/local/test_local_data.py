@@ -26,7 +26,7 @@ Y = CHANCE.integers(0, 4, ROWS)
 W = CHANCE.random(ROWS).astype(np.float32)
 
 
-class Mapped:
+class MapStyleDataset:
     """A map-style dataset like PyTorch's."""
 
     def __len__(self) -> int:
@@ -38,14 +38,14 @@ class Mapped:
         return torch.from_numpy(X[index]), torch.tensor(Y[index]), float(W[index])
 
 
-class Streamed:
+class StreamedDataset:
     """An iterable dataset like PyTorch's."""
 
     def __iter__(self) -> Iterator[tuple[Any, ...]]:
         return iter(list(zip(X, Y, W, strict=True)))
 
 
-class Sparse:
+class SparseMatrix:
     """A matrix with two dimensions and without a length, like SciPy's sparse matrices."""
 
     ndim, shape = 2, (ROWS, WIDTH)
@@ -89,8 +89,8 @@ KINDS = {
     "doubles": (lambda _: (X.astype(np.float64), Y.astype(np.int16), W), ColumnSpec()),
     "rows": (lambda _: list(zip(X, Y.tolist(), W.tolist(), strict=True)), ColumnSpec()),
     "generator": (lambda _: (row for row in zip(X, Y, W, strict=True)), ColumnSpec()),
-    "dataset": (lambda _: Mapped(), ColumnSpec()),
-    "iterable dataset": (lambda _: Streamed(), ColumnSpec()),
+    "dataset": (lambda _: MapStyleDataset(), ColumnSpec()),
+    "iterable dataset": (lambda _: StreamedDataset(), ColumnSpec()),
     "table": (lambda _: table(), TABLE),
     "batch": (lambda _: table().combine_chunks().to_batches()[0], TABLE),
     "reader": (lambda _: reader(table()), TABLE),
@@ -118,7 +118,7 @@ def rows_of(data: Any, chosen: ColumnSpec = ColumnSpec()) -> tuple[Batch, list[i
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_same_rows_from(kind: str, tmp_path: Path) -> None:
+def test_every_kind_of_data_gives_same_rows(kind: str, tmp_path: Path) -> None:
     """Each kind of data gives the same rows, types and row numbers."""
     if "dataset" in kind:
         pytest.importorskip("torch")
@@ -133,7 +133,7 @@ def test_the_same_rows_from(kind: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_arrays_are_read_some_at_a_time(dtype: Any) -> None:
+def test_large_arrays_are_read_in_blocks(dtype: Any) -> None:
     """Large memory-mapped arrays are never copied as a whole: peak memory is some blocks."""
     features, labels = np.zeros((1 << 20, 8), dtype), np.zeros(1 << 20, np.int64)
     tracemalloc.start()
@@ -148,7 +148,7 @@ def test_arrays_are_read_some_at_a_time(dtype: Any) -> None:
     assert peak_bytes < 10 * BLOCK_BYTES < features.nbytes
 
 
-def test_a_list_beside_arrays_is_an_array() -> None:
+def test_list_given_with_arrays_is_converted_to_array() -> None:
     """A list given together with arrays is converted to an array."""
     (block,) = read_data_blocks(({"x": X, "n": list(range(ROWS))}, Y.tolist()), ColumnSpec())
     batch = block.form.batch(block.records)
@@ -157,7 +157,7 @@ def test_a_list_beside_arrays_is_an_array() -> None:
     np.testing.assert_array_equal(batch.labels, Y)
 
 
-def test_columns_that_nobody_wants_are_not_looked_at() -> None:
+def test_unselected_dataframe_columns_are_not_read() -> None:
     """Unselected columns of a DataFrame may be unreadable or have duplicate names."""
     frame = table().to_pandas().assign(junk=[1, *["a"] * (ROWS - 1)])
     frame[7] = frame["w"]
@@ -190,7 +190,7 @@ def test_big_endian_data_are_read() -> None:
         rows_of(frame.assign(digit=[1j] * ROWS), ColumnSpec("x", "digit"))
 
 
-def test_columns_of_spark_are_read_from_parquet(tmp_path: Path) -> None:
+def test_spark_column_types_are_read_from_parquet(tmp_path: Path) -> None:
     """Files that Spark wrote may have decimals, ML vectors and images, as on Spark."""
     doubles = [Decimal(f"{x:.2f}") for x in X[:, 0]]
     vectors = [{"type": 1, "size": None, "indices": None, "values": x.tolist()} for x in X]
@@ -227,14 +227,14 @@ def test_columns_of_spark_are_read_from_parquet(tmp_path: Path) -> None:
     np.testing.assert_array_equal(block.form.batch(block.records).labels, X)
 
 
-def test_a_struct_with_a_vectors_names_but_other_types_is_refused() -> None:
+def test_struct_with_vector_field_names_but_other_types_is_refused() -> None:
     """Only numbers can be the values of a vector of Spark ML."""
     struct = pa.array([{"type": 1, "size": 2, "indices": [0], "values": "x"}] * ROWS)
     with pytest.raises(UsageError, match="features column 'x' is struct"):
         read_data_blocks(pa.table({"x": struct, "digit": Y}), ColumnSpec("x", "digit"))
 
 
-def test_weights_that_are_none_are_no_weights() -> None:
+def test_none_as_weights_means_unweighted_rows() -> None:
     """A fit takes (features, labels, None) as an evaluation does: all rows weigh 1."""
     (block,) = read_data_blocks((X, Y, None), ColumnSpec())
     batch = block.form.batch(block.records)
@@ -245,7 +245,7 @@ def test_weights_that_are_none_are_no_weights() -> None:
     assert unlabelled.form.batch(unlabelled.records).labels == ()
 
 
-def damaged(directory: Path) -> Path:
+def write_damaged_file(directory: Path) -> Path:
     """Return a Parquet file whose footer is intact but whose pages are overwritten."""
     path = files(directory)[1]
     content = path.read_bytes()
@@ -254,13 +254,13 @@ def damaged(directory: Path) -> Path:
 
 
 @pytest.mark.parametrize("opened", [str, parquet.ParquetFile, dataset.dataset])
-def test_a_file_that_is_damaged_inside_is_named(opened: Any, tmp_path: Path) -> None:
-    data = opened(damaged(tmp_path))
+def test_damaged_parquet_pages_are_reported_with_file(opened: Any, tmp_path: Path) -> None:
+    data = opened(write_damaged_file(tmp_path))
     with pytest.raises(UsageError, match=r"data=.* cannot be read to the end: "):
         rows_of(data, TABLE)
 
 
-def test_several_arrays_by_name_and_no_label() -> None:
+def test_features_may_be_named_arrays_without_labels() -> None:
     """Features may be a dictionary of arrays, and labels None."""
     (block,) = read_data_blocks(({"ids": Y, "x": X}, None), ColumnSpec())
     batch = block.form.batch(block.records)
@@ -270,7 +270,7 @@ def test_several_arrays_by_name_and_no_label() -> None:
     assert batch.labels == ()
 
 
-def test_dealt_rows_are_all_there_once_and_the_same_again(tmp_path: Path) -> None:
+def test_partitions_hold_each_row_once_and_reproducibly(tmp_path: Path) -> None:
     """Partitions together hold each row once, in equal numbers, and reproducibly."""
 
     def deal(name: str, workers: int) -> list[list[int]]:
@@ -308,9 +308,13 @@ def test_dealt_rows_are_all_there_once_and_the_same_again(tmp_path: Path) -> Non
         ((X, 3), ColumnSpec(), "one of the arrays of the data is the number 3: give one per row"),
         ((X, Y, -W), ColumnSpec(), r"row 0 of the data has weight"),
         ((X, np.array(["a"] * ROWS)), ColumnSpec(), "array 1 of the data is"),
-        ((Sparse(), Y), ColumnSpec(), "array 0 of the data is .*: not a number"),
-        (({"words": Sparse()}, None), ColumnSpec(), "array 0 of the data is .*: not a number"),
-        ((X, Sparse()), ColumnSpec(), "array 1 of the data is .*: not a number"),
+        ((SparseMatrix(), Y), ColumnSpec(), "array 0 of the data is .*: not a number"),
+        (
+            ({"words": SparseMatrix()}, None),
+            ColumnSpec(),
+            "array 0 of the data is .*: not a number",
+        ),
+        ((X, SparseMatrix()), ColumnSpec(), "array 1 of the data is .*: not a number"),
         (
             (X, Y),
             ColumnSpec("pixels"),
@@ -348,20 +352,22 @@ def test_dealt_rows_are_all_there_once_and_the_same_again(tmp_path: Path) -> Non
         (table(), ColumnSpec("pixels", "digit", validation="w"), "it must be boolean"),
     ],
 )
-def test_what_cannot_be_read_is_refused_by_name(data: Any, chosen: ColumnSpec, why: str) -> None:
+def test_unreadable_data_are_refused_with_name_of_wrong_part(
+    data: Any, chosen: ColumnSpec, why: str
+) -> None:
     """Data that cannot be read raise ``UsageError`` with the name of the wrong part."""
     with pytest.raises(UsageError, match=why):
         list(read_data_blocks(data, chosen))
 
 
-def test_a_loader_is_refused_for_its_dataset() -> None:
+def test_dataloader_is_refused_with_advice_to_pass_dataset() -> None:
     """A PyTorch ``DataLoader`` is refused with advice to pass its dataset."""
     utils = pytest.importorskip("torch.utils.data")
     with pytest.raises(UsageError, match="a DataLoader was given as data: pass its dataset"):
-        list(read_data_blocks(utils.DataLoader(Mapped()), ColumnSpec()))
+        list(read_data_blocks(utils.DataLoader(MapStyleDataset()), ColumnSpec()))
 
 
-def test_a_tensor_that_numpy_does_not_have_names_its_row() -> None:
+def test_tensor_of_unsupported_dtype_is_refused_with_row_number() -> None:
     torch = pytest.importorskip("torch")
     rows = [(torch.ones(WIDTH), 0), (torch.ones(WIDTH, dtype=torch.bfloat16), 1)]
     with pytest.raises(UsageError, match=r"row 1 of the data is .*BFloat16"):

@@ -9,7 +9,7 @@ from sparkstrom.local.fit_runner import ProcessJob
 from sparkstrom.local.worker_pool import WorkerAnswer
 
 
-def test_a_warning_says_why_a_process_was_replaced() -> None:
+def test_warning_has_reason_why_worker_process_was_replaced() -> None:
     """Before, the summary only had that "another attempt" has taken the partition over."""
     answers = iter([None, WorkerAnswer("{}")])  # None: the process died
     sent: list[Any] = []

@@ -13,13 +13,13 @@ from sparkstrom.local.data import PREFIX, ScratchDirectory, remove_abandoned_dir
 
 
 @pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def temporary_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Make ``tmp_path`` the temporary directory."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     return tmp_path
 
 
-def killed() -> Path:
+def make_abandoned_directory() -> Path:
     """Return a scratch directory whose lock is released without its removal, as by SIGKILL."""
     made = ScratchDirectory()
     (made.path / "rows-0").write_bytes(b"rows")
@@ -27,28 +27,32 @@ def killed() -> Path:
     return made.path
 
 
-def test_what_a_killed_program_left_is_removed_and_what_is_used_stays(here: Path) -> None:
+def test_scratch_directory_of_killed_program_is_removed(temporary_directory: Path) -> None:
     """The directory of a killed program is removed; one in use or without a lock file stays."""
-    used, left, other = ScratchDirectory(), killed(), here / f"{PREFIX}of-somebody"
+    used, left, other = (
+        ScratchDirectory(),
+        make_abandoned_directory(),
+        temporary_directory / f"{PREFIX}of-somebody",
+    )
     other.mkdir()
     remove_abandoned_directories()
     assert used.path.exists()
     assert not left.exists()
     assert other.exists()
     used.remove()
-    assert list(here.iterdir()) == [other]
+    assert list(temporary_directory.iterdir()) == [other]
 
 
-def test_another_users_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scratch_directory_of_another_user_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """A scratch directory of another user is not removed."""
-    left = killed()
+    left = make_abandoned_directory()
     monkeypatch.setattr(os, "getuid", lambda: left.stat().st_uid + 1)
     remove_abandoned_directories()
     assert left.exists()
 
 
-def test_one_that_is_removed_while_it_is_made_is_made_again(
-    here: Path, monkeypatch: pytest.MonkeyPatch
+def test_scratch_directory_removed_during_creation_is_recreated(
+    temporary_directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """If another wrapper removes the directory before its lock is held, a new one is created."""
     open_lock, seen = scratch.open_lock, list[Path]()
@@ -63,11 +67,13 @@ def test_one_that_is_removed_while_it_is_made_is_made_again(
     monkeypatch.setattr(scratch, "open_lock", then_looked_at)
     made = ScratchDirectory()
     assert not seen[0].exists()
-    assert seen[1:] == [made.path] == list(here.iterdir())
+    assert seen[1:] == [made.path] == list(temporary_directory.iterdir())
     made.remove()
 
 
-def test_where_there_are_no_locks_nothing_is_removed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_scratch_directory_is_removed_without_file_locks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """On a file system without locks, no scratch directory is removed."""
 
     def refused(descriptor: int) -> bool:

@@ -15,7 +15,7 @@ from sparkstrom import ParallelWrapper
 from sparkstrom.local import rounds as local_rounds
 from sparkstrom.models.base import FlatModel
 from sparkstrom.models.torch import TorchModel
-from tests.unit.rounds.fits_here import WorkersHere
+from tests.unit.rounds.fits_here import InProcessWorkers
 
 X = np.random.default_rng(0).normal(5, 3, (60, 4)).astype(np.float32)
 Y = (X[:, 0] > 5).astype(np.int64)
@@ -23,7 +23,7 @@ Y = (X[:, 0] > 5).astype(np.int64)
 Start = Callable[[FlatModel], ParallelWrapper]
 
 
-class Masked(nn.Module):
+class MaskLayer(nn.Module):
     """Multiplies by a constant buffer."""
 
     def __init__(self) -> None:
@@ -43,7 +43,7 @@ def make_model(layer: nn.Module | None = None) -> TorchModel:
 @pytest.fixture
 def start(monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
     """Return a function that makes a wrapper, whose worker trains in this process."""
-    monkeypatch.setattr(local_rounds, "ActiveWorkers", WorkersHere)
+    monkeypatch.setattr(local_rounds, "ActiveWorkers", InProcessWorkers)
     made: list[ParallelWrapper] = []
 
     def make(model: FlatModel) -> ParallelWrapper:
@@ -62,7 +62,7 @@ def fit(network: ParallelWrapper) -> list[str]:
     return [each for each in warnings if "buffers" in each]
 
 
-def test_a_fit_that_starts_with_buffers_of_another_network_is_warned_of(start: Start) -> None:
+def test_fit_with_buffers_of_another_network_warns(start: Start) -> None:
     """Each change of networks is reported, also for a copy of the model that was made too late."""
     model = make_model()
     one, two = start(model), start(model)
@@ -74,14 +74,16 @@ def test_a_fit_that_starts_with_buffers_of_another_network_is_warned_of(start: S
     assert len(fit(start(copy.deepcopy(model)))) == 1
 
 
-def test_networks_that_share_no_trained_buffers_get_no_warning(start: Start) -> None:
+def test_networks_without_shared_trained_buffers_get_no_warning(start: Start) -> None:
     """Copies, constant buffers and another module's head are not a reason to warn."""
-    model, constant = make_model(), make_model(Masked())
+    model, constant = make_model(), make_model(MaskLayer())
     for each in (copy.deepcopy(model), model, constant, constant):
         assert fit(start(each)) == []
 
 
-def test_a_network_that_continues_another_one_gets_no_warning(start: Start, tmp_path: Path) -> None:
+def test_network_with_parameters_of_another_gets_no_buffer_warning(
+    start: Start, tmp_path: Path
+) -> None:
     """Assigning its parameters, or loading them, is a reason to share its buffers."""
     model = make_model()
     one, two = start(model), start(model)
@@ -94,7 +96,7 @@ def test_a_network_that_continues_another_one_gets_no_warning(start: Start, tmp_
     loaded.close()
 
 
-def test_a_load_leaves_the_networks_of_the_given_model_alone(start: Start, tmp_path: Path) -> None:
+def test_load_copies_model_that_another_network_uses(start: Start, tmp_path: Path) -> None:
     """The given model is copied if a network uses it, else its buffers would be replaced."""
     model = make_model()
     one = start(model)

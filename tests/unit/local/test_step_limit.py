@@ -14,11 +14,11 @@ from sparkstrom.local.worker_pool import HEARTBEAT_S, StepLimit, WorkerAnswer
 LOOK_S = 0.25
 
 
-class Ended(BaseException):
+class ProcessExit(BaseException):
     """An exception in place of the end of the process."""
 
 
-class Sent(list[Any]):
+class RecordingConnection(list[Any]):
     """A fake connection that records what is sent."""
 
     send = list.append
@@ -29,7 +29,7 @@ def limit(monkeypatch: pytest.MonkeyPatch) -> StepLimit:
     """Return the step limit of a process whose exit raises ``Ended``."""
 
     def end(status: int) -> None:
-        raise Ended(status)
+        raise ProcessExit(status)
 
     made = StepLimit(HEARTBEAT_S)
     monkeypatch.setattr(worker_main, "step_limit", made)
@@ -37,7 +37,7 @@ def limit(monkeypatch: pytest.MonkeyPatch) -> StepLimit:
     return made
 
 
-def test_a_step_is_late_after_as_many_looks_as_it_may_take() -> None:
+def test_step_is_overdue_after_its_limit_of_checks() -> None:
     """A step is overdue once it was seen running for more checks than its limit has intervals."""
     limit = StepLimit(LOOK_S)
     limit.start_step(1.0)
@@ -49,22 +49,22 @@ def test_a_step_is_late_after_as_many_looks_as_it_may_take() -> None:
     assert limit.seconds == float("inf")
 
 
-def test_who_is_stuck_says_where_and_ends(limit: StepLimit) -> None:
+def test_process_with_overdue_step_reports_place_and_exits(limit: StepLimit) -> None:
     """A process whose step is overdue reports the place in the code and exits."""
-    answers = AnswerChannel(sent := Sent())  # type: ignore[arg-type]
+    answers = AnswerChannel(sent := RecordingConnection())  # type: ignore[arg-type]
     limit.start_step(1.0)
-    with pytest.raises(Ended, match=str(EXIT_STUCK)):  # noqa: PT012
+    with pytest.raises(ProcessExit, match=str(EXIT_STUCK)):  # noqa: PT012
         for _ in range(2 + int(1.0 / HEARTBEAT_S)):
             assert sent == []
             answers.exit_if_step_timed_out()
     (answer,) = sent
     assert answer.failure.startswith("one training step took longer than 1 s: raise step_timeout")
-    assert "test_who_is_stuck_says_where_and_ends" in answer.trace
+    assert "test_process_with_overdue_step_reports_place_and_exits" in answer.trace
 
 
-def test_who_answers_at_the_last_moment_is_not_stuck(limit: StepLimit) -> None:
+def test_step_that_ends_before_exit_is_not_overdue(limit: StepLimit) -> None:
     """A step that ends just before the watching thread acts is not overdue."""
-    answers = AnswerChannel(sent := Sent())  # type: ignore[arg-type]
+    answers = AnswerChannel(sent := RecordingConnection())  # type: ignore[arg-type]
     limit.start_step(0.0)
 
     class JustThen:

@@ -18,7 +18,7 @@ SHARED, AVERAGING = TrainingMode.SHARED_GRADIENTS, TrainingMode.AVERAGING
 RULE = resolve_round_options(AVERAGING, None, None, None)
 
 
-def test_options_of_training_and_of_the_mesh_stand_side_by_side() -> None:
+def test_training_and_mesh_options_override_environment() -> None:
     """Training options and mesh options are given together, and override environment variables."""
     given = {"publish_every": 4, "lease_s": 3.0, "threshold_algorithm": FixedThreshold(0.5)}
     made = resolve_options(
@@ -50,13 +50,13 @@ def test_options_of_training_and_of_the_mesh_stand_side_by_side() -> None:
         ({"reportScoreAfterAveraging": True}, "takes no reportScoreAfterAveraging: progress"),
     ],
 )
-def test_what_means_nothing_here_is_refused_by_name(given: dict[str, Any], why: str) -> None:
+def test_option_without_effect_locally_is_refused_by_name(given: dict[str, Any], why: str) -> None:
     """An option without effect in a ``ParallelWrapper`` is refused with its name and the reason."""
     with pytest.raises(UsageError, match=why):
         resolve_options(given, SHARED, None, {})
 
 
-def test_where_nothing_is_sent_no_threshold_is_taken() -> None:
+def test_averaging_refuses_update_options() -> None:
     """Averaging sends no updates, so options of updates are refused."""
     assert (
         resolve_options({"batch_size_per_worker": 7}, AVERAGING, RULE, {}).batch_size_per_worker
@@ -67,7 +67,7 @@ def test_where_nothing_is_sent_no_threshold_is_taken() -> None:
 
 
 @pytest.mark.parametrize("given", [{"min_workers": 99}, {"start_timeout": 1.0}])
-def test_where_all_meet_nobody_is_done_without(given: dict[str, Any]) -> None:
+def test_averaging_refuses_options_for_starting_with_fewer_workers(given: dict[str, Any]) -> None:
     """Averaging needs all workers in each round, so it refuses options for starting with fewer."""
     (name,) = given
     assert getattr(resolve_options(given, SHARED, None, {}), name) == given[name]
@@ -83,13 +83,15 @@ def test_where_all_meet_nobody_is_done_without(given: dict[str, Any]) -> None:
         ((None, None, max), "CUSTOM"),
     ],
 )
-def test_what_is_of_rounds_names_the_mode_to_take(given: tuple[Any, Any, Any], takes: str) -> None:
+def test_round_option_with_shared_gradients_names_right_mode(
+    given: tuple[Any, Any, Any], takes: str
+) -> None:
     """An option of rounds is refused with SHARED_GRADIENTS, and the error names the right mode."""
     with pytest.raises(UsageError, match=f"training_mode=SHARED_GRADIENTS; take {takes}"):
         resolve_round_options(SHARED, *given)
 
 
-def test_a_checkpoint_has_each_workers_state_where_each_has_its_own() -> None:
+def test_checkpoint_has_all_optimizer_states_if_not_averaged() -> None:
     """Checkpoints have all optimizer states if these aren't averaged, whatever the environment."""
     env = {"SPARKSTROM_CHECKPOINT_UPDATERS": "all"}
     assert resolve_options({}, AVERAGING, RULE, env).checkpoint_updaters == "one"
@@ -97,7 +99,7 @@ def test_a_checkpoint_has_each_workers_state_where_each_has_its_own() -> None:
     assert resolve_options({}, AVERAGING, own, {}).checkpoint_updaters == "all"
 
 
-def test_variables_of_options_without_a_meaning_here_are_ignored() -> None:
+def test_environment_variables_of_spark_only_options_are_ignored() -> None:
     """Clusters set variables for all programs, also for options that ParallelWrapper refuses."""
     env = {"SPARKSTROM_CONTROLLER": "executor", "SPARKSTROM_SCALING": "ddp"}
     env |= {"SPARKSTROM_KEEP_LAST": "7"}
@@ -107,7 +109,7 @@ def test_variables_of_options_without_a_meaning_here_are_ignored() -> None:
     assert (shared.keep_last, averaged.keep_last) == (7, 7)
 
 
-def test_modes_by_name() -> None:
+def test_training_mode_is_parsed_from_exact_name() -> None:
     assert parse_training_mode("AVERAGING") is parse_training_mode(AVERAGING) is AVERAGING
     with pytest.raises(UsageError, match="training_mode='averaging': must be one of SHARED_"):
         parse_training_mode("averaging")

@@ -17,7 +17,7 @@ from sparkstrom.local.worker_pool import WorkerAnswer, step_limit
 from sparkstrom.models import DenseNetwork, Sgd
 from sparkstrom.models.base import Share
 from sparkstrom.rounds.worker_round import RoundReport
-from tests.unit.rounds.fits_here import WorkersHere
+from tests.unit.rounds.fits_here import InProcessWorkers
 
 CHANCE = np.random.default_rng(0)
 X = CHANCE.normal(size=(200, 6)).astype(np.float32)
@@ -25,9 +25,11 @@ Y = (X[:, 0] > X[:, 1]).astype(int)
 
 
 @pytest.fixture
-def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., ParallelWrapper]]:
+def make_rounds_wrapper(
+    monkeypatch: pytest.MonkeyPatch,
+) -> Iterator[Callable[..., ParallelWrapper]]:
     """Return ``alone(**options)``, which creates a wrapper in rounds with one worker."""
-    monkeypatch.setattr(local_rounds, "ActiveWorkers", WorkersHere)
+    monkeypatch.setattr(local_rounds, "ActiveWorkers", InProcessWorkers)
     made: list[ParallelWrapper] = []
 
     def make(kind: type[DenseNetwork] = DenseNetwork, **options: Any) -> ParallelWrapper:
@@ -41,7 +43,7 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., ParallelWra
         each.close()
 
 
-class Watched(DenseNetwork):
+class LimitRecordingNetwork(DenseNetwork):
     """A network that records the time limits of its steps and measurements."""
 
     seen: ClassVar[set[tuple[str, float]]] = set()
@@ -55,14 +57,16 @@ class Watched(DenseNetwork):
         return super().loss(batch)
 
 
-def test_steps_and_measurements_may_take_as_long_as_step_timeout_says(
-    alone: Callable[..., ParallelWrapper],
+def test_step_timeout_applies_to_steps_and_measurements(
+    make_rounds_wrapper: Callable[..., ParallelWrapper],
 ) -> None:
-    alone(Watched, step_timeout=77.0).fit((X, Y), validation=0.3, run_log="")
-    assert Watched.seen == {("step", 77.0), ("loss", 77.0)}
+    make_rounds_wrapper(LimitRecordingNetwork, step_timeout=77.0).fit(
+        (X, Y), validation=0.3, run_log=""
+    )
+    assert LimitRecordingNetwork.seen == {("step", 77.0), ("loss", 77.0)}
 
 
-class Losing(WorkersHere):
+class WorkersLosingProcess(InProcessWorkers):
     """Workers of which one loses its process after its second round."""
 
     def __init__(self, pool: Any) -> None:
@@ -81,7 +85,7 @@ class Losing(WorkersHere):
         return "was killed by SIGKILL"
 
 
-class Noisy(DenseNetwork):
+class NoisyNetwork(DenseNetwork):
     """A network that multiplies features by random numbers in training."""
 
     def place(self, share: Share) -> None:
@@ -92,17 +96,17 @@ class Noisy(DenseNetwork):
         return super().step(batch._replace(features=batch.features * noise))
 
 
-@pytest.mark.parametrize("kind", [DenseNetwork, Noisy])
-def test_a_process_that_is_lost_is_replaced_and_its_round_repeated(
-    alone: Callable[..., ParallelWrapper],
+@pytest.mark.parametrize("kind", [DenseNetwork, NoisyNetwork])
+def test_round_of_lost_process_is_repeated_with_same_result(
+    make_rounds_wrapper: Callable[..., ParallelWrapper],
     monkeypatch: pytest.MonkeyPatch,
     kind: type[DenseNetwork],
 ) -> None:
     """The result has the same bits, the loss is reported, and no minibatch counts twice."""
     found = []
-    for workers in (WorkersHere, Losing):
+    for workers in (InProcessWorkers, WorkersLosingProcess):
         monkeypatch.setattr(local_rounds, "ActiveWorkers", workers)
-        made = alone(kind, average_updaters=False, averaging_frequency=3)
+        made = make_rounds_wrapper(kind, average_updaters=False, averaging_frequency=3)
         summary = made.fit((X, Y), 2, run_log="")
         found.append(made.parameters)
         assert summary.minibatches == summary.minibatches_expected == 40
@@ -113,25 +117,27 @@ def test_a_process_that_is_lost_is_replaced_and_its_round_repeated(
     assert len(summary.faults) == 1
 
 
-def test_an_outer_optimizer_is_for_rounds(alone: Callable[..., ParallelWrapper]) -> None:
+def test_outer_optimizer_works_only_in_rounds(
+    make_rounds_wrapper: Callable[..., ParallelWrapper],
+) -> None:
     """An outer SGD with rate 1 and without momentum gives the mean, like averaging without one."""
-    mean, outer = alone(), alone(outer=Sgd(1.0))
+    mean, outer = make_rounds_wrapper(), make_rounds_wrapper(outer=Sgd(1.0))
     for made in (mean, outer):
         made.fit((X, Y), run_log="")
     np.testing.assert_allclose(mean.parameters, outer.parameters, atol=1e-6)
     with pytest.raises(UsageError, match=r"outer=0.7: must be None or an updater"):
-        alone(outer=0.7)
+        make_rounds_wrapper(outer=0.7)
     with pytest.raises(UsageError, match=r"outer=.* workers do not meet with training_mode=SHARED"):
-        alone(training_mode="SHARED_GRADIENTS", outer=Sgd(1.0))
+        make_rounds_wrapper(training_mode="SHARED_GRADIENTS", outer=Sgd(1.0))
 
 
-def test_the_same_fit_stops_at_the_same_epoch_with_the_same_bits(
-    alone: Callable[..., ParallelWrapper],
+def test_early_stopping_is_reproducible(
+    make_rounds_wrapper: Callable[..., ParallelWrapper],
 ) -> None:
     """A fit waits after each epoch for the decision to stop, however short the epoch is."""
     rule, found = EarlyStopping(patience=2), []
     for _ in range(2):
-        made = alone()
+        made = make_rounds_wrapper()
         summary = made.fit((X, Y), 400, validation=0.3, early_stopping=rule, run_log="")
         assert summary.best is not None
         rounds = -(-(len(X) - summary.rows_held_out) // 10)
@@ -142,7 +148,7 @@ def test_the_same_fit_stops_at_the_same_epoch_with_the_same_bits(
     np.testing.assert_array_equal(*found)
 
 
-class Failing(DenseNetwork):
+class FailingNetwork(DenseNetwork):
     """A network whose steps fail while ``fails`` is True."""
 
     fails: ClassVar[bool] = False
@@ -158,17 +164,19 @@ def fail(*given: Any, **named: Any) -> Any:
 
 
 @pytest.mark.parametrize("begins", [True, False])
-def test_a_fit_that_fails_uses_no_optimizer_state_up(
-    alone: Callable[..., ParallelWrapper], monkeypatch: pytest.MonkeyPatch, begins: bool
+def test_failed_fit_keeps_optimizer_state_of_last_complete_fit(
+    make_rounds_wrapper: Callable[..., ParallelWrapper],
+    monkeypatch: pytest.MonkeyPatch,
+    begins: bool,
 ) -> None:
     """After a failed fit, momentum and schedule continue from the last complete fit."""
-    made = alone(Failing)
+    made = make_rounds_wrapper(FailingNetwork)
     made.fit((X, Y), run_log="")
     before, minibatches = made._state.value, made._state.minibatches_before
     assert before.states.one
     with monkeypatch.context() as patched:
         if begins:
-            patched.setattr(Failing, "fails", True)
+            patched.setattr(FailingNetwork, "fails", True)
         else:
             patched.setattr("sparkstrom.local.parallel_wrapper.LocalRounds", fail)
         with pytest.raises((ZeroDivisionError, TrainingError)):
@@ -180,44 +188,50 @@ def test_a_fit_that_fails_uses_no_optimizer_state_up(
     assert made._state.value.minibatches == 40
 
 
-def test_an_iterator_that_a_fit_has_used_up_is_refused(
-    alone: Callable[..., ParallelWrapper],
+def test_exhausted_iterator_is_refused(
+    make_rounds_wrapper: Callable[..., ParallelWrapper],
 ) -> None:
     """In both modes, a fit on an exhausted iterator is refused before it starts."""
-    rows, made = zip(X, Y, strict=True), alone()
+    rows, made = zip(X, Y, strict=True), make_rounds_wrapper()
     assert made.fit(rows, run_log="").minibatches == 20
-    for each in (made, alone(training_mode="SHARED_GRADIENTS")):
+    for each in (made, make_rounds_wrapper(training_mode="SHARED_GRADIENTS")):
         with pytest.raises(
             UsageError, match=r"the data have no rows to train on: .* an earlier fit"
         ):
             each.fit(rows, run_log="")
 
 
-def test_where_all_rows_are_held_out_nothing_is_trained(
-    alone: Callable[..., ParallelWrapper],
+def test_fit_with_all_rows_held_out_is_refused(
+    make_rounds_wrapper: Callable[..., ParallelWrapper],
 ) -> None:
     """A fit whose rows are all held out is refused."""
     table = pa.table({"features": list(X), "label": Y, "held": np.ones(len(X), bool)})
     with pytest.raises(UsageError, match="all 1 partitions are empty: there are no rows to train"):
-        alone().fit(table, validation="held", run_log="")
+        make_rounds_wrapper().fit(table, validation="held", run_log="")
 
 
-def test_held_out_rows_may_be_data_of_their_own(alone: Callable[..., ParallelWrapper]) -> None:
+def test_held_out_table_gives_same_figures_as_marked_column(
+    make_rounds_wrapper: Callable[..., ParallelWrapper],
+) -> None:
     """A separate table of held-out rows gives the same figures as a column that marks them."""
     held = np.arange(len(X)) % 4 == 3
     one = pa.table({"features": list(X), "label": Y, "held": held})
     both = [one.filter(pa.array(flags)).drop_columns(["held"]) for flags in (~held, held)]
     ordered = pa.concat_tables([one.filter(pa.array(flags)) for flags in (~held, held)])
     rule = EarlyStopping(patience=3)
-    by_column = alone().fit(ordered, 5, validation="held", early_stopping=rule, run_log="")
-    by_table = alone().fit(both[0], 5, validation=both[1], early_stopping=rule, run_log="")
+    by_column = make_rounds_wrapper().fit(
+        ordered, 5, validation="held", early_stopping=rule, run_log=""
+    )
+    by_table = make_rounds_wrapper().fit(
+        both[0], 5, validation=both[1], early_stopping=rule, run_log=""
+    )
     assert by_table.rows_held_out == by_column.rows_held_out == held.sum()
     assert by_table.history == by_column.history
     assert np.isfinite(by_table.history[-1].validation)
 
 
-def test_parameters_without_room_on_the_disk_are_refused(
-    alone: Callable[..., ParallelWrapper], monkeypatch: pytest.MonkeyPatch
+def test_full_disk_error_names_size_of_parameters_file(
+    make_rounds_wrapper: Callable[..., ParallelWrapper], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A full disk raises ``SetupError`` with the size of the parameters' file."""
 
@@ -225,7 +239,7 @@ def test_parameters_without_room_on_the_disk_are_refused(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "posix_fallocate", full)
-    made = alone()
+    made = make_rounds_wrapper()
     n_bytes = 2 * 4 * made.parameters.size
     with pytest.raises(SetupError, match=f"parameters does not take {n_bytes} bytes: No space"):
         made.fit((X, Y), run_log="")

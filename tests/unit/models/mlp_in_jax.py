@@ -56,6 +56,6 @@ def make(optimizer: Any = None, loss: Any = cross_entropy, **options: Any) -> Ja
     return JaxModel(init, apply, loss, optimizer or optax.adam(0.05), **options)
 
 
-def shipped(model: JaxModel) -> JaxModel:
+def pickle_round_trip(model: JaxModel) -> JaxModel:
     """Return the model as an executor gets it: through Spark's cloudpickle."""
     return cloudpickle.loads(cloudpickle.dumps(model))

@@ -21,7 +21,7 @@ N = 12
 BATCH = Batch(np.ones((4, 3), np.float32), np.zeros(4, np.int64))
 
 
-class Posing:
+class ArrayClaimingDevice:
     """A host array that claims to be on a device."""
 
     def __init__(self, array: Flat, **told: Any) -> None:
@@ -48,10 +48,10 @@ def device(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("device")
-def test_a_step_changes_a_devices_vector_in_place(torch_model: TorchModel) -> None:
+def test_step_changes_device_parameters_in_place(torch_model: TorchModel) -> None:
     start = torch_model.initial()
     params = start.copy()
-    torch_model.bind(Posing(params))
+    torch_model.bind(ArrayClaimingDevice(params))
     assert next(torch_model.module.parameters()).data_ptr() == params.ctypes.data
     loss = torch_model.step(BATCH)
     assert (params != start).any()
@@ -74,12 +74,10 @@ def test_a_step_changes_a_devices_vector_in_place(torch_model: TorchModel) -> No
     ids=str,
 )
 @pytest.mark.usefixtures("device")
-def test_memory_that_no_parameter_can_lie_in_is_refused(
-    torch_model: TorchModel, told: dict[str, Any]
-) -> None:
+def test_unsuitable_device_memory_is_refused(torch_model: TorchModel, told: dict[str, Any]) -> None:
     """Device memory of another shape or type, not contiguous or read-only, is refused."""
     with pytest.raises(UsageError, match=r"on a device: need <f4\[12\], contiguous and writable"):
-        torch_model.bind(Posing(np.zeros(N, np.float32), **told))
+        torch_model.bind(ArrayClaimingDevice(np.zeros(N, np.float32), **told))
 
 
 def test_memory_of_another_device_is_refused(
@@ -88,14 +86,14 @@ def test_memory_of_another_device_is_refused(
     """torch copies an array of another device, and training the copy would have no effect."""
     monkeypatch.setattr(torch, "as_tensor", lambda told, device: torch.zeros(N))
     with pytest.raises(UsageError, match="parameters of a different device than cpu"):
-        torch_model.bind(Posing(np.zeros(N, np.float32)))
+        torch_model.bind(ArrayClaimingDevice(np.zeros(N, np.float32)))
 
 
 @pytest.mark.parametrize(
     ("where", "index"),
     [("cpu", None), ("cuda:0", 0), ("cuda:3", 3), ("cuda", 2)],
 )
-def test_a_model_says_which_gpu_it_is_on(
+def test_cuda_device_is_index_of_gpu_after_place(
     torch_model: TorchModel, monkeypatch: pytest.MonkeyPatch, where: str, index: int | None
 ) -> None:
     """After place(), cuda_device is the GPU's index, or None on the CPU."""

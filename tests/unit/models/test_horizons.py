@@ -19,7 +19,7 @@ RAISED = [
 ]
 
 
-def trained(updater: Updater, *workers: int) -> np.ndarray:
+def train_steps(updater: Updater, *workers: int) -> np.ndarray:
     """Return the parameters after a step per number of workers; 0: without keep_pace."""
     model = DenseNetwork([6, 5, 3], updater=updater)
     params = model.initial()
@@ -32,23 +32,27 @@ def trained(updater: Updater, *workers: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize("updater", [Nesterov(), Adam(), RmsProp(), Sgd(0.1)], ids=lambda u: u.name)
-def test_one_worker_trains_as_if_nobody_told_it_anything(updater: Updater) -> None:
+def test_keep_pace_with_one_worker_has_no_effect(updater: Updater) -> None:
     """With one worker, keep_pace has no effect."""
     assert isinstance(DenseNetwork([6, 3]), Paced)
-    np.testing.assert_array_equal(trained(updater, 0, 0, 0, 0), trained(updater, 1, 1, 1, 1))
+    np.testing.assert_array_equal(
+        train_steps(updater, 0, 0, 0, 0), train_steps(updater, 1, 1, 1, 1)
+    )
 
 
 @pytest.mark.parametrize(("updater", "other"), RAISED)
-def test_four_workers_forget_in_a_quarter_of_their_steps(
+def test_four_workers_raise_momentum_to_fourth_power(
     updater: Updater, other: dict[str, float]
 ) -> None:
     """With four workers, momentum is raised to the fourth power."""
     by_hand = replace(updater, **other)  # type: ignore[type-var]
-    np.testing.assert_array_equal(trained(updater, 4, 4, 4, 4), trained(by_hand, 0, 0, 0, 0))
-    assert (trained(updater, 4, 4, 4, 4) != trained(updater, 1, 1, 1, 1)).any()
+    np.testing.assert_array_equal(
+        train_steps(updater, 4, 4, 4, 4), train_steps(by_hand, 0, 0, 0, 0)
+    )
+    assert (train_steps(updater, 4, 4, 4, 4) != train_steps(updater, 1, 1, 1, 1)).any()
 
 
-def test_when_workers_finish_the_others_remember_longer_again() -> None:
+def test_momentum_returns_to_own_value_when_workers_finish() -> None:
     """When workers finish, momentum returns to the user's own value."""
     model, by_hand = (DenseNetwork([6, 3], updater=Nesterov(0.1, m)) for m in (0.9, 0.9**4))
     params, expected = model.initial(), by_hand.initial()
@@ -68,11 +72,11 @@ def test_when_workers_finish_the_others_remember_longer_again() -> None:
     ("updater", "adaptive"),
     [(Sgd(), False), (Nesterov(), False), (Adam(), True), (RmsProp(), True), (AdaGrad(), True)],
 )
-def test_adaptive_optimizers_are_known(updater: Updater, adaptive: bool) -> None:
+def test_adaptive_updaters_are_recognized(updater: Updater, adaptive: bool) -> None:
     assert DenseNetwork([6, 3], updater=updater).has_adaptive_optimizer() == adaptive
 
 
-def test_what_is_described_is_the_users_own() -> None:
+def test_description_has_momentum_as_given_by_user() -> None:
     """A description has the user's momentum, not its power for four workers."""
     model = DenseNetwork([6, 3], updater=Nesterov(0.1, 0.9))
     model.keep_pace(4, 0, 0)

@@ -19,7 +19,7 @@ import jax  # noqa: E402
 import jax.numpy as jnp  # noqa: E402
 
 from sparkstrom.models.jax import JaxModel  # noqa: E402
-from tests.unit.models.mlp_in_jax import bound, cross_entropy, make, shipped  # noqa: E402
+from tests.unit.models.mlp_in_jax import bound, cross_entropy, make, pickle_round_trip  # noqa: E402
 
 ROWS = np.random.default_rng(0).normal(3.0, 2.0, size=(8, 4)).astype(np.float32)
 CLASSES = np.arange(8) % 3
@@ -54,8 +54,8 @@ def model(**options: Any) -> JaxModel:
     )
 
 
-def test_steps_are_those_of_a_loop_in_optax_and_statistics_follow_the_rows() -> None:
-    made = shipped(model())
+def test_steps_and_statistics_equal_optax_loop() -> None:
+    made = pickle_round_trip(model())
     made.check(ROWS, CLASSES)
     params = bound(made)
     variables = init(jax.random.key(0))
@@ -80,9 +80,9 @@ def test_steps_are_those_of_a_loop_in_optax_and_statistics_follow_the_rows() -> 
     )
 
 
-def test_buffers_travel_average_and_are_saved() -> None:
+def test_buffers_are_averaged_loaded_and_exported() -> None:
     """Statistics are averaged (integers: the largest), loaded, and exported with the parameters."""
-    one, other = shipped(model()), shipped(model())
+    one, other = pickle_round_trip(model()), pickle_round_trip(model())
     assert isinstance(one, Buffered)
     bound(one)
     bound(other)
@@ -104,11 +104,11 @@ def test_buffers_travel_average_and_are_saved() -> None:
         one.load_buffers_bytes(b"abc")
 
 
-def test_a_model_of_parameters_alone_has_no_buffers() -> None:
+def test_jax_model_without_collections_has_no_buffers() -> None:
     assert make().buffers_bytes() == b""
 
 
-def widening(variables: Any, features: Any, key: Any) -> Any:
+def apply_with_wrong_shape(variables: Any, features: Any, key: Any) -> Any:
     """Return statistics of another shape."""
     return apply(variables, features), {"batch_stats": {"mean": jnp.zeros(5), "seen": 0}}
 
@@ -117,16 +117,16 @@ def widening(variables: Any, features: Any, key: Any) -> Any:
     ("train", "why"),
     [
         (lambda variables, features, key: apply(variables, features), "must return .outputs, ch"),
-        (widening, "apply_train changed the names, shapes or types of batch_stats"),
+        (apply_with_wrong_shape, "apply_train changed the names, shapes or types of batch_stats"),
     ],
 )
-def test_training_that_does_not_return_the_collections_is_refused(train: Any, why: str) -> None:
+def test_apply_train_with_wrong_collections_is_refused(train: Any, why: str) -> None:
     """apply_train must return the outputs and collections of unchanged shapes."""
     with pytest.raises(UsageError, match=why):
         model(apply_train=train).check(ROWS, CLASSES)
 
 
-def test_a_copy_has_the_same_statistics() -> None:
+def test_deep_copy_has_equal_but_separate_statistics() -> None:
     """A deep copy, as a server uses it, has the same statistics, but not the same memory."""
     made = model()
     params = bound(made)

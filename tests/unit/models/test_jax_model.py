@@ -28,7 +28,7 @@ from tests.unit.models.mlp_in_jax import (  # noqa: E402
     cross_entropy,
     init,
     make,
-    shipped,
+    pickle_round_trip,
 )
 
 OPTIMIZERS = {
@@ -49,7 +49,7 @@ OPTIMIZERS = {
 @pytest.mark.parametrize(
     ("name", "weighted"), [(name, i % 2 == 0) for i, name in enumerate(OPTIMIZERS)]
 )
-def test_steps_are_those_of_optax_itself(name: str, weighted: bool) -> None:
+def test_steps_equal_optax(name: str, weighted: bool) -> None:
     optimizer = OPTIMIZERS[name]()
     model = make(optimizer)
     params = bound(model)
@@ -75,7 +75,7 @@ def test_steps_are_those_of_optax_itself(name: str, weighted: bool) -> None:
         np.testing.assert_allclose(params, ravel_pytree(tree)[0], rtol=2e-4, atol=2e-5)
 
 
-def test_it_works_in_the_bound_memory_alone() -> None:
+def test_jax_model_reads_and_writes_only_bound_array() -> None:
     """The model uses the values in the bound array, also after others changed them."""
     model = make(optax.sgd(0.1))
     params = bound(model)
@@ -88,7 +88,7 @@ def test_it_works_in_the_bound_memory_alone() -> None:
     assert not params[38:].any()
 
 
-def test_names_and_views() -> None:
+def test_layer_names_and_parameter_views() -> None:
     model = make()
     assert isinstance(model, FlatModel)
     assert isinstance(model, Measured)
@@ -104,7 +104,7 @@ def test_names_and_views() -> None:
     assert np.shares_memory(model.parameters(flat)["out"]["kernel"], flat)
 
 
-def test_exported_arrays_open_in_plain_numpy() -> None:
+def test_exported_arrays_are_readable_by_numpy() -> None:
     model = make()
     assert isinstance(model, Exporting)
     params = bound(model)
@@ -114,12 +114,12 @@ def test_exported_arrays_open_in_plain_numpy() -> None:
     assert suffix == ".arrays.npz"
 
 
-def test_same_seed_same_parameters() -> None:
-    np.testing.assert_array_equal(make(seed=4).initial(), shipped(make(seed=4)).initial())
+def test_initial_parameters_depend_on_seed_only() -> None:
+    np.testing.assert_array_equal(make(seed=4).initial(), pickle_round_trip(make(seed=4)).initial())
     assert (make(seed=4).initial() != make(seed=5).initial()).any()
 
 
-def test_two_sizes_of_minibatch_are_two_compilations() -> None:
+def test_step_is_compiled_once_per_minibatch_size() -> None:
     """The step is compiled once for each size of the minibatch."""
     traced = []
 
@@ -135,7 +135,7 @@ def test_two_sizes_of_minibatch_are_two_compilations() -> None:
     assert traced == [(8, 6), (5, 6)]
 
 
-def test_dropout_keys_differ_by_step_worker_and_seed_and_repeat(
+def test_dropout_keys_differ_by_step_worker_and_seed_but_are_repeatable(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Random keys differ between steps, workers and seeds, and are the same in a repetition."""
@@ -158,7 +158,7 @@ def test_dropout_keys_differ_by_step_worker_and_seed_and_repeat(
     assert len({*keys(0, 1), *keys(0, 2), *keys(1, 1)}) == 6
 
 
-def test_several_inputs_and_outputs_by_name() -> None:
+def test_model_with_named_inputs_and_outputs_trains() -> None:
     def both(params: Any, features: Any) -> Any:
         whole = features["left"] @ params["left"] + features["right"] @ params["right"]
         return {"sum": whole, "twice": 2 * whole}
@@ -185,7 +185,7 @@ def test_several_inputs_and_outputs_by_name() -> None:
 
 
 @pytest.mark.parametrize("weighted", [False, True])
-def test_measured_without_a_step(weighted: bool) -> None:
+def test_loss_is_measured_without_changing_parameters(weighted: bool) -> None:
     """loss() returns the weighted sum of losses and the weight, and changes no parameter."""
     model = make(apply_train=apply_train)
     params = bound(model)
@@ -201,7 +201,7 @@ def test_measured_without_a_step(weighted: bool) -> None:
     assert make(outputs="probabilities").outputs == "probabilities"
 
 
-def test_rows_of_no_weight_change_nothing() -> None:
+def test_minibatch_of_zero_weights_changes_no_parameter() -> None:
     model = make(optax.adamw(0.1))
     params = bound(model)
     model.step(batch())
@@ -210,7 +210,7 @@ def test_rows_of_no_weight_change_nothing() -> None:
     np.testing.assert_array_equal(params, before)
 
 
-def test_outputs_are_arrays_of_ones_own_and_no_float_is_narrower_than_float32() -> None:
+def test_outputs_are_independent_arrays_of_at_least_float32() -> None:
     """Outputs may be changed in place; bfloat16, which NumPy lacks, becomes float32."""
 
     def several(params: Any, features: Any) -> Any:
@@ -243,7 +243,7 @@ def test_outputs_are_arrays_of_ones_own_and_no_float_is_narrower_than_float32() 
         (optax.losses.kl_divergence, "values", False),
     ],
 )
-def test_what_outputs_are_follows_from_the_loss(loss: Any, kind: str, per_label: bool) -> None:
+def test_output_kind_is_inferred_from_loss(loss: Any, kind: str, per_label: bool) -> None:
     model = make(loss=loss)
     assert (model.outputs, model.per_label) == (kind, per_label)
 
@@ -256,7 +256,7 @@ def test_what_outputs_are_follows_from_the_loss(loss: Any, kind: str, per_label:
         optax.losses.multiclass_sparsemax_loss,
     ],
 )
-def test_all_of_optaxs_losses_of_classes_take_whole_doubles_and_no_other_labels(loss: Any) -> None:
+def test_optax_class_losses_accept_whole_doubles_as_labels(loss: Any) -> None:
     """Labels outside the classes are refused; Spark ML's doubles are classes."""
     whole, doubles = make(loss=loss), make(loss=loss)
     rows = batch()
@@ -274,7 +274,7 @@ def scalar(outputs: Any, labels: Any) -> Any:
     return cross_entropy(outputs, labels).mean()
 
 
-def test_a_loss_of_one_number_is_taken_but_not_weighted() -> None:
+def test_scalar_loss_works_only_without_row_weights() -> None:
     """A loss of one number per minibatch works, except for rows with weights."""
     one, each = JaxModel(init, apply, scalar, optax.sgd(0.1)), make(optax.sgd(0.1))
     first, second = bound(one), bound(each)
@@ -286,7 +286,7 @@ def test_a_loss_of_one_number_is_taken_but_not_weighted() -> None:
 
 
 @pytest.mark.parametrize("wrap", [lambda loss: loss, partial, jax.jit])
-def test_whole_doubles_are_classes_for_optaxs_loss_of_integer_labels(wrap: Any) -> None:
+def test_integer_label_loss_accepts_whole_doubles_as_classes(wrap: Any) -> None:
     """Whole doubles are classes, as Spark ML's StringIndexer makes them."""
     features = np.random.default_rng(1).normal(size=(8, 3)).astype(np.float32)
     labels = features.argmax(axis=1)

@@ -15,7 +15,7 @@ pytest.importorskip("jax", reason="jax is not installed: pip install 'sparkstrom
 optax = pytest.importorskip("optax", reason="optax is not installed: 'sparkstrom[jax]'")
 pytest.importorskip("pyspark.cloudpickle", reason="what ships is pickled by Spark's")
 
-from tests.unit.models.mlp_in_jax import batch, bound, make, shipped  # noqa: E402
+from tests.unit.models.mlp_in_jax import batch, bound, make, pickle_round_trip  # noqa: E402
 
 MASK = {"hidden": [True, False], "out": {"kernel": True, "bias": False}}
 WAYS: dict[str, tuple[Callable[[float], Any], str]] = {
@@ -29,7 +29,7 @@ WAYS: dict[str, tuple[Callable[[float], Any], str]] = {
 FOUR = ((4, 0), (4, 4), (4, 8), (4, 12))
 
 
-def trained(optimizer: Any, *paces: tuple[int, int] | None) -> np.ndarray:
+def train_steps(optimizer: Any, *paces: tuple[int, int] | None) -> np.ndarray:
     """Return the parameters after a step per pace; None: without keep_pace."""
     model = make(optimizer)
     params = bound(model)
@@ -41,11 +41,11 @@ def trained(optimizer: Any, *paces: tuple[int, int] | None) -> np.ndarray:
 
 
 @pytest.mark.parametrize("name", WAYS)
-def test_four_forget_sooner(name: str) -> None:
+def test_four_workers_raise_momentum_to_fourth_power(name: str) -> None:
     """With four workers, momentum 0.9 is 0.9 ** 4."""
     of, called = WAYS[name]
-    four = trained(of(0.9), *FOUR)
-    np.testing.assert_allclose(four, trained(of(0.9**4), *[None] * 4), rtol=1e-4, atol=1e-6)
+    four = train_steps(of(0.9), *FOUR)
+    np.testing.assert_allclose(four, train_steps(of(0.9**4), *[None] * 4), rtol=1e-4, atol=1e-6)
     assert make(of(0.9)).horizons(4)[called] == "0.9 -> 0.6561"
 
 
@@ -66,26 +66,28 @@ def test_four_forget_sooner(name: str) -> None:
         (optax.inject_hyperparams(optax.adam)(0.1), True),
     ],
 )
-def test_adaptive_optimizers_are_known(optimizer: Any, adaptive: bool) -> None:
+def test_adaptive_optax_optimizers_are_recognized(optimizer: Any, adaptive: bool) -> None:
     assert make(optimizer).has_adaptive_optimizer() == adaptive
 
 
-def test_one_worker_trains_as_before() -> None:
+def test_keep_pace_with_one_worker_has_no_effect() -> None:
     """With one worker, keep_pace has no effect."""
-    alone = trained(optax.adam(0.01), (1, 0), (1, 1), (1, 2), (1, 3))
-    np.testing.assert_array_equal(alone, trained(optax.adam(0.01), *[None] * 4))
-    assert np.abs(trained(optax.adam(0.01), *FOUR) - alone).max() > 1e-4
+    alone = train_steps(optax.adam(0.01), (1, 0), (1, 1), (1, 2), (1, 3))
+    np.testing.assert_array_equal(alone, train_steps(optax.adam(0.01), *[None] * 4))
+    assert np.abs(train_steps(optax.adam(0.01), *FOUR) - alone).max() > 1e-4
 
 
-def test_what_has_no_momentum_trains_as_before() -> None:
+def test_optimizer_without_momentum_ignores_worker_count() -> None:
     """RMSProp without momentum is not changed by the number of workers."""
     assert isinstance(make(), Paced)
     optimizer = optax.rmsprop(0.1)
-    np.testing.assert_array_equal(trained(optimizer, *FOUR), trained(optimizer, *[None] * 4))
+    np.testing.assert_array_equal(
+        train_steps(optimizer, *FOUR), train_steps(optimizer, *[None] * 4)
+    )
     assert make(optimizer).horizons(4) == {}
 
 
-def test_how_many_train_changes_in_the_middle_without_another_compilation() -> None:
+def test_changed_worker_count_does_not_recompile_step() -> None:
     """Momentum follows the number of workers in mid-fit, and the step is compiled once."""
     model, expected = make(optax.sgd(0.1, momentum=0.9)), make(optax.sgd(0.1, momentum=0.9**4))
     params, others = bound(model), bound(expected)
@@ -113,7 +115,7 @@ def rising(position: Any) -> Any:
     [optax.sgd(rising), optax.inject_hyperparams(optax.sgd)(rising)],
     ids=["plain", "injected"],
 )
-def test_a_schedule_is_where_the_fit_is(optimizer: Any) -> None:
+def test_schedule_follows_minibatches_of_fit(optimizer: Any) -> None:
     """A schedule is at the fit's minibatch, not at this worker's step."""
     model = make(optimizer)
     params = bound(model)
@@ -145,25 +147,25 @@ def fewer_later(gradient_step: Any) -> Any:
     ],
     ids=["plain", "in a chain"],
 )
-def test_a_schedule_inside_multi_steps_counts_gradient_steps(optimizer: Any) -> None:
+def test_schedule_inside_multi_steps_counts_gradient_steps(optimizer: Any) -> None:
     """With one worker, a schedule inside MultiSteps has the same rates as without keep_pace."""
-    alone = trained(optimizer, *[(1, i) for i in range(6)])
-    np.testing.assert_allclose(alone, trained(optimizer, *[None] * 6), rtol=1e-6)
+    alone = train_steps(optimizer, *[(1, i) for i in range(6)])
+    np.testing.assert_allclose(alone, train_steps(optimizer, *[None] * 6), rtol=1e-6)
 
 
-def test_a_schedule_inside_multi_steps_is_where_the_fit_is() -> None:
-    four = trained(optax.MultiSteps(optax.sgd(rising), 2), (4, 9), (4, 13))
-    by_hand = trained(optax.MultiSteps(optax.sgd(0.007), 2), None, None)
+def test_schedule_inside_multi_steps_follows_minibatches_of_fit() -> None:
+    four = train_steps(optax.MultiSteps(optax.sgd(rising), 2), (4, 9), (4, 13))
+    by_hand = train_steps(optax.MultiSteps(optax.sgd(0.007), 2), None, None)
     np.testing.assert_allclose(four, by_hand, rtol=1e-5)
 
 
-def test_a_schedule_goes_on_from_a_borrowed_state_and_never_back() -> None:
+def test_schedule_continues_from_loaded_state_and_never_rewinds() -> None:
     """A schedule continues from a loaded state, even if the fit reports fewer minibatches."""
     model = make(optax.sgd(rising))
     bound(model)
     model.keep_pace(4, 9, 9)
     model.step(batch())
-    other = shipped(model)
+    other = pickle_round_trip(model)
     bound(other)
     other.load_updater_state(model.updater_state())
     other.keep_pace(4, 3, 3)
@@ -172,18 +174,18 @@ def test_a_schedule_goes_on_from_a_borrowed_state_and_never_back() -> None:
     assert count == 11
 
 
-def test_a_schedule_with_an_unset_closure_variable_is_followed() -> None:
+def test_schedule_with_unset_closure_variable_follows_fit() -> None:
     """``exponential_decay`` without ``end_value`` has a closure variable without a value."""
     optimizer = optax.sgd(optax.exponential_decay(0.1, 1, 0.5), momentum=0.9)
-    four = trained(optimizer, (4, 1), (4, 2))
+    four = train_steps(optimizer, (4, 1), (4, 2))
     schedule = optax.exponential_decay(0.05, 1, 0.5)
-    by_hand = trained(optax.sgd(schedule, momentum=0.9**4), None, None)
+    by_hand = train_steps(optax.sgd(schedule, momentum=0.9**4), None, None)
     np.testing.assert_allclose(four, by_hand, rtol=1e-4, atol=1e-6)
     assert make(optimizer).horizons(4)["scheduler"] == "steps by the fit's minibatches"
     assert "parameters" in repr(make(optimizer))
 
 
-def test_the_users_own_closures_and_partials_are_followed() -> None:
+def test_momentum_is_raised_inside_user_closures_and_partials() -> None:
     """Momentum is found and raised inside a user's closures and partials."""
 
     def clipped(inner: Any) -> Any:
@@ -191,6 +193,6 @@ def test_the_users_own_closures_and_partials_are_followed() -> None:
             inner.init, partial(lambda updates, state, params=None: inner.update(updates, state))
         )
 
-    four = trained(clipped(optax.trace(0.9)), *FOUR)
-    by_hand = trained(clipped(optax.trace(0.9**4)), *[None] * 4)
+    four = train_steps(clipped(optax.trace(0.9)), *FOUR)
+    by_hand = train_steps(clipped(optax.trace(0.9**4)), *[None] * 4)
     np.testing.assert_allclose(four, by_hand, rtol=1e-4, atol=1e-5)

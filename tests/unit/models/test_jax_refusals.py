@@ -43,7 +43,7 @@ from tests.unit.models.mlp_in_jax import (  # noqa: E402
         ({"outputs": "classes"}, "outputs='classes'"),
     ],
 )
-def test_what_cannot_be_trained_is_refused(changed: dict[str, Any], words: str) -> None:
+def test_jax_model_refuses_invalid_arguments(changed: dict[str, Any], words: str) -> None:
     whole = {"init": init, "apply": apply, "loss": cross_entropy, "optimizer": optax.sgd(0.1)}
     with pytest.raises(UsageError, match=words):
         JaxModel(**(whole | changed))
@@ -71,7 +71,9 @@ def with_value(array: Any, row: int, value: Any) -> Any:
         (lambda f: f, lambda y: y[:7], "8 rows of features, but 7"),
     ],
 )
-def test_rows_that_do_not_fit_are_named(features: Any, labels: Any, words: str) -> None:
+def test_unsuitable_rows_are_refused_with_row_number(
+    features: Any, labels: Any, words: str
+) -> None:
     rows = batch()
     make().check(rows.features, rows.labels)
     with pytest.raises(UsageError, match=words):
@@ -79,7 +81,7 @@ def test_rows_that_do_not_fit_are_named(features: Any, labels: Any, words: str) 
 
 
 @pytest.mark.parametrize("wrap", [lambda ids: ids, lambda ids: (ids,), lambda ids: {"ids": ids}])
-def test_predictions_refuse_integers_that_would_wrap_around_as_fits_do(wrap: Any) -> None:
+def test_prediction_refuses_integers_beyond_32_bits(wrap: Any) -> None:
     """The id 2^32 + 1 is not predicted as the id 1."""
     model = JaxModel(
         lambda key: {"table": jnp.arange(6.0)},
@@ -104,7 +106,7 @@ def test_predictions_refuse_integers_that_would_wrap_around_as_fits_do(wrap: Any
         predict_features(model, ids)
 
 
-def test_whole_numbers_that_are_no_classes_may_be_floats() -> None:
+def test_integer_labels_beyond_classes_are_accepted_only_as_floats() -> None:
     """Integers that are not classes are refused, unless they are cast to float32."""
 
     def squared(outputs: Any, labels: Any) -> Any:
@@ -117,7 +119,7 @@ def test_whole_numbers_that_are_no_classes_may_be_floats() -> None:
     model.check(rows.features, ages.astype(np.float32))
 
 
-def test_labels_of_steps_are_classes_for_a_loss_that_leaves_none_out() -> None:
+def test_padding_label_is_refused_unless_loss_masks_it() -> None:
     """A padding label is refused for optax's loss, and accepted for a loss that masks it."""
 
     def masked(logits: Any, labels: Any) -> Any:
@@ -132,7 +134,7 @@ def test_labels_of_steps_are_classes_for_a_loss_that_leaves_none_out() -> None:
     JaxModel(init, apply, masked, optax.sgd(0.1)).check(features, labels)
 
 
-def test_a_loss_of_every_output_against_every_label_is_refused() -> None:
+def test_loss_that_broadcasts_outputs_with_labels_is_refused() -> None:
     """A loss that broadcasts outputs [rows, 1] with labels [rows] is refused."""
     model = JaxModel(
         lambda key: jnp.zeros((6, 1)),
@@ -146,13 +148,13 @@ def test_a_loss_of_every_output_against_every_label_is_refused() -> None:
     model.check(batch().features, numbers[:, None])
 
 
-def test_an_optimizer_that_evaluates_by_itself_is_refused_by_its_own_words() -> None:
+def test_lbfgs_is_refused_with_message_of_optax() -> None:
     """optax.lbfgs is refused with optax's own message, since it needs value_fn."""
     with pytest.raises(UsageError, match="value_fn"):
         make(optax.lbfgs()).check(batch().features, batch().labels)
 
 
-def test_a_description_names_the_arrays_and_makes_no_model() -> None:
+def test_description_lists_arrays_but_cannot_create_jax_model() -> None:
     from sparkstrom.models.base import from_description
 
     described = make().describe()

@@ -20,24 +20,24 @@ import jax.numpy as jnp  # noqa: E402
 from pyspark import cloudpickle  # noqa: E402
 
 from sparkstrom.models.jax import JaxModel  # noqa: E402
-from tests.unit.models.mlp_in_jax import batch, bound, cross_entropy, make, shipped  # noqa: E402
+from tests.unit.models.mlp_in_jax import batch, bound, cross_entropy, make, pickle_round_trip  # noqa: E402
 
 
-def with_scalars_keys_and_halves() -> Any:
+def make_mixed_state_optimizer() -> Any:
     """Return an optimizer whose state has scalars, a random key and bfloat16 arrays."""
     noise = optax.add_noise(eta=0.01, gamma=0.55, key=7)
     return optax.MultiSteps(optax.chain(noise, optax.adam(0.05, mu_dtype=jnp.bfloat16)), 2)
 
 
-def test_optimizer_state_goes_on_in_another_process_s_model() -> None:
+def test_unpickled_model_continues_from_optimizer_state() -> None:
     """A model that loads parameters and optimizer state takes the same steps as the original."""
-    model = make(with_scalars_keys_and_halves())
+    model = make(make_mixed_state_optimizer())
     params = bound(model)
     for i in range(3):
         model.step(batch(seed=i))
     state = model.updater_state()
     assert all(isinstance(v, np.ndarray | int | float) for v in state.values())
-    other, copy = shipped(model), params.copy()
+    other, copy = pickle_round_trip(model), params.copy()
     other.bind(copy)
     other.load_updater_state(state)
     for i in range(3, 6):
@@ -47,7 +47,7 @@ def test_optimizer_state_goes_on_in_another_process_s_model() -> None:
         np.testing.assert_array_equal(value, other.updater_state()[key])
 
 
-def test_state_handed_out_stays_as_it_was() -> None:
+def test_returned_optimizer_state_is_not_changed_by_later_step() -> None:
     """A later step does not change a state that updater_state() returned."""
     model = make()
     bound(model)
@@ -59,7 +59,7 @@ def test_state_handed_out_stays_as_it_was() -> None:
         np.testing.assert_array_equal(value, before[name])
 
 
-def test_a_state_of_another_optimizer_is_refused() -> None:
+def test_state_of_another_optimizer_is_refused() -> None:
     model, other = make(optax.sgd(0.1, momentum=0.9)), make()
     bound(other)
     with pytest.raises(UsageError, match="another model or optimizer"):
@@ -69,7 +69,7 @@ def test_a_state_of_another_optimizer_is_refused() -> None:
         other.load_updater_state(state)
 
 
-def test_lambdas_and_closures_ship_by_spark_s_pickle_and_parameters_do_not() -> None:
+def test_cloudpickle_contains_lambdas_but_no_parameters() -> None:
     scale = 2.0
     model = JaxModel(
         lambda key: jnp.zeros((500, 500)),
@@ -80,12 +80,12 @@ def test_lambdas_and_closures_ship_by_spark_s_pickle_and_parameters_do_not() -> 
     params = bound(model)
     model.step(batch())
     assert len(cloudpickle.dumps(model)) < 50_000  # without the megabyte of parameters
-    other, copy = shipped(model), params.copy()
+    other, copy = pickle_round_trip(model), params.copy()
     other.bind(copy)
     np.testing.assert_array_equal(other.predict(batch().features), model.predict(batch().features))
 
 
-def test_plain_pickle_takes_functions_that_have_a_name() -> None:
+def test_plain_pickle_fails_at_optax_closures() -> None:
     """Plain pickle, unlike Spark's cloudpickle, fails at optax's closures."""
     with pytest.raises((pickle.PicklingError, AttributeError)):
         pickle.dumps(make())
@@ -105,7 +105,7 @@ print(sum("XLAEigen" in name for name in names), jax.devices()[0].platform)
 
 
 @pytest.mark.parametrize("place", ["", "model.place(Share(threads=3, gpu=None, seed=1))"])
-def test_xla_keeps_to_the_task_s_cpus(place: str) -> None:
+def test_xla_has_as_many_threads_as_its_task(place: str) -> None:
     """XLA has as many threads as the Share, or as OMP_NUM_THREADS (1) if there is none."""
     environment = {k: v for k, v in os.environ.items() if k not in ("NPROC", "JAX_PLATFORMS")}
     done = subprocess.run(

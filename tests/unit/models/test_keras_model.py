@@ -62,12 +62,12 @@ def bound(model: KerasModel) -> Any:
     return params
 
 
-def shipped(model: KerasModel) -> KerasModel:
+def pickle_round_trip(model: KerasModel) -> KerasModel:
     """Return the model as an executor gets it: through Spark's cloudpickle."""
     return cloudpickle.loads(cloudpickle.dumps(model))
 
 
-def test_steps_are_those_of_keras_itself() -> None:
+def test_steps_equal_keras_train_on_batch() -> None:
     """Steps equal Keras' own with BatchNorm, a penalty and a schedule."""
     module = network(layers.BatchNormalization(), layers.Dense(4, kernel_regularizer="l2"))
     adam = keras.optimizers.AdamW(keras.optimizers.schedules.CosineDecay(0.05, 10), clipnorm=1.0)
@@ -87,10 +87,10 @@ def test_steps_are_those_of_keras_itself() -> None:
     np.testing.assert_allclose(
         model.predict(batch().features), module.predict(batch().features, verbose=0), atol=1e-5
     )
-    assert model.layer_of(0) == shipped(model).layer_of(0) == "hidden/kernel"
+    assert model.layer_of(0) == pickle_round_trip(model).layer_of(0) == "hidden/kernel"
 
 
-def test_protocols() -> None:
+def test_keras_model_implements_protocols_and_infers_outputs() -> None:
     model = KerasModel(network(), LOGITS, "sgd")
     for protocol in (FlatModel, Measured, Buffered, Placeable):
         assert isinstance(model, protocol)
@@ -103,7 +103,7 @@ def test_protocols() -> None:
 
 
 @pytest.mark.parametrize("weighted", [False, True])
-def test_weights_and_measuring(weighted: bool) -> None:
+def test_loss_weighs_rows_and_changes_no_parameter(weighted: bool) -> None:
     model = KerasModel(network(layers.Dropout(0.5)), LOGITS, "sgd")
     params = bound(model)
     rows = batch(weighted=weighted)
@@ -118,13 +118,13 @@ def test_weights_and_measuring(weighted: bool) -> None:
     assert plain.step(rows) == pytest.approx(loss / weight, rel=1e-5)
 
 
-def test_a_worker_goes_on_where_another_stood() -> None:
+def test_unpickled_model_continues_from_state_and_buffers() -> None:
     """A copy that loads parameters, state and buffers takes the same steps."""
     model = KerasModel(network(layers.BatchNormalization()), LOGITS, keras.optimizers.Adam(0.05))
     params = bound(model)
     for i in range(3):
         model.step(batch(seed=i))
-    other, copy, state = shipped(model), params.copy(), model.updater_state()
+    other, copy, state = pickle_round_trip(model), params.copy(), model.updater_state()
     assert all(isinstance(v, np.ndarray | int | float) for v in state.values())
     other.bind(copy)
     other.load_updater_state(state)
@@ -139,7 +139,7 @@ def test_a_worker_goes_on_where_another_stood() -> None:
         other.initial()
 
 
-def test_a_state_fits_in_a_program_that_has_made_other_optimizers() -> None:
+def test_optimizer_state_names_lack_keras_number() -> None:
     """State names lack Keras' number (sgd_1), which is ignored in names of older files."""
     first, later = (KerasModel(network(), LOGITS, keras.optimizers.SGD(0.1)) for _ in range(2))
     for model in (first, later):
@@ -150,7 +150,7 @@ def test_a_state_fits_in_a_program_that_has_made_other_optimizers() -> None:
     later.load_updater_state({f"sgd_7/{name.partition('/')[2]}": state[name] for name in state})
 
 
-def test_the_module_comes_back_with_what_was_learnt() -> None:
+def test_reading_module_stores_trained_parameters_in_module() -> None:
     """Reading model.module writes the trained parameters into the user's own module."""
     module = network(layers.BatchNormalization())
     model = KerasModel(module, LOGITS, "adam")
@@ -192,7 +192,7 @@ def built(build: Any) -> Any:
     return model
 
 
-def test_a_network_that_was_compiled_or_built_is_the_same() -> None:
+def test_compiled_or_built_network_is_recognized_as_same() -> None:
     compiled = network()
     compiled.compile(optimizer="adam", loss="mse", metrics=["mae"])
     assert_equal(network(), compiled)
@@ -203,13 +203,13 @@ def test_a_network_that_was_compiled_or_built_is_the_same() -> None:
     assert_equal(branching(inputs), branching(keras.Input((6,))))
 
 
-def test_a_copy_of_a_network_is_the_same() -> None:
+def test_cloned_network_is_recognized_as_same() -> None:
     assert_equal(branching(), branching())
     for model in (network(), branching(), keras.Sequential([keras.Input((6,)), branching()])):
         assert_equal(model, keras.models.clone_model(model))
 
 
-def test_a_loss_counts_only_for_what_outputs_are() -> None:
+def test_other_loss_warns_only_if_outputs_are_of_other_kind() -> None:
     """Another loss causes a warning only if the outputs are of another kind."""
     mse, mean = (KerasModel(network(), loss, "sgd").describe() for loss in ("mse", MEAN))
     assert mse["loss"] != mean["loss"]
@@ -218,7 +218,7 @@ def test_a_loss_counts_only_for_what_outputs_are() -> None:
     assert "outputs='logits', the given model has 'values'" in (text or "")
 
 
-def test_networks_that_compute_something_else_are_a_difference() -> None:
+def test_warning_names_difference_between_networks() -> None:
     """A warning names the activation, connection or data type that differs."""
     assert "['activation']='tanh'" in warning_about(branching(), branching(activation="tanh"))
     assert "['keras_history'][0]=4" in warning_about(branching(), branching(adds_first=False))
@@ -227,7 +227,7 @@ def test_networks_that_compute_something_else_are_a_difference() -> None:
     assert "['name']='mixed_bfloat16'" in warning_about(full, half)
 
 
-def test_exported_models_open_in_keras_alone(tmp_path: Path) -> None:
+def test_exported_model_is_loadable_by_keras(tmp_path: Path) -> None:
     model = KerasModel(network(layers.BatchNormalization()), LOGITS, "adam")
     assert isinstance(model, Exporting)
     bound(model)
@@ -239,7 +239,7 @@ def test_exported_models_open_in_keras_alone(tmp_path: Path) -> None:
     np.testing.assert_allclose(outputs, model.predict(batch().features), atol=1e-6)
 
 
-def test_buffers_average_and_seeds_are_each_worker_s_own() -> None:
+def test_buffers_are_averaged_without_dropout_seeds() -> None:
     """Buffers are averaged over workers; Dropout's seed is not one of them."""
     model = KerasModel(network(layers.BatchNormalization(), layers.Dropout(0.5)), LOGITS, "sgd")
     bound(model)
@@ -253,11 +253,11 @@ def test_buffers_average_and_seeds_are_each_worker_s_own() -> None:
         model.load_buffers_bytes(reports[0][4:])
 
 
-def test_dropout_differs_by_worker_and_step_and_repeats() -> None:
+def test_dropout_differs_by_worker_and_step_but_is_repeatable() -> None:
     model = KerasModel(network(layers.Dropout(0.5)), LOGITS, keras.optimizers.SGD(0.0))
 
     def losses(seed: int) -> list[float]:
-        other = shipped(model)
+        other = pickle_round_trip(model)
         other.place(Share(threads=2, gpu=None, seed=seed))
         other.bind(model.initial())
         return [other.step(batch()) for _ in range(2)]
@@ -266,20 +266,20 @@ def test_dropout_differs_by_worker_and_step_and_repeats() -> None:
     assert len({*losses(1), *losses(2)}) == 4
 
 
-def test_frozen_layers_stay_and_are_no_buffers() -> None:
+def test_frozen_layers_are_unchanged_and_no_buffers() -> None:
     module = network(layers.BatchNormalization())
     module.get_layer("hidden").trainable = False
     model = KerasModel(module, LOGITS, "sgd")
     bound(model)
     frozen = module.get_layer("hidden").kernel.numpy().copy()
-    other = shipped(model)
+    other = pickle_round_trip(model)
     other.bind(model.initial())
     other.step(batch())
     assert len(other.buffers_bytes()) == 2 * 5 * 4
     np.testing.assert_array_equal(other.module.get_layer("hidden").kernel.numpy(), frozen)
 
 
-def test_a_checkpoint_contains_frozen_weights() -> None:
+def test_frozen_weights_are_restored_from_checkpoint() -> None:
     """A model that is made again with other frozen weights gets those of the checkpoint."""
 
     def make() -> KerasModel:
@@ -292,10 +292,10 @@ def test_a_checkpoint_contains_frozen_weights() -> None:
     other.load_buffers_bytes(add_frozen_weights(model, buffers))
     assert other.buffers_bytes() == buffers
     assert other.saved_buffers_bytes()[40:] == model.saved_buffers_bytes()[40:]
-    shipped(other).load_buffers_bytes(buffers)
+    pickle_round_trip(other).load_buffers_bytes(buffers)
 
 
-def test_several_inputs_by_name_and_outputs_in_a_tuple() -> None:
+def test_model_with_named_inputs_and_tuple_of_outputs_trains() -> None:
     left, right = keras.Input((2,), name="left"), keras.Input((3,), name="right")
     whole = layers.Dense(1, use_bias=False)(layers.concatenate([left, right]))
     module = keras.Model({"left": left, "right": right}, (whole, 2 * whole))
@@ -303,7 +303,7 @@ def test_several_inputs_by_name_and_outputs_in_a_tuple() -> None:
     def loss(labels: Any, outputs: Any) -> Any:
         return (outputs[0] - labels[0]) ** 2 + (outputs[1] - labels[1]) ** 2
 
-    model = shipped(KerasModel(module, loss, keras.optimizers.SGD(0.05)))
+    model = pickle_round_trip(KerasModel(module, loss, keras.optimizers.SGD(0.05)))
     params = np.zeros(5, np.float32)
     model.bind(params)
     random = np.random.default_rng(0)
@@ -329,7 +329,7 @@ def two_headed() -> Any:
 
 
 @pytest.mark.parametrize("by_name", [False, True])
-def test_a_loss_for_each_output_is_keras_own_sum(by_name: bool) -> None:
+def test_losses_per_output_are_summed_as_in_keras(by_name: bool) -> None:
     random = np.random.default_rng(0)
     features = (
         random.normal(size=(8, 2)).astype(np.float32),
@@ -339,7 +339,7 @@ def test_a_loss_for_each_output_is_keras_own_sum(by_name: bool) -> None:
     module = two_headed()
     losses: Any = {"size": "mse", "kind": LOGITS} if by_name else [LOGITS, "mse"]
     made = KerasModel(module, losses, keras.optimizers.SGD(0.1))
-    model = shipped(made)
+    model = pickle_round_trip(made)
     model.bind(made.initial())
     given: Any = dict(zip(("kind", "size"), labels, strict=True)) if by_name else labels
     model.check(features, given)
@@ -359,7 +359,7 @@ def test_a_loss_for_each_output_is_keras_own_sum(by_name: bool) -> None:
         {"size": keras.losses.mean_squared_error, "kind": LOGITS},
     ],
 )
-def test_a_model_with_a_loss_for_each_output_is_made_from_its_description(losses: Any) -> None:
+def test_model_with_loss_per_output_is_created_from_description(losses: Any) -> None:
     random = np.random.default_rng(1)
     made = KerasModel(two_headed(), losses, keras.optimizers.SGD(0.1))
     again = from_description(json.loads(json.dumps(made.describe())))
@@ -387,7 +387,7 @@ def named_heads(last: str, first: str) -> Any:
 
 @pytest.mark.parametrize("names", [("x2", "x1"), ("one", "two")])
 @pytest.mark.parametrize("by_name", [False, True])
-def test_losses_of_a_dict_of_outputs_are_by_its_keys_as_in_keras(names: Any, by_name: bool) -> None:
+def test_losses_of_dict_outputs_are_matched_by_key(names: Any, by_name: bool) -> None:
     """Names of layers do not count, even if they are the keys of other outputs."""
     module, features = named_heads(*names), batch().features
     labels = {"two": features[:, :2], "one": features[:, 4:]}
@@ -406,7 +406,7 @@ def test_losses_of_a_dict_of_outputs_are_by_its_keys_as_in_keras(names: Any, by_
         KerasModel(named_heads("x2", "x1"), {"x2": "mse", "x1": "mse"}, "sgd")
 
 
-def test_a_description_names_the_code_that_it_lacks() -> None:
+def test_description_error_names_missing_user_loss() -> None:
     """A model with a user's loss function is not made from its description; the error names it."""
 
     def mine(labels: Any, outputs: Any) -> Any:
@@ -430,7 +430,7 @@ def test_a_description_names_the_code_that_it_lacks() -> None:
         (keras.losses.huber, {"delta": 2.0}, "values"),
     ],
 )
-def test_a_partial_of_a_loss_means_what_its_function_means(
+def test_partial_of_loss_has_outputs_and_labels_of_its_function(
     loss: Any, options: dict[str, Any], outputs: str
 ) -> None:
     """Outputs, labels and name of a partial of a loss are those of its function and options."""
@@ -441,7 +441,7 @@ def test_a_partial_of_a_loss_means_what_its_function_means(
     assert loss.__name__ in repr(made)
 
 
-class Focused(keras.losses.BinaryFocalCrossentropy):  # type: ignore[misc]
+class CustomFocalLoss(keras.losses.BinaryFocalCrossentropy):  # type: ignore[misc]
     """A user's subclass of one of Keras' losses."""
 
 
@@ -451,10 +451,13 @@ class Focused(keras.losses.BinaryFocalCrossentropy):  # type: ignore[misc]
         *[("bce", "probabilities", True), ("BCE", "probabilities", True)],
         *[("BinaryCrossentropy", "probabilities", True), ("mse", "values", False)],
         *[("categorical_crossentropy", "probabilities", False), ("Huber", "values", False)],
-        *[(Focused(), "probabilities", True), (Focused(from_logits=True), "logits", True)],
+        *[
+            (CustomFocalLoss(), "probabilities", True),
+            (CustomFocalLoss(from_logits=True), "logits", True),
+        ],
     ],
 )
-def test_another_name_of_a_loss_means_what_keras_own_name_means(
+def test_loss_alias_or_subclass_is_recognized_as_keras_loss(
     loss: Any, outputs: str, per_label: bool
 ) -> None:
     """Keras' aliases and the user's subclasses count as Keras' own losses."""
@@ -464,7 +467,7 @@ def test_another_name_of_a_loss_means_what_keras_own_name_means(
         assert from_description(json.loads(json.dumps(model.describe()))).outputs == outputs
 
 
-def test_losses_of_classes_refuse_labels_that_are_no_classes() -> None:
+def test_class_losses_refuse_labels_outside_classes() -> None:
     rows = batch()
     labels = rows.labels.astype(np.float32)
     labels[2] = -1
@@ -479,7 +482,7 @@ def squared(labels: Any, outputs: Any) -> Any:
 
 
 @pytest.mark.parametrize("loss", ["hinge", "poisson", "binary_crossentropy", squared])
-def test_labels_of_one_number_per_row_mean_what_they_mean_in_keras(loss: Any) -> None:
+def test_step_with_one_label_per_row_equals_keras(loss: Any) -> None:
     """Labels [rows] of Dense(1), whose outputs are [rows, 1], give the step that Keras takes."""
     keras.utils.set_random_seed(3)
     module = keras.Sequential([keras.Input((6,)), layers.Dense(1, "sigmoid")])
@@ -495,14 +498,14 @@ def test_labels_of_one_number_per_row_mean_what_they_mean_in_keras(loss: Any) ->
     np.testing.assert_allclose(params, expected, rtol=0, atol=1e-6)
 
 
-def test_losses_that_are_not_one_for_each_output_are_refused() -> None:
+def test_losses_that_do_not_match_outputs_are_refused() -> None:
     with pytest.raises(UsageError, match=r"outputs kind, but the model returns kind, size"):
         KerasModel(two_headed(), {"kind": LOGITS}, "sgd")
     with pytest.raises(UsageError, match=r"losses for the outputs 3, but"):
         KerasModel(two_headed(), ["mse"] * 3, "sgd")
 
 
-def test_masks_of_layers_reach_the_loss_as_in_keras() -> None:
+def test_layer_masks_apply_to_loss_as_in_keras() -> None:
     keras.utils.set_random_seed(3)
     embedding = layers.Embedding(9, 4, mask_zero=True)
     parts = [embedding, layers.LSTM(5, return_sequences=True), layers.Dense(3)]
@@ -520,7 +523,7 @@ def test_masks_of_layers_reach_the_loss_as_in_keras() -> None:
     assert model.step(Batch(words, classes)) == pytest.approx(wanted, rel=1e-5)
 
 
-def test_outputs_in_mixed_precision_are_writable_float32() -> None:
+def test_mixed_precision_outputs_are_writable_float32() -> None:
     keras.utils.set_random_seed(3)
     module = keras.Sequential([keras.Input((6,)), layers.Dense(3, dtype="mixed_bfloat16")])
     model = KerasModel(module, LOGITS, "sgd")
@@ -549,10 +552,10 @@ def scaled(*, registered: bool = False) -> Any:
     return Scaled
 
 
-def test_layers_of_your_own_travel() -> None:
+def test_custom_layer_survives_pickling() -> None:
     model = KerasModel(network(scaled()(3.0)), LOGITS, "sgd")
     params = bound(model)
-    other = shipped(model)
+    other = pickle_round_trip(model)
     other.bind(params)
     features = batch().features
     np.testing.assert_array_equal(other.predict(features), model.predict(features))
@@ -561,7 +564,7 @@ def test_layers_of_your_own_travel() -> None:
         from_description(model.describe())
 
 
-def test_saved_and_made_again_by_keras_own_words() -> None:
+def test_model_from_json_description_takes_same_step() -> None:
     """A model made from its JSON description takes the same step."""
     model = KerasModel(network(layers.BatchNormalization()), LOGITS, keras.optimizers.Adam(0.05))
     again = from_description(json.loads(json.dumps(model.describe())))
@@ -574,7 +577,7 @@ def test_saved_and_made_again_by_keras_own_words() -> None:
     assert from_description(by_name).describe() == by_name
 
 
-def test_a_description_makes_nothing_but_keras_own() -> None:
+def test_description_naming_foreign_module_is_refused() -> None:
     """A description that names a different module than Keras is refused."""
     described = KerasModel(network(), LOGITS, "sgd").describe()
     described["model"]["config"]["layers"][1]["module"] = "subprocess"
@@ -623,14 +626,14 @@ def forgetful() -> Any:
         ),
     ],
 )
-def test_what_cannot_be_trained_is_refused(
+def test_keras_model_refuses_invalid_arguments(
     model: Any, loss: Any, optimizer: Any, words: str
 ) -> None:
     with pytest.raises(UsageError, match=words):
         KerasModel(model(), loss, optimizer)
 
 
-def test_rows_that_do_not_fit_are_named() -> None:
+def test_unsuitable_rows_are_refused_with_reason() -> None:
     model, rows = KerasModel(network(), LOGITS, "sgd"), batch()
     model.check(rows.features, rows.labels)
     with pytest.raises(UsageError, match=r"on rows of float32\[5\]: ValueError"):
@@ -639,7 +642,7 @@ def test_rows_that_do_not_fit_are_named() -> None:
         model.check(rows.features, np.full(8, 7))
 
 
-def test_a_keras_model_has_its_learning_rate() -> None:
+def test_repr_of_keras_model_has_learning_rate() -> None:
     made = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)], name="small")
     model = KerasModel(made, "mse", keras.optimizers.Adam(0.003))
     expected = "KerasModel(small, 10 parameters, loss=mse, optimizer=Adam(learning_rate=0.003))"

@@ -20,12 +20,12 @@ from sparkstrom.models.keras_support import keras, refuse_foreign_code, require_
         ("os", "system"),
     ],
 )
-def test_functions_and_lambdas_are_refused(module: str | None, name: str) -> None:
+def test_functions_and_lambdas_in_description_are_refused(module: str | None, name: str) -> None:
     with pytest.raises(UsageError, match="only Keras' own"):
         refuse_foreign_code([{"module": module, "class_name": name, "config": {}}])
 
 
-def test_own_classes_of_keras_pass() -> None:
+def test_keras_classes_in_description_are_accepted() -> None:
     model = keras.Sequential(
         [
             keras.Input((4,)),
@@ -41,7 +41,9 @@ def test_own_classes_of_keras_pass() -> None:
         refuse_foreign_code(keras.saving.serialize_keras_object(part))
 
 
-def test_an_older_keras_makes_no_model_from_a_description(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_keras_older_than_3_11_3_is_refused_for_descriptions(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Keras before 3.11.3, which may run code from a description, is refused."""
     monkeypatch.setattr(keras, "__version__", "3.8.0")
     with pytest.raises(UsageError, match=r"Keras 3\.8\.0 may run code .* keras>=3\.11\.3"):

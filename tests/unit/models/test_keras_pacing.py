@@ -40,7 +40,7 @@ def make(optimizer: Any) -> tuple[KerasModel, Any]:
     return model, params
 
 
-def trained(optimizer: Any, *paces: tuple[int, int] | None) -> Any:
+def train_steps(optimizer: Any, *paces: tuple[int, int] | None) -> Any:
     """Return the parameters after a step per pace; None: without keep_pace."""
     model, params = make(optimizer)
     for pace in paces:
@@ -51,12 +51,12 @@ def trained(optimizer: Any, *paces: tuple[int, int] | None) -> Any:
 
 
 @pytest.mark.parametrize("name", WAYS)
-def test_four_forget_sooner(name: str) -> None:
+def test_four_workers_raise_momentum_to_fourth_power(name: str) -> None:
     """With four workers, momentum 0.9 is 0.9 ** 4."""
     of, called = WAYS[name]
     own = of(0.9)
-    four = trained(own, *FOUR)
-    np.testing.assert_allclose(four, trained(of(0.9**4), *[None] * 3), rtol=1e-4, atol=1e-6)
+    four = train_steps(own, *FOUR)
+    np.testing.assert_allclose(four, train_steps(of(0.9**4), *[None] * 3), rtol=1e-4, atol=1e-6)
     assert getattr(own, called) == 0.9
     model, _ = make(own)
     assert isinstance(model, Paced)
@@ -75,28 +75,28 @@ def test_four_forget_sooner(name: str) -> None:
         ("Ftrl", True),
     ],
 )
-def test_adaptive_optimizers_are_known(name: str, adaptive: bool) -> None:
+def test_adaptive_keras_optimizers_are_recognized(name: str, adaptive: bool) -> None:
     model, _ = make(getattr(OPTIMIZERS, name)(0.1))
     assert model.has_adaptive_optimizer() == adaptive
 
 
-def test_one_worker_trains_as_before() -> None:
+def test_keep_pace_with_one_worker_has_no_effect() -> None:
     """With one worker, keep_pace has no effect."""
-    alone = trained(OPTIMIZERS.Adam(0.01), (1, 0), (1, 1), (1, 2))
-    np.testing.assert_array_equal(alone, trained(OPTIMIZERS.Adam(0.01), *[None] * 3))
+    alone = train_steps(OPTIMIZERS.Adam(0.01), (1, 0), (1, 1), (1, 2))
+    np.testing.assert_array_equal(alone, train_steps(OPTIMIZERS.Adam(0.01), *[None] * 3))
 
 
-def test_a_schedule_is_where_the_fit_is() -> None:
+def test_schedule_follows_minibatches_of_fit() -> None:
     """A schedule is at the fit's minibatch, not at this worker's step."""
     rate = OPTIMIZERS.schedules.PolynomialDecay(0.001, 100, end_learning_rate=0.101)
     rising = OPTIMIZERS.SGD(rate)
-    params = trained(rising, (4, 9))
-    np.testing.assert_allclose(params, trained(OPTIMIZERS.SGD(0.01), None), rtol=1e-5)
+    params = train_steps(rising, (4, 9))
+    np.testing.assert_allclose(params, train_steps(OPTIMIZERS.SGD(0.01), None), rtol=1e-5)
     model, _ = make(rising)
     assert model.horizons(4) == {"scheduler": "steps by the fit's minibatches"}
 
 
-def test_without_momentum_nothing_is_changed() -> None:
+def test_optimizer_without_momentum_has_no_horizons() -> None:
     model, _ = make(OPTIMIZERS.SGD(0.1))
     assert model.horizons(4) == {}
 
@@ -111,7 +111,7 @@ def with_statistics(momentum: float) -> KerasModel:
     return model
 
 
-def test_statistics_forget_sooner_too() -> None:
+def test_four_workers_raise_momentum_of_batch_normalization() -> None:
     """With four workers, BatchNormalization's momentum 0.9 is 0.9 ** 4."""
     four, by_hand = with_statistics(0.9), with_statistics(0.9**4)
     four.keep_pace(4, 0, 0)

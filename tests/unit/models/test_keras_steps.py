@@ -155,7 +155,7 @@ CASES: dict[str, tuple[Callable[[], Any], Any, Callable[[], Any], np.ndarray, np
 }
 
 
-def stepped(model: KerasModel, features: np.ndarray, labels: np.ndarray) -> np.ndarray:
+def train_20_steps(model: KerasModel, features: np.ndarray, labels: np.ndarray) -> np.ndarray:
     """Return the parameters after 20 steps."""
     params = model.initial()
     model.bind(params)
@@ -165,7 +165,7 @@ def stepped(model: KerasModel, features: np.ndarray, labels: np.ndarray) -> np.n
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_twenty_steps_are_those_of_keras(name: str) -> None:
+def test_twenty_steps_of_model_and_copies_equal_keras(name: str) -> None:
     """The model, a deep copy and an unpickled copy take the steps of train_on_batch."""
     make, loss, optimizer, features, labels = CASES[name]
     reference = make()
@@ -178,14 +178,16 @@ def test_twenty_steps_are_those_of_keras(name: str) -> None:
     travelled = pickle.loads(pickle.dumps(model))
     travelled.start_from(initial)
     for made in (model, copy.deepcopy(model), travelled):
-        np.testing.assert_allclose(stepped(made, features, labels), expected, rtol=0, atol=2e-4)
+        np.testing.assert_allclose(
+            train_20_steps(made, features, labels), expected, rtol=0, atol=2e-4
+        )
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_model_from_its_description_and_saved_buffers_predicts_the_same(name: str) -> None:
+def test_model_from_description_and_buffers_predicts_the_same(name: str) -> None:
     make, loss, optimizer, features, labels = CASES[name]
     model = KerasModel(make(), loss, optimizer())
-    params = stepped(model, features, labels)
+    params = train_20_steps(model, features, labels)
     again = KerasModel.from_description(model.describe())
     again.load_buffers_bytes(buffers_to_save(model))
     again.bind(params.copy())
@@ -201,7 +203,7 @@ def test_a_model_from_its_description_and_saved_buffers_predicts_the_same(name: 
     np.testing.assert_allclose(continued, params, rtol=0, atol=1e-5)
 
 
-def test_variables_without_weight_decay_are_known_by_their_places() -> None:
+def test_variables_excluded_from_weight_decay_are_kept_in_copy() -> None:
     """A copy decays the same variables; excluding a variable of another model is refused."""
     reference = plain()
     optimizer = decayed(var_list=[reference.trainable_variables[0]])
@@ -213,7 +215,9 @@ def test_variables_without_weight_decay_are_known_by_their_places() -> None:
     for _ in range(20):
         wanted.train_on_batch(SMALL, Y)
     expected = np.concatenate([np.asarray(v).ravel() for v in wanted.trainable_variables])
-    np.testing.assert_allclose(stepped(copy.deepcopy(model), SMALL, Y), expected, rtol=0, atol=2e-4)
+    np.testing.assert_allclose(
+        train_20_steps(copy.deepcopy(model), SMALL, Y), expected, rtol=0, atol=2e-4
+    )
     other = decayed(var_list=[plain().trainable_variables[0]])
     with pytest.raises(UsageError, match="exclude_from_weight_decay"):
         KerasModel(plain(), SPARSE(from_logits=True), other)
@@ -245,7 +249,7 @@ class OwnCall(keras.losses.Loss):  # type: ignore[misc]
         return 0.0
 
 
-def test_what_would_not_be_called_is_refused_by_name() -> None:
+def test_override_that_training_would_ignore_is_refused_by_name() -> None:
     """Overridden methods and options that training here would ignore are refused by name."""
     with pytest.raises(UsageError, match="OwnStep overrides compute_loss"):
         KerasModel(OwnStep(), "mse", "sgd")
@@ -265,7 +269,7 @@ class Hyperbola(keras.optimizers.schedules.LearningRateSchedule):  # type: ignor
         return {}
 
 
-def test_options_that_are_not_in_a_configuration_are_refused_by_name() -> None:
+def test_option_set_on_variable_itself_is_refused_by_name() -> None:
     """A regularizer, constraint or ``trainable`` set on a variable itself is refused."""
     penalized, still, clipped = plain(), plain(), plain()
     penalized.trainable_variables[0].regularizer = keras.regularizers.L2(0.1)
@@ -279,7 +283,7 @@ def test_options_that_are_not_in_a_configuration_are_refused_by_name() -> None:
         KerasModel(still, SPARSE(from_logits=True), "sgd")
 
 
-def test_what_kerass_trainer_would_do_to_the_loss_is_refused_by_name() -> None:
+def test_loss_weights_and_float16_loss_scaling_are_refused() -> None:
     """loss_weights and float16's loss scaling, which Keras' trainer applies, are refused."""
     compiled = plain()
     compiled.compile("sgd", loss=["mse"], loss_weights=[2.0])
@@ -294,7 +298,7 @@ def test_what_kerass_trainer_would_do_to_the_loss_is_refused_by_name() -> None:
         KerasModel(scaled, "mse", "sgd")
 
 
-def test_an_optimizer_that_has_trained_is_refused() -> None:
+def test_optimizer_with_steps_taken_is_refused() -> None:
     trained, optimizer = plain(), keras.optimizers.Adam(0.1)
     trained.compile(optimizer, loss=SPARSE(from_logits=True))
     trained.train_on_batch(SMALL, Y)
@@ -309,14 +313,14 @@ def test_a_function_as_learning_rate_is_refused() -> None:
         KerasModel(plain(), "mse", keras.optimizers.SGD(lambda: 0.1))
 
 
-def test_layers_of_tensorflow_are_refused() -> None:
+def test_tensorflow_layer_is_refused() -> None:
     layer = object.__new__(keras.layers.IntegerLookup)  # its constructor needs TensorFlow
     object.__setattr__(layer, "name", "codes")
     with pytest.raises(UsageError, match=r"codes is a IntegerLookup, which computes with Tensor"):
         _refuse_tensorflow_layers([layer])
 
 
-def test_a_schedule_of_the_users_own_travels() -> None:
+def test_custom_schedule_survives_pickling() -> None:
     model = KerasModel(plain(), SPARSE(from_logits=True), keras.optimizers.SGD(Hyperbola()))
     reference = plain()
     reference.compile(keras.optimizers.SGD(Hyperbola()), loss=SPARSE(from_logits=True))
@@ -325,12 +329,12 @@ def test_a_schedule_of_the_users_own_travels() -> None:
     expected = np.concatenate([np.asarray(v).ravel() for v in reference.trainable_variables])
     twin = pickle.loads(pickle.dumps(model))
     twin.start_from(model.initial())
-    np.testing.assert_allclose(stepped(twin, SMALL, Y), expected, rtol=0, atol=2e-4)
+    np.testing.assert_allclose(train_20_steps(twin, SMALL, Y), expected, rtol=0, atol=2e-4)
     assert "model" not in model.describe()
 
 
 @pytest.mark.parametrize("kind", [np.int64, np.float64])
-def test_classes_are_checked_as_integers_and_as_doubles(kind: Any) -> None:
+def test_class_labels_are_checked_as_integers_and_doubles(kind: Any) -> None:
     labels = Y.astype(kind)
     labels[3] = -1
     KerasModel(plain(), SPARSE(from_logits=True, ignore_class=-1), "sgd").check(SMALL, labels)
@@ -338,7 +342,7 @@ def test_classes_are_checked_as_integers_and_as_doubles(kind: Any) -> None:
         KerasModel(plain(), SPARSE(from_logits=True), "sgd").check(SMALL, labels)
 
 
-def test_rows_of_no_weight_change_nothing() -> None:
+def test_minibatch_of_zero_weights_changes_no_parameter() -> None:
     """Momentum changes no parameter without a row that counts."""
     optimizer = keras.optimizers.SGD(0.1, momentum=0.9)
     model = KerasModel(plain(), SPARSE(from_logits=True), optimizer)

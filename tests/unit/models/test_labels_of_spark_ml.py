@@ -28,7 +28,7 @@ def model(loss: Any, outputs: int = 3, inputs: int = 3) -> Any:
     return made
 
 
-class Smoothed(nn.CrossEntropyLoss):
+class SmoothedCrossEntropy(nn.CrossEntropyLoss):
     """A subclass of one of torch's losses."""
 
     def __init__(self) -> None:
@@ -43,10 +43,10 @@ class Smoothed(nn.CrossEntropyLoss):
         fn.cross_entropy,
         partial(fn.cross_entropy),
         nn.MultiMarginLoss(),
-        Smoothed(),
+        SmoothedCrossEntropy(),
     ],
 )
-def test_whole_doubles_are_classes_for_a_loss_of_classes(loss: Any, weights: Any) -> None:
+def test_class_losses_accept_whole_doubles_as_classes(loss: Any, weights: Any) -> None:
     whole, doubles = model(loss), model(loss)
     expected = whole.step(Batch(X, Y, weights))
     assert doubles.step(Batch(X, Y.astype(np.float32), weights)) == expected
@@ -61,16 +61,16 @@ def test_whole_doubles_are_classes_for_a_loss_of_classes(loss: Any, weights: Any
         partial(fn.nll_loss, ignore_index=2),
     ],
 )
-def test_evaluation_weighs_whole_doubles_as_their_classes(loss: Any) -> None:
+def test_class_weights_apply_to_labels_that_are_whole_doubles(loss: Any) -> None:
     for weights in (None, np.arange(8, dtype=np.float32)):
         for labels in (Y, np.full(8, 2)):
             expected = model(loss).loss(Batch(X, labels, weights))
             assert model(loss).loss(Batch(X, labels.astype(np.float32), weights)) == expected
 
 
-def test_a_derived_loss_has_the_outputs_of_its_base() -> None:
-    assert model(Smoothed()).outputs == "logits"
-    assert not model(Smoothed()).per_label
+def test_subclass_of_loss_has_output_kind_of_its_base() -> None:
+    assert model(SmoothedCrossEntropy()).outputs == "logits"
+    assert not model(SmoothedCrossEntropy()).per_label
 
     class Scaled(nn.BCEWithLogitsLoss):
         pass
@@ -78,7 +78,7 @@ def test_a_derived_loss_has_the_outputs_of_its_base() -> None:
     assert model(Scaled(), 1).per_label
 
 
-def test_a_derived_loss_may_do_without_labels() -> None:
+def test_subclass_of_loss_may_ignore_labels() -> None:
     """A subclass of a loss that ignores its labels works without any."""
 
     class OfPairs(nn.CrossEntropyLoss):
@@ -88,14 +88,14 @@ def test_a_derived_loss_may_do_without_labels() -> None:
     assert np.isfinite(model(OfPairs()).step(Batch(X, ())))
 
 
-def test_a_label_that_is_not_whole_is_no_class() -> None:
+def test_fractional_class_label_is_refused() -> None:
     labels = Y.astype(np.float32)
     labels[3] = 1.5
     with pytest.raises(UsageError, match=r"a label is 1.5: the loss CrossEntropyLoss takes"):
         model(nn.CrossEntropyLoss()).step(Batch(X, labels))
 
 
-def test_other_losses_get_their_doubles() -> None:
+def test_probabilities_and_values_reach_loss_as_doubles() -> None:
     """Labels that are probabilities or values reach the loss as doubles."""
     shares = np.eye(3, dtype=np.float32)[Y]
     assert np.isfinite(model(nn.CrossEntropyLoss()).step(Batch(X, shares)))
@@ -122,7 +122,7 @@ class LogPoisson(nn.PoissonNLLLoss):
         partial(fn.gaussian_nll_loss, var=torch.ones(8, 1)),
     ],
 )
-def test_one_logit_and_a_label_per_row_say_how_to_name_the_column(loss: Any, weights: Any) -> None:
+def test_flat_labels_for_one_output_are_refused_with_remedy(loss: Any, weights: Any) -> None:
     """Labels [rows] for outputs [rows, 1] are refused, with label=["y"] as the remedy."""
     labels = (Y > 0).astype(np.float32)
     with pytest.raises(UsageError, match=r'label=\["y"\]'):
@@ -133,7 +133,7 @@ def test_one_logit_and_a_label_per_row_say_how_to_name_the_column(loss: Any, wei
         trained.loss(Batch(X, labels, weights))
 
 
-class Squeezed(nn.PoissonNLLLoss):
+class SqueezingPoissonLoss(nn.PoissonNLLLoss):
     """A loss that makes the shapes equal itself."""
 
     def forward(self, output: Any, target: Any) -> Any:
@@ -141,10 +141,10 @@ class Squeezed(nn.PoissonNLLLoss):
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch's compiler
-def test_a_compiled_loss_is_used_as_the_one_that_was_compiled() -> None:
+def test_compiled_loss_handles_labels_like_uncompiled_one() -> None:
     """torch.compile does not change how a loss's labels are handled."""
     labels = (Y > 0).astype(np.float32)
-    model(torch.compile(Squeezed()), 1).step(Batch(X, labels))
+    model(torch.compile(SqueezingPoissonLoss()), 1).step(Batch(X, labels))
     with pytest.raises(UsageError, match="PoissonNLLLoss"):
         model(torch.compile(nn.PoissonNLLLoss()), 1).step(Batch(X, labels))
     classes = Batch(X, labels.astype(np.float64))
@@ -152,12 +152,12 @@ def test_a_compiled_loss_is_used_as_the_one_that_was_compiled() -> None:
     assert model(torch.compile(nn.CrossEntropyLoss()), 2).step(classes) == expected
 
 
-def test_a_loss_of_ones_own_may_make_the_shapes_equal() -> None:
+def test_custom_loss_may_match_output_and_label_shapes() -> None:
     labels = (Y > 0).astype(np.float32)
     expected = model(nn.PoissonNLLLoss(), 1).step(Batch(X, labels[:, None]))
-    assert model(Squeezed(), 1).step(Batch(X, labels)) == pytest.approx(expected)
+    assert model(SqueezingPoissonLoss(), 1).step(Batch(X, labels)) == pytest.approx(expected)
 
 
-def test_one_feature_says_how_to_name_the_column() -> None:
+def test_flat_single_feature_is_refused_with_remedy() -> None:
     with pytest.raises(UsageError, match=r'features=\["income"\]'):
         model(nn.MSELoss(), 1, inputs=1).step(Batch(X[:, 0], X[:, :1]))

@@ -46,7 +46,7 @@ def model(loss: Any, **options: Any) -> Any:
         (partial(fn.cross_entropy, ignore_index=-1), -1),
     ],
 )
-def test_places_that_the_loss_ignores_do_not_count(loss: Any, ignored: int) -> None:
+def test_labels_ignored_by_loss_do_not_affect_accuracy(loss: Any, ignored: int) -> None:
     labels = X.argmax(axis=1)
     labels[:3] = (labels[:3] + 1) % 3
     labels[labels == 2] = 1 if ignored == 2 else 2
@@ -66,7 +66,7 @@ def test_places_that_the_loss_ignores_do_not_count(loss: Any, ignored: int) -> N
     assert merge_evaluations([found, nothing]).classification.accuracy == pytest.approx(true)
 
 
-def test_shares_per_class_ignore_nothing() -> None:
+def test_ignore_index_does_not_apply_to_class_probabilities() -> None:
     """If labels are probabilities per class, all rows count despite ignore_index."""
     shares = np.eye(3, dtype=np.float32)[X.argmax(axis=1)]
     hits, weights = measure_batch(
@@ -76,7 +76,7 @@ def test_shares_per_class_ignore_nothing() -> None:
 
 
 @pytest.mark.parametrize("loss", LOSSES_PER_LABEL)
-def test_each_of_several_true_labels_counts(loss: Any) -> None:
+def test_accuracy_includes_each_of_several_true_labels(loss: Any) -> None:
     labels = MANY.copy()
     labels[:6, 1] = 1 - labels[:6, 1]
     assert measure_batch(model(loss), Batch(X, labels), "accuracy") == (40 - 6 / 3, 40)
@@ -90,7 +90,7 @@ def test_each_of_several_true_labels_counts(loss: Any) -> None:
         evaluate_batch(model(loss), MetricSpec(("roc",), 3), Batch(X, labels))
 
 
-def test_probabilities_per_label_are_true_above_one_half() -> None:
+def test_label_with_probability_above_half_is_predicted_true() -> None:
     for loss in (nn.BCELoss(), fn.binary_cross_entropy):
         shown = model(loss)
         assert shown.outputs == "probabilities"
@@ -100,7 +100,7 @@ def test_probabilities_per_label_are_true_above_one_half() -> None:
         assert hits == 40
 
 
-def test_one_output_of_a_loss_per_label_is_two_classes() -> None:
+def test_single_binary_output_is_evaluated_as_two_classes() -> None:
     """One output with BCEWithLogitsLoss is evaluated as two classes, not by label."""
     module = nn.Linear(3, 1)
     made = TorchModel(module, nn.BCEWithLogitsLoss(), partial(torch.optim.SGD, lr=0.1))
@@ -109,14 +109,14 @@ def test_one_output_of_a_loss_per_label_is_two_classes() -> None:
     assert not found.classification.by_label
 
 
-def test_several_true_labels_are_no_class() -> None:
+def test_row_with_several_true_labels_has_no_class_index() -> None:
     """A row with several labels of 1 has no class index; one with probabilities has."""
     with pytest.raises(UsageError, match=r"labels \[1.0, 1.0, 0.0\] of one row"):
         to_class_indices(np.array([[0, 0, 1], [1, 1, 0]], np.float32))
     assert to_class_indices(np.array([[0.2, 0.5, 0.3]], np.float32)).tolist() == [1]
 
 
-def test_a_thousand_classes_take_no_more_than_their_rows() -> None:
+def test_evaluation_memory_grows_with_rows_not_pairs_of_classes() -> None:
     """An evaluation of 4,000 classes takes memory per row, not per pair of classes."""
     network = DenseNetwork([3, 4000], seed=1)
     network.bind(network.initial())
@@ -133,7 +133,9 @@ def test_a_thousand_classes_take_no_more_than_their_rows() -> None:
     assert held.cells.nbytes + held.counts.nbytes <= 160 * 16
 
 
-def test_keras_losses_say_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_per_label_and_ignored_label_are_found_in_keras_losses(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Labels per output and ignored labels are recognized from Keras' losses, too."""
     monkeypatch.setenv("KERAS_BACKEND", "jax")
     pytest.importorskip("jax", reason="jax is not installed")

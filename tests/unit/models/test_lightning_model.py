@@ -70,33 +70,33 @@ def sgd(parameters: Any) -> Any:
     return optim.SGD(parameters, lr=0.5)
 
 
-def halved(made: Any, every: int = 1) -> Any:
+def make_step_lr(made: Any, every: int = 1) -> Any:
     return optim.lr_scheduler.StepLR(made, every, gamma=0.5)
 
 
 def by_epoch(parameters: Any) -> Any:
     made = sgd(parameters)
-    return [made], [halved(made)]
+    return [made], [make_step_lr(made)]
 
 
 def by_step(parameters: Any) -> Any:
     made = sgd(parameters)
-    scheduler = {"scheduler": halved(made, 2), "interval": "step", "name": "lr"}
+    scheduler = {"scheduler": make_step_lr(made, 2), "interval": "step", "name": "lr"}
     return {"optimizer": made, "lr_scheduler": scheduler}
 
 
 def by_other_steps(parameters: Any) -> Any:
     made = sgd(parameters)
-    scheduler = {"scheduler": halved(made), "interval": "step", "frequency": np.int64(3)}
+    scheduler = {"scheduler": make_step_lr(made), "interval": "step", "frequency": np.int64(3)}
     return {"optimizer": made, "lr_scheduler": scheduler}
 
 
 def by_other_epoch(parameters: Any) -> Any:
     made = sgd(parameters)
-    return [made], [{"scheduler": halved(made), "frequency": 2}]
+    return [made], [{"scheduler": make_step_lr(made), "frequency": 2}]
 
 
-def lightnings_own(net: Any, **options: Any) -> Any:
+def train_with_lightning(net: Any, **options: Any) -> Any:
     """Train with Lightning's Trainer on minibatches in the rows' order; return the module."""
     data = TensorDataset(torch.from_numpy(ROWS), torch.from_numpy(CLASSES))
     quiet = {f"enable_{what}": False for what in ("checkpointing", "progress_bar", "model_summary")}
@@ -122,7 +122,7 @@ def steps(model: LightningModel, told: Callable[[int], None] = lambda done: None
         model.step(batch_at(index))
 
 
-def travelled(model: LightningModel) -> tuple[LightningModel, np.ndarray]:
+def load_on_executor(model: LightningModel) -> tuple[LightningModel, np.ndarray]:
     """Return the model as an executor gets it, and the parameters that it is bound to."""
     twin, params = cloudpickle.loads(cloudpickle.dumps(model)), model.initial()
     twin.place(Share(threads=1, gpu=None, seed=1))
@@ -147,12 +147,12 @@ class OneCycle(Net):
 
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")
 @pytest.mark.filterwarnings("ignore::FutureWarning")
-def test_estimated_stepping_batches_is_trainers() -> None:
+def test_estimated_stepping_batches_equals_trainer() -> None:
     """trainer.estimated_stepping_batches is the fit's length; OneCycleLR trains as there."""
     torch.manual_seed(0)
-    alone = lightnings_own(OneCycle())
+    alone = train_with_lightning(OneCycle())
     torch.manual_seed(0)
-    model, params = travelled(LightningModel(OneCycle()))
+    model, params = load_on_executor(LightningModel(OneCycle()))
     model.set_fit_length(FitLength(EPOCHS, EPOCHS * BATCHES))
     assert alone.trainer.estimated_stepping_batches == EPOCHS * BATCHES
     steps(model, lambda n: model.keep_pace(1, n, n))
@@ -176,11 +176,11 @@ def test_estimated_stepping_batches_is_trainers() -> None:
 )
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")
 @pytest.mark.filterwarnings("ignore::FutureWarning")
-def test_each_step_is_lightnings_own(optimization: Any, options: Any, trainers: Any) -> None:
+def test_each_step_equals_lightning_trainer(optimization: Any, options: Any, trainers: Any) -> None:
     """Parameters, buffers and positions equal the Trainer's, with keep_pace and without."""
-    alone = lightnings_own(made(optimization), **trainers)
+    alone = train_with_lightning(made(optimization), **trainers)
     for fit_tells in (True, False):
-        model, params = travelled(LightningModel(made(optimization), **options))
+        model, params = load_on_executor(LightningModel(made(optimization), **options))
         steps(model, lambda n, m=model, t=fit_tells: m.keep_pace(1, n, n) if t else None)
         wanted = np.concatenate([p.detach().numpy().reshape(-1) for p in alone.parameters()])
         np.testing.assert_allclose(params, wanted, rtol=1e-5, atol=1e-6)
@@ -189,7 +189,7 @@ def test_each_step_is_lightnings_own(optimization: Any, options: Any, trainers: 
         assert model.module.seen == alone.seen
 
 
-def test_the_module_comes_back_with_what_it_learnt_and_without_us() -> None:
+def test_user_module_has_trained_parameters_and_no_added_attributes() -> None:
     """The user's module has the trained parameters, and no attributes of ours."""
     net = made()
     model = LightningModel(net)
@@ -207,9 +207,9 @@ def test_the_module_comes_back_with_what_it_learnt_and_without_us() -> None:
         LightningModel.from_description(model.describe())
 
 
-def test_momentum_counts_the_minibatches_of_all_workers() -> None:
-    model, params = travelled(LightningModel(made()))
-    alone, own = travelled(LightningModel(made()))
+def test_four_workers_raise_momentum_to_fourth_power() -> None:
+    model, params = load_on_executor(LightningModel(made()))
+    alone, own = load_on_executor(LightningModel(made()))
     for model_, workers in ((model, 4), (alone, 1)):
         for n in range(3):
             model_.keep_pace(workers, n * workers, n * workers)
@@ -219,7 +219,7 @@ def test_momentum_counts_the_minibatches_of_all_workers() -> None:
 
 
 @pytest.mark.parametrize(("optimizer", "adaptive"), [(None, False), (optim.Adam, True)])
-def test_adaptive_optimizers_are_known(optimizer: Any, adaptive: bool) -> None:
+def test_adaptive_optimizer_of_module_is_recognized(optimizer: Any, adaptive: bool) -> None:
     """SGD with momentum, the module's default, is not adaptive; Adam is."""
     assert LightningModel(made(optimizer)).has_adaptive_optimizer() == adaptive
 
@@ -227,14 +227,16 @@ def test_adaptive_optimizers_are_known(optimizer: Any, adaptive: bool) -> None:
 @pytest.mark.parametrize(
     ("optimization", "what"), [(by_epoch, "by epochs"), (by_step, "by the fit's minibatches")]
 )
-def test_what_a_schedule_follows_is_told(optimization: Any, what: str) -> None:
+def test_horizons_has_unit_of_schedule(optimization: Any, what: str) -> None:
     """horizons() tells whether a schedule steps by epochs or by minibatches."""
-    model, _ = travelled(LightningModel(made(optimization)))
+    model, _ = load_on_executor(LightningModel(made(optimization)))
     assert what in model.horizons(2)["scheduler"]
 
 
-def test_the_optimizers_state_goes_on_with_another_worker() -> None:
-    (model, params), (other, others) = (travelled(LightningModel(made(by_step))) for _ in "ab")
+def test_another_worker_continues_from_optimizer_state() -> None:
+    (model, params), (other, others) = (
+        load_on_executor(LightningModel(made(by_step))) for _ in "ab"
+    )
     for n in range(3):
         model.step(batch_at(n))
     np.copyto(others, params)
@@ -249,7 +251,7 @@ def test_the_optimizers_state_goes_on_with_another_worker() -> None:
 # -- batches, measuring, predicting ----------------------------------------------------------------
 
 
-class Dicts(Net):
+class DictBatchNet(Net):
     def training_step(self, batch: Any) -> Any:
         return {"loss": functional.cross_entropy(self(batch["x"]), batch["y"])}
 
@@ -257,18 +259,18 @@ class Dicts(Net):
         return self(batch["x"]).softmax(dim=1)
 
 
-class Weighted(Net):
+class WeightedNet(Net):
     def training_step(self, batch: Any, batch_idx: int) -> Any:
         x, y, weights = batch
         losses = functional.cross_entropy(self(x), y, reduction="none")
         return (losses * weights).sum() / weights.sum()
 
 
-def test_columns_come_as_the_step_wants_them() -> None:
+def test_named_columns_are_passed_as_one_dict() -> None:
     """Named columns are one dict in training_step; predict_step makes the predictions."""
     torch.manual_seed(0)
-    model, params = travelled(LightningModel(Dicts(), outputs="probabilities"))
-    plain, others = travelled(LightningModel(made()))
+    model, params = load_on_executor(LightningModel(DictBatchNet(), outputs="probabilities"))
+    plain, others = load_on_executor(LightningModel(made()))
     features, labels, _ = batch_at(0)
     model.step(Batch({"x": features}, {"y": labels}))
     plain.step(Batch(features, labels))
@@ -281,23 +283,23 @@ def test_columns_come_as_the_step_wants_them() -> None:
         model.step(Batch({"x": features}, {"x": labels}))
 
 
-def test_a_function_makes_other_batches_of_the_columns() -> None:
+def test_batch_function_passes_row_weights_to_step() -> None:
     """With ``batch=``, a step gets the rows' weights; without, they are refused."""
     weights = np.arange(8, dtype=np.float32)
     torch.manual_seed(0)
-    model, params = travelled(LightningModel(Weighted(), batch=tuple))
+    model, params = load_on_executor(LightningModel(WeightedNet(), batch=tuple))
     before = params.copy()
     model.step(batch_at(0)._replace(weights=weights))
     assert not np.array_equal(params, before)
     with pytest.raises(UsageError, match=r"rows have weights.*batch="):
-        travelled(LightningModel(made()))[0].step(batch_at(0)._replace(weights=weights))
+        load_on_executor(LightningModel(made()))[0].step(batch_at(0)._replace(weights=weights))
 
 
-def test_rows_of_no_weight_change_nothing() -> None:
+def test_minibatch_of_zero_weights_changes_no_parameter() -> None:
     """A minibatch of rows that weigh 0 only counts; the hook of an epoch's end is still called."""
     ends: list[int] = []
 
-    class Ending(Weighted):
+    class Ending(WeightedNet):
         def on_train_epoch_end(self) -> None:
             ends.append(self.trainer.num_training_batches)
 
@@ -314,28 +316,28 @@ def test_rows_of_no_weight_change_nothing() -> None:
     assert ends == [2]
 
 
-def test_held_out_rows_are_measured_by_what_validation_logs() -> None:
+def test_loss_is_value_logged_by_validation_step() -> None:
     """loss() is the val_loss that validation_step logs; a value that is not logged is an error."""
-    model, _ = travelled(LightningModel(made()))
+    model, _ = load_on_executor(LightningModel(made()))
     model.step(batch_at(0))
     total, weight = model.loss(Batch(ROWS, CLASSES))
     logits = torch.from_numpy(model.predict(ROWS))
     wanted = functional.cross_entropy(logits, torch.from_numpy(CLASSES)).item()
     assert total / weight == pytest.approx(wanted, rel=1e-5)
     assert weight == len(ROWS)
-    other, _ = travelled(LightningModel(made(), monitor="val_acc"))
+    other, _ = load_on_executor(LightningModel(made(), monitor="val_acc"))
     with pytest.raises(UsageError, match=r"logs val_loss, but not 'val_acc': log it with"):
         other.loss(batch_at(0))
 
 
-def test_weights_of_held_out_rows_count_where_minibatches_are_merged() -> None:
-    class Measured(Weighted):
+def test_merged_validation_losses_are_weighted_by_rows() -> None:
+    class Measured(WeightedNet):
         def validation_step(self, batch: Any, batch_idx: int) -> None:
             features, labels, weights = batch
             losses = functional.cross_entropy(self(features), labels, reduction="none")
             self.log("val_loss", (weights * losses).sum() / weights.sum())
 
-    model, _ = travelled(LightningModel(Measured(), batch=tuple))
+    model, _ = load_on_executor(LightningModel(Measured(), batch=tuple))
     weights = np.arange(len(ROWS), dtype=np.float32)
     whole = model.loss(Batch(ROWS, CLASSES, weights))
     parts = [model.loss(Batch(ROWS[i::2], CLASSES[i::2], weights[i::2])) for i in range(2)]
@@ -344,7 +346,7 @@ def test_weights_of_held_out_rows_count_where_minibatches_are_merged() -> None:
     assert model.loss(Batch(ROWS, CLASSES, np.zeros_like(weights))) == (0.0, 0.0)
 
 
-def test_what_cannot_be_measured_is_said_before_the_fit() -> None:
+def test_module_without_usable_validation_is_refused() -> None:
     """need_loss() refuses modules whose validation cannot run here."""
 
     class Blind(Net):
@@ -362,19 +364,19 @@ def test_what_cannot_be_measured_is_said_before_the_fit() -> None:
     with pytest.raises(UsageError, match=r"Late.on_validation_epoch_end would not be called"):
         LightningModel(Late()).need_loss()
     with pytest.raises(UsageError, match=r"logs val_loss as a MulticlassAccuracy"):
-        travelled(LightningModel(Metric()))[0].loss(batch_at(0))
+        load_on_executor(LightningModel(Metric()))[0].loss(batch_at(0))
 
 
-def test_metrics_begin_anew_with_each_epoch() -> None:
+def test_metrics_are_reset_at_epoch_start() -> None:
     """Metrics are reset at the start of an epoch."""
-    model, _ = travelled(LightningModel(made()))
+    model, _ = load_on_executor(LightningModel(made()))
     steps(model)
     assert int(model.module.accuracy.update_count) == BATCHES
 
 
 def test_trained_model_is_copied_with_its_module() -> None:
     """A deep copy after training predicts the same with the same parameters."""
-    model, params = travelled(LightningModel(made()))
+    model, params = load_on_executor(LightningModel(made()))
     steps(model)
     twin = copy.deepcopy(model)
     assert twin.module is not model.module
@@ -383,7 +385,7 @@ def test_trained_model_is_copied_with_its_module() -> None:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
-def test_a_device_is_demanded() -> None:
+def test_cuda_device_without_gpu_is_refused() -> None:
     """device='cuda' is refused where there is no GPU."""
     with pytest.raises(UsageError, match="device='cuda'"):
         LightningModel(made(), device="cuda").place(Share(threads=1, gpu=None, seed=0))

@@ -45,7 +45,7 @@ class Net(pl.LightningModule):
         return optim.SGD(self.parameters(), lr=0.1)
 
 
-def having(**methods: Any) -> Net:
+def make_module_with(**methods: Any) -> Net:
     """Return a module with these methods."""
     return type("Odd", (Net,), methods)()
 
@@ -71,38 +71,47 @@ def averaged() -> Net:
         (lambda: 3, "module is a int: pass a LightningModule"),
         (manual, r"automatic_optimization is False.*TorchModel\(module, None, optimizer, step="),
         (averaged, "ema is an AveragedModel"),
-        (lambda: having(training_step=pl.LightningModule.training_step), "no training_step"),
         (
-            lambda: having(configure_optimizers=pl.LightningModule.configure_optimizers),
+            lambda: make_module_with(training_step=pl.LightningModule.training_step),
+            "no training_step",
+        ),
+        (
+            lambda: make_module_with(configure_optimizers=pl.LightningModule.configure_optimizers),
             "no configure_optimizers",
         ),
-        (lambda: having(training_step=lambda self: 0), "must be .batch, batch_idx."),
-        (lambda: having(training_step=lambda self, dataloader_iter: 0), "takes a dataloader_iter"),
-        (lambda: having(validation_step=lambda self, a, b, c: 0), "missing a required argument"),
+        (lambda: make_module_with(training_step=lambda self: 0), "must be .batch, batch_idx."),
+        (
+            lambda: make_module_with(training_step=lambda self, dataloader_iter: 0),
+            "takes a dataloader_iter",
+        ),
+        (
+            lambda: make_module_with(validation_step=lambda self, a, b, c: 0),
+            "missing a required argument",
+        ),
     ],
 )
-def test_modules(make: Callable[[], Any], why: str) -> None:
+def test_unsuitable_module_is_refused(make: Callable[[], Any], why: str) -> None:
     with pytest.raises(UsageError, match=why):
         LightningModel(make())
 
 
 @pytest.mark.parametrize("name", sorted(REFUSED_HOOKS))
-def test_hooks_that_nobody_would_call(name: str) -> None:
+def test_module_with_hook_that_is_not_called_is_refused(name: str) -> None:
     """A module that overrides a hook which is not run here is refused."""
     with pytest.raises(UsageError, match=rf"Odd\.{name} would not be called here: "):
-        LightningModel(having(**{name: lambda self, *given: None}))
+        LightningModel(make_module_with(**{name: lambda self, *given: None}))
 
 
 @pytest.mark.parametrize("name", REFUSED_VALIDATION_HOOKS)
-def test_hooks_that_nobody_would_call_with_held_out_rows(name: str) -> None:
+def test_validation_hook_that_is_not_called_is_refused(name: str) -> None:
     """A module that overrides a validation hook is refused only if rows are held out."""
     step: Any = {"validation_step": lambda self, batch, index: None}
-    model = LightningModel(having(**{name: lambda self, *given: None}, **step))
+    model = LightningModel(make_module_with(**{name: lambda self, *given: None}, **step))
     with pytest.raises(UsageError, match=rf"Odd\.{name} would not be called here: "):
         model.need_loss()
 
 
-def test_every_hook_of_lightning_is_called_refused_or_left_out_on_purpose() -> None:
+def test_every_lightning_hook_is_called_refused_or_about_data() -> None:
     called = {
         *("configure_model", "on_train_start", "on_train_epoch_start", "on_train_epoch_end"),
         *("on_train_batch_start", "on_train_batch_end", "on_before_zero_grad"),
@@ -162,22 +171,24 @@ def two_schedulers(self: Any) -> Any:
         (with_scheduler(each=2), "lr_scheduler has each: it may have scheduler, interval"),
     ],
 )
-def test_optimizers(configure: Callable[[Any], Any], why: str) -> None:
+def test_unsuitable_configure_optimizers_is_refused(
+    configure: Callable[[Any], Any], why: str
+) -> None:
     with pytest.raises(UsageError, match=why):
-        LightningModel(having(configure_optimizers=configure))
+        LightningModel(make_module_with(configure_optimizers=configure))
 
 
-def test_one_optimizer_in_a_list_is_one() -> None:
+def test_one_optimizer_in_a_list_is_accepted() -> None:
     one = {"optimizer": None}
 
     def listed(self: Any) -> Any:
         one["optimizer"] = optim.SGD(self.parameters(), lr=0.1)
         return [dict(one)]
 
-    assert LightningModel(having(configure_optimizers=listed)).n_params == 6
+    assert LightningModel(make_module_with(configure_optimizers=listed)).n_params == 6
 
 
-def test_a_batch_function_must_not_hold_the_module() -> None:
+def test_batch_function_that_holds_module_is_refused() -> None:
     net = Net()
     with pytest.raises(UsageError, match=r"batch holds the module itself \((layer\.weight|Net)"):
         LightningModel(net, batch=lambda batch: net(batch.features))
@@ -186,14 +197,14 @@ def test_a_batch_function_must_not_hold_the_module() -> None:
 # -- refusals at the first step --------------------------------------------------------------------
 
 
-def trained(net: Any, labels: Any = CLASSES) -> None:
+def take_step(net: Any, labels: Any = CLASSES) -> None:
     """Take a step."""
     model = LightningModel(net)
     model.bind(model.initial())
     model.step(Batch(ROWS, labels))
 
 
-def of_own(self: Any, batch: Any, index: int) -> Any:
+def raise_user_error(self: Any, batch: Any, index: int) -> Any:
     raise ValueError("the tide is out")
 
 
@@ -208,30 +219,30 @@ def of_own(self: Any, batch: Any, index: int) -> Any:
         (lambda self, batch, index: self.trainer.datamodule, r"rows come from fit\(data\)"),
     ],
 )
-def test_steps(step: Callable[..., Any], why: str) -> None:
+def test_unsuitable_training_step_is_refused(step: Callable[..., Any], why: str) -> None:
     """A training_step with a different result than a loss, or a need for a Trainer, is refused."""
     with pytest.raises(UsageError, match=why):
-        trained(having(training_step=step))
+        take_step(make_module_with(training_step=step))
 
 
-def test_a_batch_start_that_skips_is_refused() -> None:
+def test_batch_start_hook_that_skips_batch_is_refused() -> None:
     with pytest.raises(UsageError, match="on_train_batch_start returned -1"):
-        trained(having(on_train_batch_start=lambda self, batch, index: -1))
+        take_step(make_module_with(on_train_batch_start=lambda self, batch, index: -1))
 
 
-def test_an_exception_of_ones_own_keeps_its_words() -> None:
+def test_user_exception_in_training_step_is_unchanged() -> None:
     with pytest.raises(ValueError, match=r"^the tide is out$"):
-        trained(having(training_step=of_own))
+        take_step(make_module_with(training_step=raise_user_error))
 
 
-def test_a_label_that_is_no_class_is_named() -> None:
+def test_label_outside_classes_is_refused_with_row_number() -> None:
     with pytest.raises(UsageError, match=r"labels must be 0 to C.*row 2 of this minibatch has 7"):
-        trained(Net(), np.array([0, 1, 7, 1]))
+        take_step(Net(), np.array([0, 1, 7, 1]))
 
 
-def test_predicting_needs_a_way() -> None:
+def test_predict_needs_predict_step_or_forward() -> None:
     """predict() is refused for a module with neither predict_step nor forward."""
-    model = LightningModel(having(forward=pl.LightningModule.forward))
+    model = LightningModel(make_module_with(forward=pl.LightningModule.forward))
     model.bind(model.initial())
     with pytest.raises(UsageError, match="neither predict_step nor forward"):
         model.predict(ROWS)

@@ -11,7 +11,7 @@ from sparkstrom.models.base import Batch, Measured
 
 @pytest.mark.parametrize("loss", ["cross_entropy", "squared_error"])
 @pytest.mark.parametrize("weighted", [False, True])
-def test_the_loss_is_measured_without_a_step(loss: str, weighted: bool) -> None:
+def test_loss_is_measured_without_changing_parameters(loss: str, weighted: bool) -> None:
     network = DenseNetwork([3, 5, 2], loss=loss, l2=0.5, seed=2)
     params = network.initial()
     network.bind(params)
@@ -26,7 +26,7 @@ def test_the_loss_is_measured_without_a_step(loss: str, weighted: bool) -> None:
     assert total / weight == network.step(batch)  # step() returns the loss before the step
 
 
-def test_outputs_say_what_they_are() -> None:
+def test_output_kind_follows_from_loss() -> None:
     network = DenseNetwork([3, 2])
     assert isinstance(network, Measured)
     assert network.outputs == "probabilities"

@@ -15,20 +15,20 @@ from sparkstrom.models.jax import JaxModel
 from sparkstrom.models.torch import TorchModel
 
 
-def test_a_dense_network_is_shown_as_it_is_made() -> None:
+def test_repr_of_dense_network_evaluates_to_equal_network() -> None:
     model = DenseNetwork([4, 3, 2], updater=Adam(0.003), seed=7)
     assert eval(repr(model)).describe() == model.describe()
 
 
 @pytest.mark.parametrize("optimizer", [partial(torch.optim.Adam, lr=0.003), torch.optim.Adam])
-def test_a_torch_model_has_its_optimizer_s_numbers(optimizer: type[torch.optim.Adam]) -> None:
+def test_repr_of_torch_model_has_optimizer_and_rate(optimizer: type[torch.optim.Adam]) -> None:
     model = TorchModel(nn.Linear(4, 2), nn.CrossEntropyLoss(), optimizer)
     rate = "0.003" if isinstance(optimizer, partial) else "0.001"
     text = f"TorchModel(Linear, 10 parameters, loss=CrossEntropyLoss, optimizer=Adam(lr={rate}, "
     assert repr(model).startswith(text)
 
 
-def test_groups_with_other_rates_show_each() -> None:
+def test_repr_has_rate_of_each_parameter_group() -> None:
     model = TorchModel(
         nn.Linear(4, 2),
         nn.CrossEntropyLoss(),
@@ -42,7 +42,7 @@ def test_groups_with_other_rates_show_each() -> None:
 
 
 @pytest.mark.parametrize("optimizer", [optax.sgd(0.003), optax.adam(0.003)])
-def test_a_jax_model_has_its_learning_rate(optimizer: optax.GradientTransformation) -> None:
+def test_repr_of_jax_model_has_learning_rate(optimizer: optax.GradientTransformation) -> None:
     model = JaxModel(
         lambda key: {"w": np.zeros((4, 2), np.float32)},
         lambda params, x: x @ params["w"],

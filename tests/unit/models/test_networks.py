@@ -44,7 +44,7 @@ def batch_for(
     [("cross_entropy", "classes"), ("cross_entropy", "one-hot"), ("squared_error", "numbers")],
 )
 @pytest.mark.parametrize("l2", [0.0, 0.1])
-def test_gradients_are_those_of_finite_differences(
+def test_gradients_equal_finite_differences(
     hidden: str, loss: str, labelled: str, l2: float
 ) -> None:
     network = DenseNetwork([3, 7, 5, 4], hidden=hidden, loss=loss, updater=Sgd(RATE), l2=l2, seed=5)
@@ -82,7 +82,7 @@ def digits() -> tuple[Any, Any, Any, Any]:
 @pytest.mark.parametrize(
     "updater", [Sgd(0.1), Nesterov(0.01), Adam(1e-3), RmsProp(1e-3), AdaGrad(0.01)]
 )
-def test_digits_are_learnt(updater: Updater) -> None:
+def test_every_updater_learns_digits(updater: Updater) -> None:
     features, labels, held_out, answers = digits()
     network = DenseNetwork([64, 128, 10], updater=updater, seed=1)
     bound(network)
@@ -94,7 +94,7 @@ def test_digits_are_learnt(updater: Updater) -> None:
     assert accuracy >= 0.96
 
 
-def test_the_same_seed_gives_the_same_bits() -> None:
+def test_same_seed_gives_bitwise_equal_training() -> None:
     features, labels, _, _ = digits()
     runs = []
     for seed in (1, 1, 2):
@@ -106,7 +106,7 @@ def test_the_same_seed_gives_the_same_bits() -> None:
     assert runs[0] == runs[1] != runs[2]
 
 
-def test_the_loss_is_stable_for_huge_logits() -> None:
+def test_loss_is_finite_for_huge_logits() -> None:
     network = DenseNetwork([1, 2], updater=Sgd(1e-9))
     params = bound(network)
     params[:] = [1e4, -1e4, 0, 0]
@@ -116,7 +116,7 @@ def test_the_loss_is_stable_for_huge_logits() -> None:
     assert network.predict(one).tolist() == [[1.0, 0.0]]
 
 
-def test_whole_numbers_in_floats_are_classes_too() -> None:
+def test_whole_floats_are_accepted_as_classes() -> None:
     losses = []
     for labels in (np.array([2, 0]), np.array([2.0, 0.0], np.float32)):
         network = DenseNetwork([3, 4])
@@ -126,7 +126,7 @@ def test_whole_numbers_in_floats_are_classes_too() -> None:
     assert losses[0] == losses[1]
 
 
-def test_squared_error_takes_a_column_or_a_vector() -> None:
+def test_squared_error_accepts_labels_as_column_or_vector() -> None:
     network = DenseNetwork([2, 1], loss="squared_error", updater=Sgd(1e-9))
     params = bound(network)
     params[:] = [1, 1, 0]
@@ -136,7 +136,7 @@ def test_squared_error_takes_a_column_or_a_vector() -> None:
     assert network.predict(features).shape == (2, 1)
 
 
-def test_step_works_on_the_bound_memory_and_predict_changes_nothing() -> None:
+def test_step_changes_bound_array_and_predict_does_not() -> None:
     network = DenseNetwork([3, 4], updater=Sgd(0.5))
     params = bound(network)
     before = params.copy()
@@ -146,7 +146,7 @@ def test_step_works_on_the_bound_memory_and_predict_changes_nothing() -> None:
     assert (params != before).any()
 
 
-def test_what_ships_has_neither_parameters_nor_state() -> None:
+def test_pickle_has_neither_parameters_nor_updater_state() -> None:
     """A pickle has neither parameters nor updater state, and gives an equal network."""
     network = DenseNetwork([64, 300, 10], updater=Adam(0.5), seed=7, l2=0.25)
     assert isinstance(network, FlatModel)
@@ -167,12 +167,12 @@ class HalfSgd(Sgd):
         return super().update(gradient, state) / 2
 
 
-def test_an_updater_of_ones_own_is_refused() -> None:
+def test_updater_subclass_is_refused() -> None:
     with pytest.raises(UsageError, match=r"updater=HalfSgd.*one of sparkstrom.models.updaters"):
         DenseNetwork([2, 2], updater=HalfSgd(0.1))
 
 
-def test_updater_state_is_taken_back() -> None:
+def test_network_continues_from_loaded_updater_state() -> None:
     """A network with another's parameters and updater state takes the same step."""
     features, labels, _, _ = digits()
     one, other = (DenseNetwork([64, 10], updater=Adam()) for _ in range(2))
@@ -197,12 +197,12 @@ def test_updater_state_is_taken_back() -> None:
     ("state", "why"),
     [({}, "adam needs"), ({"mean": np.zeros(3), "square": np.zeros(3), "steps": 1}, "shape")],
 )
-def test_a_state_of_another_network_is_refused(state: dict[str, Any], why: str) -> None:
+def test_updater_state_of_another_network_is_refused(state: dict[str, Any], why: str) -> None:
     with pytest.raises(UsageError, match=why):
         DenseNetwork([3, 4], updater=Adam()).load_updater_state(state)
 
 
-def test_parameters_know_their_layer() -> None:
+def test_layer_of_names_layer_of_each_parameter() -> None:
     network = DenseNetwork([2, 3, 2])
     names = [network.layer_of(i) for i in range(network.n_params)]
     assert names == (
@@ -233,14 +233,14 @@ CLASSES = np.array([0, 1, 2])
         (ROWS, np.array([0, 1]), "3 rows of features, but 2 labels"),
     ],
 )
-def test_rows_that_do_not_fit_are_named(features: Any, labels: Any, why: str) -> None:
+def test_unsuitable_rows_are_refused_with_row_number(features: Any, labels: Any, why: str) -> None:
     network = DenseNetwork([2, 3])
     network.check(ROWS, CLASSES)
     with pytest.raises(UsageError, match=why):
         network.check(features, labels)
 
 
-def test_targets_that_are_not_finite_are_named() -> None:
+def test_non_finite_target_is_refused_with_row_number() -> None:
     network = DenseNetwork([2, 1], loss="squared_error")
     with pytest.raises(UsageError, match="row 2: label is inf"):
         network.check(ROWS, np.array([0.5, 1, np.inf]))
@@ -257,7 +257,7 @@ def test_targets_that_are_not_finite_are_named() -> None:
         ({"widths": [3, 2], "l2": -1.0}, r"l2=-1\.0"),
     ],
 )
-def test_networks_that_cannot_be_are_refused(arguments: dict[str, Any], why: str) -> None:
+def test_invalid_network_argument_is_refused(arguments: dict[str, Any], why: str) -> None:
     with pytest.raises(UsageError, match=why):
         DenseNetwork(**arguments)
 
@@ -265,18 +265,18 @@ def test_networks_that_cannot_be_are_refused(arguments: dict[str, Any], why: str
 @pytest.mark.parametrize(
     "params", [np.zeros(7, np.float32), np.zeros(8), np.zeros(16, np.float32)[::2]]
 )
-def test_memory_that_cannot_be_bound_is_refused(params: Any) -> None:
+def test_bind_refuses_array_of_wrong_size_dtype_or_stride(params: Any) -> None:
     with pytest.raises(UsageError, match=r"need float32\[8\]"):
         DenseNetwork([3, 2]).bind(params)
 
 
-def test_an_unknown_kind_is_refused_by_name() -> None:
+def test_description_of_unknown_kind_is_refused() -> None:
     with pytest.raises(UsageError, match=r"'transformer', only dense"):
         from_description({"kind": "transformer"})
 
 
 @pytest.mark.parametrize("loss", ["cross_entropy", "squared_error"])
-def test_a_row_of_weight_two_is_worth_two_rows(loss: str) -> None:
+def test_row_of_weight_two_equals_two_rows(loss: str) -> None:
     random = np.random.default_rng(3)
     features = random.normal(size=(4, 3)).astype(np.float32)
     labels = np.array([0, 3, 1, 2]) if loss == "cross_entropy" else random.normal(size=(4, 4))
@@ -290,7 +290,7 @@ def test_a_row_of_weight_two_is_worth_two_rows(loss: str) -> None:
     np.testing.assert_allclose(weighted, repeated, rtol=1e-6)
 
 
-def test_rows_of_no_weight_change_nothing() -> None:
+def test_minibatch_of_zero_weights_changes_no_parameter() -> None:
     """Neither momentum nor the penalty changes parameters without a row that counts."""
     network = DenseNetwork([2, 4], updater=Nesterov(0.1), l2=0.1)
     params = bound(network)
@@ -301,6 +301,6 @@ def test_rows_of_no_weight_change_nothing() -> None:
 
 
 @pytest.mark.parametrize("features", [(ROWS, ROWS), {"left": ROWS, "right": ROWS}])
-def test_several_inputs_are_refused(features: Any) -> None:
+def test_dense_network_refuses_several_inputs(features: Any) -> None:
     with pytest.raises(UsageError, match=r"2 arrays of features.*takes one"):
         DenseNetwork([3, 4]).check(features, CLASSES)

@@ -38,11 +38,11 @@ def torch_module() -> Any:
         (lambda: 3, "pass a model of sparkstrom.models"),
     ],
 )
-def test_the_wrapper_is_named(made: Any, wrapper: str) -> None:
+def test_unwrapped_model_error_names_wrapper(made: Any, wrapper: str) -> None:
     assert wrapper in str(explain_invalid_model(made()))
 
 
-def test_a_class_is_not_its_object() -> None:
+def test_model_class_error_shows_constructor_call() -> None:
     """A model's class is refused, with its constructor as the remedy."""
     assert explain_invalid_model(DenseNetwork([2, 2])) is None
     assert explain_invalid_model(DenseNetwork) == (
@@ -59,7 +59,7 @@ def test_a_class_is_not_its_object() -> None:
     ],
     ids=["ParallelWrapper", "ParallelInference", "SparkstromEstimator"],
 )
-def test_it_is_said_where_it_is_given(call: Any) -> None:
+def test_every_entry_point_refuses_model_class(call: Any) -> None:
     """Each entry point refuses a class in place of an object."""
     with pytest.raises(UsageError, match="model is the class DenseNetwork"):
         call(DenseNetwork)
@@ -75,7 +75,7 @@ class Regressor(DenseNetwork):
         return self.kind
 
 
-def test_an_unknown_kind_of_outputs_is_refused_before_training() -> None:
+def test_unknown_output_kind_is_refused_before_training() -> None:
     """``outputs`` is checked when a wrapper is made, and again before each fit."""
     model = Regressor([2, 2])
     with pytest.raises(UsageError, match="outputs is 'regression': it must be one of"):

@@ -37,7 +37,7 @@ def test_logits_become_probabilities() -> None:
     assert argmax_classes(LOGITS).tolist() == shares.argmax(axis=1).tolist() == [1, 0, 0]
 
 
-def test_one_logit_is_class_one_against_class_zero() -> None:
+def test_single_logit_is_converted_to_two_classes() -> None:
     """One logit is class 1 above 0, and its sigmoid is class 1's probability."""
     one = np.array([[0.5], [-0.5], [0.0]], np.float32)
     assert argmax_classes(one).tolist() == [1, 0, 0]
@@ -46,7 +46,7 @@ def test_one_logit_is_class_one_against_class_zero() -> None:
     )
 
 
-def test_one_probability_is_of_class_one() -> None:
+def test_single_probability_is_that_of_class_one() -> None:
     """One probability, as of a sigmoid, is class 1's: 0.4 is class 0, and both have scores."""
     one = np.array([[0.6], [0.4], [0.5]], np.float32)
     assert argmax_classes(one, "probabilities").tolist() == [1, 0, 0]
@@ -78,7 +78,7 @@ class ChannelsLast:
         (ChannelsLast(), (5, 3, 3), -1),
     ],
 )
-def test_classes_of_each_step_are_places_of_their_own(
+def test_sequence_outputs_are_flattened_to_one_row_per_position(
     model: object, shape: tuple[int, ...], axis: int, hot: bool
 ) -> None:
     """[rows, classes, steps] are rows * steps places with classes, as in DL4J's Evaluation."""
@@ -95,7 +95,7 @@ def test_classes_of_each_step_are_places_of_their_own(
     np.testing.assert_array_equal(found, classes)
 
 
-def test_a_row_of_images_with_one_label_is_one_place() -> None:
+def test_image_outputs_with_one_label_are_one_position() -> None:
     """If a row has one label, all of its outputs belong to one place."""
     outputs = np.arange(24.0, dtype=np.float32).reshape(2, 3, 2, 2)
     wide, found = flatten_positions(Sequences(), outputs, np.array([1, 0]))
@@ -103,12 +103,12 @@ def test_a_row_of_images_with_one_label_is_one_place() -> None:
     assert found.tolist() == [1, 0]
 
 
-def test_raw_values_of_one_class_rank_rows() -> None:
+def test_raw_score_is_logit_minus_mean_of_row() -> None:
     """A raw score is the logit minus the mean of the row's logits."""
     assert compute_raw_scores(LOGITS, "logits")[:, 1].tolist() == [1.0, -90.0, 0.0]
 
 
-def test_a_score_keeps_what_a_probability_would_round_away() -> None:
+def test_class_score_of_huge_logits_does_not_round_to_one() -> None:
     """Of two classes, a score is half the logits' difference: it does not round to 1."""
     far = np.array([[0.0, 200.0], [0.0, 300.0]], np.float32)
     assert compute_class_score(far, "logits", 1).tolist() == [100.0, 150.0]
@@ -118,7 +118,7 @@ def test_a_score_keeps_what_a_probability_would_round_away() -> None:
         compute_class_score(far, "logits", 2)
 
 
-def test_a_row_has_the_same_bits_among_any_rows() -> None:
+def test_prediction_of_row_is_independent_of_other_rows() -> None:
     """A row's prediction has the same bits whatever rows are predicted together with it."""
     network = DenseNetwork([30, 17, 3], seed=3)
     network.bind(network.initial())
@@ -136,7 +136,7 @@ def _cuts(cut: int) -> list[slice]:
     return [slice(0, cut), slice(cut, None)]
 
 
-def test_outputs_that_are_no_array_are_refused() -> None:
+def test_tuple_as_flat_prediction_is_refused() -> None:
     class Two:
         def predict(self, features: object) -> tuple[int, int]:
             return 1, 2
@@ -158,7 +158,7 @@ def test_outputs_that_are_no_array_are_refused() -> None:
         (lambda x: None, r"the output is a NoneType: .*not nested"),
     ],
 )
-def test_outputs_that_are_not_arrays_of_rows_are_named(compute: Any, words: str) -> None:
+def test_output_that_is_no_array_of_rows_is_refused_by_name(compute: Any, words: str) -> None:
     """Where outputs become columns or are divided by rows, others are refused by name."""
     model: Any = SimpleNamespace(predict=compute)
     features = np.zeros((8, 3), np.float32)
@@ -168,7 +168,7 @@ def test_outputs_that_are_not_arrays_of_rows_are_named(compute: Any, words: str)
         predict_requests(model, [InferenceRequest.from_features(features)])
 
 
-def test_outputs_whose_width_differs_from_rows_to_rows_are_named() -> None:
+def test_outputs_of_different_widths_are_refused() -> None:
     pieces = [np.zeros((1024, 7), np.float32), np.zeros((3, 5), np.float32)]
     with pytest.raises(UsageError, match=r"returns \[7\] for some rows and \[5\] for others"):
         concatenate_outputs(pieces)
@@ -177,7 +177,7 @@ def test_outputs_whose_width_differs_from_rows_to_rows_are_named() -> None:
 
 @pytest.mark.parametrize("width", [1, 3])
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
-def test_outputs_that_are_not_finite_are_of_no_class(width: int, bad: float) -> None:
+def test_non_finite_outputs_have_no_class(width: int, bad: float) -> None:
     """Outputs that are not finite have no class; before, NaN counted as class 0."""
     outputs = np.full((3, width), bad, np.float32)
     outputs[0] = -1.0
@@ -189,12 +189,12 @@ def test_outputs_that_are_not_finite_are_of_no_class(width: int, bad: float) -> 
         evaluate_batch(model, MetricSpec(("classification",)), batch)
 
 
-def test_a_class_may_be_ruled_out_by_a_logit_of_minus_infinity() -> None:
+def test_logit_of_minus_infinity_excludes_class() -> None:
     assert argmax_classes(np.array([[-np.inf, 1.0, 0.0]], np.float32)).tolist() == [1]
     assert argmax_classes(np.array([[-np.inf], [1.0]], np.float32)).tolist() == [0, 1]
 
 
-def test_a_row_without_weight_does_not_spoil_the_accuracy() -> None:
+def test_nan_output_of_row_without_weight_does_not_affect_accuracy() -> None:
     outputs = np.array([[np.nan, np.nan], [1.0, 0.0]], np.float32)
     model: Any = SimpleNamespace(predict=lambda index: outputs[index])
     batch = Batch(np.arange(2), np.zeros(2, np.int64), np.array([0, 1], np.float32))
@@ -202,7 +202,7 @@ def test_a_row_without_weight_does_not_spoil_the_accuracy() -> None:
 
 
 @pytest.mark.parametrize(("bad", "shown"), [(np.nan, "nan"), (1e300, r"1e\+300")])
-def test_parameters_that_are_not_finite_are_refused(bad: float, shown: str) -> None:
+def test_assigning_non_finite_parameters_is_refused(bad: float, shown: str) -> None:
     """Parameters that are not finite in float32 are refused; before, 1e300 became infinity."""
     holder = NetworkStateHolder(DenseNetwork([2, 2]))
     values = holder.parameters.astype(np.float64)
@@ -212,7 +212,7 @@ def test_parameters_that_are_not_finite_are_refused(bad: float, shown: str) -> N
     holder.assign(values, any_value=True)  # a saved network that had diverged
 
 
-def test_the_kind_of_outputs_needs_no_loss() -> None:
+def test_output_kind_of_model_without_loss_is_as_declared() -> None:
     """A model of the user's own that only has ``outputs`` is evaluated as it declares."""
     assert get_output_kind(SimpleNamespace(outputs="values")) == "values"
     assert get_output_kind(SimpleNamespace(outputs=10)) == "logits"  # another meaning

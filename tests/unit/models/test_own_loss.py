@@ -64,7 +64,7 @@ def made(module: Any, **options: Any) -> TorchModel:
     return TorchModel(module, lambda out, _: out.loss, SGD, **options)
 
 
-def travelled(model: TorchModel) -> tuple[TorchModel, np.ndarray]:
+def load_on_executor(model: TorchModel) -> tuple[TorchModel, np.ndarray]:
     """Return the model as an executor gets it, and the parameters that it is bound to."""
     twin, params = cloudpickle.loads(cloudpickle.dumps(model)), model.initial()
     twin.bind(params)
@@ -78,8 +78,8 @@ def travelled(model: TorchModel) -> tuple[TorchModel, np.ndarray]:
         (gpt2, {"input_ids": TOKENS, "attention_mask": MASK, "labels": TOKENS}),
     ],
 )
-def test_a_step_is_torchs_own(make: Any, columns: dict[str, Any]) -> None:
-    model, params = travelled(made(make()))
+def test_step_of_transformer_equals_torch(make: Any, columns: dict[str, Any]) -> None:
+    model, params = load_on_executor(made(make()))
     model.check(columns, ())
     loss = model.step(Batch(columns, ()))
     alone = make().train()
@@ -94,26 +94,26 @@ def test_a_step_is_torchs_own(make: Any, columns: dict[str, Any]) -> None:
     assert (weight, total / weight) == (12, pytest.approx(loss, rel=0.2))
 
 
-def test_predictions_are_by_name_without_loss_and_cache() -> None:
-    model, _ = travelled(made(gpt2()))
+def test_predictions_are_named_outputs_without_loss_and_cache() -> None:
+    model, _ = load_on_executor(made(gpt2()))
     outputs = model.predict({"input_ids": TOKENS, "labels": TOKENS})
     assert {name: array.shape for name, array in outputs.items()} == {"logits": (12, 7, 30)}
 
 
-def test_metrics_take_the_outputs_that_are_called_so() -> None:
+def test_outputs_option_selects_named_output_for_metrics() -> None:
     """Metrics use the output with the name that the option ``outputs`` has."""
     batch = Batch({"input_ids": TOKENS, "attention_mask": MASK}, LABELS)
-    model, _ = travelled(made(bert(), outputs="logits"))
+    model, _ = load_on_executor(made(bert(), outputs="logits"))
     found = evaluate_batch(model, select_metrics(model, None, 1), batch)
     guesses = model.predict(batch.features)["logits"].argmax(axis=1)
     assert found.classification is not None
     assert found.classification.accuracy == pytest.approx((guesses == LABELS).mean())
-    other, _ = travelled(made(bert()))
+    other, _ = load_on_executor(made(bert()))
     with pytest.raises(UsageError, match=r"returns a dict of logits: .*option outputs= names"):
         predict_flattened(other, batch.features)
 
 
-def test_a_model_that_wants_labels_says_so() -> None:
+def test_loss_that_needs_labels_refuses_data_without_labels() -> None:
     """Models whose loss needs labels refuse data without any."""
     with pytest.raises(UsageError, match="no labels were given, and this model needs them"):
         DenseNetwork([7, 3]).check(TOKENS.astype(np.float32), ())
@@ -122,7 +122,7 @@ def test_a_model_that_wants_labels_says_so() -> None:
         model.check(TOKENS.astype(np.float32), ())
 
 
-def test_a_dict_without_rows_predicts_nothing() -> None:
+def test_output_dict_without_row_tensors_is_refused() -> None:
     class Loss(torch.nn.Linear):
         def forward(self, x: Any) -> Any:
             return {"loss": super().forward(x).mean()}

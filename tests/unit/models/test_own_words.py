@@ -13,7 +13,7 @@ from sparkstrom.base.errors import UsageError, first_line
 ROWS, CLASSES = np.ones((4, 2), np.float32), np.array([0, 1, 2, 0])
 
 
-def refusing(*given: Any) -> Any:
+def raise_user_error(*given: Any) -> Any:
     """Raise a user's exception."""
     raise RuntimeError("the tide is out\nand the boats lie dry")
 
@@ -26,7 +26,7 @@ def keras_on_jax() -> Any:
     return keras
 
 
-def raises_own_words(check: Any) -> None:
+def assert_user_error_is_unchanged(check: Any) -> None:
     """Check that the user's exception comes through unchanged."""
     with pytest.raises(RuntimeError) as caught:
         check(ROWS, CLASSES)
@@ -34,7 +34,7 @@ def raises_own_words(check: Any) -> None:
 
 
 @pytest.fixture
-def jax_kind() -> Any:
+def make_jax_model() -> Any:
     optax = pytest.importorskip("optax", reason="optax is not here")
     from sparkstrom.models.jax import JaxModel
 
@@ -50,7 +50,7 @@ def jax_kind() -> Any:
 
 
 @pytest.fixture
-def keras_kind() -> Any:
+def make_keras_model() -> Any:
     keras = keras_on_jax()
     from sparkstrom.models.keras import KerasModel
 
@@ -61,50 +61,52 @@ def keras_kind() -> Any:
     return make
 
 
-def test_jax(jax_kind: Any) -> None:
-    raises_own_words(jax_kind(refusing).check)
+def test_jax_keeps_user_exception_and_shortens_library_error(make_jax_model: Any) -> None:
+    assert_user_error_is_unchanged(make_jax_model(raise_user_error).check)
     with pytest.raises(UsageError) as caught:
-        jax_kind(lambda params, x: x @ params["w"]).check(ROWS, CLASSES)
+        make_jax_model(lambda params, x: x @ params["w"]).check(ROWS, CLASSES)
     assert len(str(caught.value).splitlines()) == 1
     assert len(str(caught.value)) < 300
     assert caught.value.__cause__ is not None
 
 
-def test_keras(keras_kind: Any) -> None:
-    raises_own_words(keras_kind(refusing).check)
+def test_keras_keeps_user_exception_and_shortens_library_error(make_keras_model: Any) -> None:
+    assert_user_error_is_unchanged(make_keras_model(raise_user_error).check)
     with pytest.raises(UsageError) as caught:
-        keras_kind("sparse_categorical_crossentropy").check(np.ones((4, 5), np.float32), CLASSES)
+        make_keras_model("sparse_categorical_crossentropy").check(
+            np.ones((4, 5), np.float32), CLASSES
+        )
     assert len(str(caught.value).splitlines()) == 1
     assert len(str(caught.value)) < 300
     assert "Exception encountered" not in str(caught.value)
 
 
-def test_an_exception_in_a_keras_layer_keeps_its_words() -> None:
+def test_user_exception_in_keras_layer_is_unchanged() -> None:
     keras = keras_on_jax()
     from sparkstrom.models.keras import KerasModel
 
     class Refusing(keras.layers.Layer):
         def call(self, x: Any, training: bool = False) -> Any:
-            return refusing() if training else x
+            return raise_user_error() if training else x
 
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(3), Refusing()])
     made = KerasModel(model, "sparse_categorical_crossentropy", "sgd")
-    raises_own_words(made.check)
+    assert_user_error_is_unchanged(made.check)
     assert keras.config.is_traceback_filtering_enabled()
 
 
-def test_what_makes_an_optimizer_of_optax_is_to_be_called(jax_kind: Any) -> None:
+def test_optax_factory_as_optimizer_is_refused_with_call_to_write(make_jax_model: Any) -> None:
     """optax.sgd in place of optax.sgd(...) is refused with the expression to write."""
     optax = pytest.importorskip("optax", reason="optax is not here")
     with pytest.raises(UsageError, match=r"^pass optimizer=optax\.sgd\(1e-3\) instead"):
-        jax_kind(refusing, optax.sgd)
+        make_jax_model(raise_user_error, optax.sgd)
     with pytest.raises(
         UsageError, match=r"^pass optimizer=optax\.adam\(learning_rate=0\.1\) instead"
     ):
-        jax_kind(refusing, functools.partial(optax.adam, learning_rate=0.1))
+        make_jax_model(raise_user_error, functools.partial(optax.adam, learning_rate=0.1))
 
 
-def test_what_makes_an_optimizer_of_keras_is_to_be_called(keras_kind: Any) -> None:
+def test_keras_optimizer_class_is_refused_with_call_to_write(make_keras_model: Any) -> None:
     """A class or partial in place of a Keras optimizer is refused with the expression to write."""
     keras = keras_on_jax()
     made = functools.partial(keras.optimizers.SGD, learning_rate=0.1)
@@ -116,10 +118,10 @@ def test_what_makes_an_optimizer_of_keras_is_to_be_called(keras_kind: Any) -> No
         (made, r"^pass optimizer=keras\.optimizers\.SGD\(learning_rate=0\.1\) instead of the"),
     ):
         with pytest.raises(UsageError, match=words):
-            keras_kind("mse", given)
+            make_keras_model("mse", given)
 
 
-def test_an_optimizer_of_torch_that_is_made_says_the_line_to_write() -> None:
+def test_torch_optimizer_object_is_refused_with_factory_to_write() -> None:
     """An optimizer or scheduler object is refused with the factory to write."""
     torch = pytest.importorskip("torch", reason="torch is not here")
     from sparkstrom.models.torch import TorchModel
@@ -136,7 +138,7 @@ def test_an_optimizer_of_torch_that_is_made_says_the_line_to_write() -> None:
         TorchModel(module, loss, maker, scheduler=scheduler)
 
 
-def test_long_words_are_cut_and_empty_ones_are_told() -> None:
+def test_first_line_is_cut_and_has_text_for_empty_message() -> None:
     """first_line() takes one line of at most 200 characters, and has a text for none."""
     assert first_line("\n  one\ntwo") == "one"
     assert first_line("") == "no reason"

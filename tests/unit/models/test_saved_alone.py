@@ -55,7 +55,7 @@ print(*out.detach().reshape(-1).tolist())
 ROWS = np.linspace(-1, 1, 12, dtype=np.float32).reshape(3, 4)
 
 
-def said_by(path: Path, code: str, *refused: str) -> list[float]:
+def run_without_packages(path: Path, code: str, *refused: str) -> list[float]:
     """Return the numbers that ``code`` prints in a Python without the refused packages."""
     clean = CLEAN.format(refused={"sparkstrom", "pyspark", *refused}, path=str(path))
     command = [sys.executable, "-I", "-c", clean + code]
@@ -63,17 +63,19 @@ def said_by(path: Path, code: str, *refused: str) -> list[float]:
     return [float(word) for word in done.stdout.split()]
 
 
-def test_a_dense_network_by_numpy(tmp_path: Path) -> None:
+def test_saved_dense_network_is_usable_with_numpy_alone(tmp_path: Path) -> None:
     """NumPy alone computes a saved network's predictions."""
     model = DenseNetwork([4, 5, 2], loss="squared_error", seed=1)
     params = model.initial()
     model.bind(params)
     save_model(tmp_path / "net.npz", model.describe(), params, 1)
-    found = said_by(tmp_path / "net.npz", BY_NUMPY.format(order="arrays"), "torch", "jax")
+    found = run_without_packages(
+        tmp_path / "net.npz", BY_NUMPY.format(order="arrays"), "torch", "jax"
+    )
     np.testing.assert_allclose(found, model.predict(ROWS).reshape(-1), rtol=1e-5)
 
 
-def test_a_module_by_numpy_and_by_torch(tmp_path: Path) -> None:
+def test_saved_module_is_usable_with_numpy_or_torch_alone(tmp_path: Path) -> None:
     """NumPy alone and torch alone compute a saved module's predictions."""
     torch = pytest.importorskip("torch", reason="torch is pinned for CPython 3.11 only")
     from sparkstrom.models.torch import TorchModel
@@ -87,9 +89,9 @@ def test_a_module_by_numpy_and_by_torch(tmp_path: Path) -> None:
     save_model(path, model.describe(), params, 1, exported=model.exported())
     wanted = model.predict(ROWS).reshape(-1)
     order = "arrays[0].T, arrays[1], arrays[2].T, arrays[3]"
-    by_numpy = said_by(path, BY_NUMPY.format(order=order), "torch", "jax")
+    by_numpy = run_without_packages(path, BY_NUMPY.format(order=order), "torch", "jax")
     np.testing.assert_allclose(by_numpy, wanted, rtol=1e-4, atol=1e-6)
-    np.testing.assert_allclose(said_by(path, BY_TORCH), wanted, rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(run_without_packages(path, BY_TORCH), wanted, rtol=1e-4, atol=1e-6)
 
 
 @pytest.fixture
@@ -101,7 +103,7 @@ def url() -> Iterator[str]:
         files.rm("/models", recursive=True)
 
 
-def test_a_model_is_saved_to_a_url_and_loaded_from_it(url: str) -> None:
+def test_model_round_trip_through_url(url: str) -> None:
     first, second = DenseNetwork([4, 5, 2], seed=1), DenseNetwork([4, 5, 2], seed=2)
     for model in (first, second):  # the second replaces the first
         with path_to_save(url) as path:
@@ -116,7 +118,7 @@ def test_a_model_is_saved_to_a_url_and_loaded_from_it(url: str) -> None:
     assert epochs == 3
 
 
-def test_what_is_wrong_with_a_url_is_said(url: str) -> None:
+def test_load_and_save_errors_name_url(url: str) -> None:
     """Errors name the URL, also if the file that was read is a local copy."""
     with pytest.raises(UsageError, match=f"{url} cannot be read"), path_to_load(url):
         pass
@@ -131,7 +133,7 @@ def test_what_is_wrong_with_a_url_is_said(url: str) -> None:
     assert caught.value.__notes__ == [f"{path} is a local copy of {url}"]
 
 
-def test_a_failed_upload_names_the_url(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_upload_error_names_url(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise ConnectionError("the store is down")
 
@@ -143,12 +145,14 @@ def test_a_failed_upload_names_the_url(url: str, monkeypatch: pytest.MonkeyPatch
         path.write_bytes(b"")
 
 
-def test_a_local_path_is_used_as_it_is(tmp_path: Path) -> None:
+def test_local_path_is_used_unchanged(tmp_path: Path) -> None:
     with path_to_save(tmp_path / "net.npz") as to, path_to_load(str(tmp_path / "net.npz")) as of:
         assert to == of == tmp_path / "net.npz"
 
 
-def test_a_file_system_that_cannot_be_opened_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_file_system_that_fails_to_open_is_reported_with_path(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def fail(*_: object, **__: object) -> None:
         raise OSError("Unable to load libjvm")
 
@@ -157,7 +161,7 @@ def test_a_file_system_that_cannot_be_opened_is_named(monkeypatch: pytest.Monkey
         path_to_save("hdfs:///net.npz").__enter__()
 
 
-def test_a_file_in_the_root_of_a_file_system() -> None:
+def test_model_round_trip_in_root_of_file_system() -> None:
     model = DenseNetwork([4, 5, 2], seed=1)
     with path_to_save("memory://root.npz") as path:
         save_model(path, model.describe(), model.initial(), 1)

@@ -26,7 +26,7 @@ def make(**buffers: object) -> TorchModel:
     return TorchModel(module, nn.MSELoss(), partial(torch.optim.SGD, lr=0.1))
 
 
-def test_buffers_go_as_bytes_in_the_modules_order() -> None:
+def test_buffers_are_encoded_in_order_of_module() -> None:
     model = make(mean=[1.5, -2.0], count=7, passing=[9.0])
     data = model.buffers_bytes()
     assert data == np.array([1.5, -2], "<f4").tobytes() + np.array(7, "<i8").tobytes()
@@ -39,7 +39,7 @@ def test_buffers_go_as_bytes_in_the_modules_order() -> None:
     assert other.module.passing == 0  # state_dict leaves it out, and so does the mesh
 
 
-class Brief(nn.Module):
+class BufferHidingModule(nn.Module):
     """A module whose state_dict leaves out its layers' buffers."""
 
     def __init__(self) -> None:
@@ -51,12 +51,12 @@ class Brief(nn.Module):
         return {name: value for name, value in state.items() if "running" not in name}
 
 
-def test_buffers_count_also_if_state_dict_leaves_them_out() -> None:
-    model = TorchModel(Brief(), nn.MSELoss(), partial(torch.optim.SGD, lr=0.1))
+def test_buffers_missing_from_state_dict_are_included() -> None:
+    model = TorchModel(BufferHidingModule(), nn.MSELoss(), partial(torch.optim.SGD, lr=0.1))
     assert len(model.buffers_bytes()) == 4 + 4 + 4 + 4 + 8
 
 
-def test_fractions_take_the_mean_and_whole_numbers_the_largest() -> None:
+def test_float_buffers_are_averaged_and_integers_take_maximum() -> None:
     models = [
         make(x=[a, 0.0], n=n, seen=s)
         for a, n, s in ((1.0, 3, False), (2.0, 9, True), (6.0, 4, False))
@@ -67,7 +67,7 @@ def test_fractions_take_the_mean_and_whole_numbers_the_largest() -> None:
     assert (module.x.tolist(), module.n.item(), module.seen.item()) == ([3.0, 0.0], 9, True)
 
 
-def test_means_are_added_in_float64_in_the_given_order() -> None:
+def test_buffer_means_are_computed_in_float64_in_order() -> None:
     values = [1e8, 1.0, -1e8, 1.0]  # in float32 the ones are lost
     reports = [make(x=[v]).buffers_bytes() for v in values]
     model = make(x=[0.0])
@@ -75,34 +75,34 @@ def test_means_are_added_in_float64_in_the_given_order() -> None:
     assert model.average_buffers(reports[:1]) == reports[0]
 
 
-def test_a_buffer_of_another_dtype_is_named() -> None:
+def test_buffer_with_changed_dtype_is_refused_by_name() -> None:
     model = make(n=3)
     model.module.n = model.module.n * 0.5  # float32 from now on
     with pytest.raises(UsageError, match=r"buffer n is float32\[\] now and was int64\[\] when"):
         model.buffers_bytes()
 
 
-def test_weights_count() -> None:
+def test_weighed_buffers_are_averaged_by_weight() -> None:
     """Fractions are averaged by weight; of whole numbers, the largest is taken."""
     reports = [make(x=[v, 1e8], n=n).buffers_bytes() for v, n in ((1.0, 3), (2.0, 9), (7.0, 4))]
     made = make(x=[0.0, 0.0], n=0).weighed_buffers(reports, [32.0, 16.0, 0.0])
     assert made == np.array([4 / 3, 1e8], "<f4").tobytes() + np.array(9, "<i8").tobytes()
 
 
-def test_bfloat16_and_empty_buffers_travel() -> None:
+def test_bfloat16_and_empty_buffers_are_averaged() -> None:
     model = make(narrow=torch.tensor([1.0, 3.0], dtype=torch.bfloat16), none=[])
     data = model.buffers_bytes()
     assert len(data) == 4
     assert model.average_buffers([data, data]) == data
 
 
-def test_no_buffers_are_no_bytes() -> None:
+def test_model_without_buffers_has_empty_bytes() -> None:
     model = make()
     assert model.buffers_bytes() == b""
     model.load_buffers_bytes(model.average_buffers([b"", b""]))
 
 
-def test_bytes_of_another_model_are_refused() -> None:
+def test_buffer_bytes_of_another_model_are_refused() -> None:
     with pytest.raises(UsageError, match="5 bytes of buffers, this module has 8"):
         make(x=[0.0, 0.0]).load_buffers_bytes(b"12345")
     with pytest.raises(UsageError, match="belong to another model"):

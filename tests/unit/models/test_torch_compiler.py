@@ -50,7 +50,7 @@ print(imported_by_training)
 """
 
 
-def test_training_does_not_import_the_compiler() -> None:
+def test_training_does_not_import_torch_compiler() -> None:
     """A step does not import it; ``torch.compile`` does, and training continues afterwards."""
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", TRAIN_THEN_COMPILE],

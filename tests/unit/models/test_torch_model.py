@@ -41,7 +41,7 @@ def bound(model: TorchModel) -> np.ndarray:
     return params
 
 
-def by_torch(module: nn.Module, step: Any, steps: int = 3) -> np.ndarray:
+def train_with_torch(module: nn.Module, step: Any, steps: int = 3) -> np.ndarray:
     """Train the module in a plain loop of torch; return its parameters."""
     optimizer = SGD([p for p in module.parameters() if p.requires_grad])
     for _ in range(steps):
@@ -56,7 +56,7 @@ def plain_step(module: nn.Module) -> None:
     functional.cross_entropy(output, torch.from_numpy(CLASSES)).backward()
 
 
-def test_it_is_a_model_with_all_that_models_may_have() -> None:
+def test_torch_model_implements_all_protocols_and_names_parameters() -> None:
     """TorchModel implements all protocols of models, and names each parameter."""
     model = TorchModel(mlp(), nn.CrossEntropyLoss(), SGD)
     for protocol in (FlatModel, Buffered, Exporting, Measured, Placeable):
@@ -72,8 +72,8 @@ def test_it_is_a_model_with_all_that_models_may_have() -> None:
         model.layer_of(53)
 
 
-def test_steps_are_those_of_a_loop_in_torch_and_happen_in_the_bound_memory() -> None:
-    wanted = by_torch(mlp(), plain_step)
+def test_steps_in_bound_memory_equal_torch_loop() -> None:
+    wanted = train_with_torch(mlp(), plain_step)
     module = mlp()
     model = TorchModel(module, nn.CrossEntropyLoss(), SGD)
     params = bound(model)
@@ -85,7 +85,7 @@ def test_steps_are_those_of_a_loop_in_torch_and_happen_in_the_bound_memory() -> 
     assert all(np.shares_memory(p.detach().numpy(), params) for p in module.parameters())
 
 
-def test_the_module_keeps_its_parameters_and_keys() -> None:
+def test_module_keeps_its_parameter_objects_and_keys() -> None:
     module = mlp()
     weight, keys = module[0].weight, list(module.state_dict())
     model = TorchModel(module, nn.CrossEntropyLoss(), SGD)
@@ -96,7 +96,7 @@ def test_the_module_keeps_its_parameters_and_keys() -> None:
     assert list(module.state_dict()) == keys
 
 
-class Tied(nn.Module):
+class TiedModule(nn.Module):
     """Encoder and decoder share one weight; ``frozen`` is not trained."""
 
     def __init__(self) -> None:
@@ -110,10 +110,10 @@ class Tied(nn.Module):
         return self.frozen(self.decoder(torch.tanh(self.encoder(x))))
 
 
-def test_tied_parameters_lie_in_the_vector_once_and_frozen_ones_stay() -> None:
+def test_tied_parameters_are_stored_once_and_frozen_ones_unchanged() -> None:
     torch.manual_seed(1)
-    module = Tied()
-    wanted = by_torch(copy.deepcopy(module), plain_step)
+    module = TiedModule()
+    wanted = train_with_torch(copy.deepcopy(module), plain_step)
     model = TorchModel(module, functional.cross_entropy, SGD)
     assert model.n_params == 36 + 21
     params = bound(model)
@@ -128,7 +128,7 @@ def test_tied_parameters_lie_in_the_vector_once_and_frozen_ones_stay() -> None:
     assert not travelled.module.frozen.weight.requires_grad
 
 
-def test_groups_have_options_of_their_own() -> None:
+def test_parameter_groups_have_own_learning_rates() -> None:
     """A parameter group with learning rate 0 does not change."""
 
     def groups(named: dict[str, Any]) -> list[dict[str, Any]]:
@@ -145,7 +145,7 @@ def test_groups_have_options_of_their_own() -> None:
 
 
 @pytest.mark.parametrize("parts", [2, 5, 24, 100])
-def test_accumulation_is_the_same_step_in_parts(parts: int) -> None:
+def test_accumulated_step_equals_whole_step(parts: int) -> None:
     """A step in several parts gives the parameters of a whole step."""
     whole, cut = (
         TorchModel(mlp(), functional.cross_entropy, SGD, accumulate=n) for n in (1, parts)
@@ -160,7 +160,9 @@ def test_accumulation_is_the_same_step_in_parts(parts: int) -> None:
 @pytest.mark.parametrize("kind", [np.int64, np.float32])
 @pytest.mark.parametrize("weights", [None, np.repeat(np.float32([0, 1, 3]), 8)])
 @pytest.mark.parametrize("options", [{"weight": torch.tensor([1.0, 9.0, 0.1])}, {}])
-def test_parts_count_as_their_labels_do(options: Any, weights: Any, kind: Any) -> None:
+def test_accumulated_parts_are_weighted_by_their_labels(
+    options: Any, weights: Any, kind: Any
+) -> None:
     """Accumulated parts are weighted by their labels; some parts have only ignored labels."""
     loss = nn.CrossEntropyLoss(ignore_index=1, **options)
     labels = CLASSES.astype(kind)
@@ -174,7 +176,7 @@ def test_parts_count_as_their_labels_do(options: Any, weights: Any, kind: Any) -
     assert cut.step(nothing) == whole.step(nothing) == 0
 
 
-def test_a_label_in_a_later_part_that_is_no_class_is_named() -> None:
+def test_invalid_label_in_later_accumulated_part_is_refused() -> None:
     loss = nn.CrossEntropyLoss(weight=torch.ones(3))
     model = TorchModel(mlp(), loss, SGD, accumulate=3)
     bound(model)
@@ -184,7 +186,7 @@ def test_a_label_in_a_later_part_that_is_no_class_is_named() -> None:
         model.step(Batch(FEATURES, labels))
 
 
-def test_the_gradient_is_clipped() -> None:
+def test_gradient_is_clipped_to_clip_norm() -> None:
     model = TorchModel(mlp(), functional.mse_loss, SGD, clip_norm=0.5)
     params = bound(model)
     model.step(Batch(FEATURES, 100 * VALUES))
@@ -203,7 +205,7 @@ def test_autocast_computes_in_bfloat16_and_trains_in_float32() -> None:
     assert {p.dtype for p in module.parameters()} == {torch.float32}
 
 
-class Two(nn.Module):
+class TwoInputModule(nn.Module):
     """A module with two inputs and two outputs."""
 
     def __init__(self) -> None:
@@ -222,7 +224,7 @@ def sum_of_losses(output: Any, target: Any) -> Any:
 
 
 @pytest.mark.parametrize("accumulate", [1, 3])
-def test_several_inputs_and_outputs_by_place_and_by_name(accumulate: int) -> None:
+def test_several_inputs_and_outputs_by_position_or_name(accumulate: int) -> None:
     batches = [
         Batch((FEATURES, VALUES), (CLASSES, VALUES)),
         Batch({"right": VALUES, "left": FEATURES}, {"kind": CLASSES, "size": VALUES}),
@@ -230,7 +232,7 @@ def test_several_inputs_and_outputs_by_place_and_by_name(accumulate: int) -> Non
     results = []
     for batch in batches:
         torch.manual_seed(3)
-        model = TorchModel(Two(), sum_of_losses, SGD, accumulate=accumulate)
+        model = TorchModel(TwoInputModule(), sum_of_losses, SGD, accumulate=accumulate)
         params = bound(model)
         model.check(batch.features, batch.labels)
         model.step(batch)
@@ -240,7 +242,7 @@ def test_several_inputs_and_outputs_by_place_and_by_name(accumulate: int) -> Non
     np.testing.assert_array_equal(*results)
 
 
-def test_a_step_of_ones_own() -> None:
+def test_custom_step_function_trains() -> None:
     """A user's step function trains, with weights; loss() then needs a loss function."""
 
     def step(module: Any, optimizer: Any, batch: TorchBatch) -> Any:
@@ -278,7 +280,7 @@ def test_a_step_of_ones_own() -> None:
         ),
     ],
 )
-def test_a_row_of_weight_two_counts_as_two(loss: Any, labels: Any) -> None:
+def test_row_of_weight_two_equals_two_rows(loss: Any, labels: Any) -> None:
     rows = np.array([0, 1, 1, 3])
     once, twice = TorchModel(mlp(), loss, SGD), TorchModel(mlp(), loss, SGD)
     one, other = bound(once), bound(twice)
@@ -288,14 +290,14 @@ def test_a_row_of_weight_two_counts_as_two(loss: Any, labels: Any) -> None:
     np.testing.assert_allclose(one, other, atol=1e-6)
 
 
-def test_weights_that_a_loss_cannot_take_are_refused() -> None:
+def test_row_weights_are_refused_if_loss_takes_none() -> None:
     model = TorchModel(mlp(), lambda output, target: (output**2).mean(), SGD)
     bound(model)
     with pytest.raises(UsageError, match="loss takes none: give it a parameter `weights`"):
         model.step(Batch(FEATURES, CLASSES, np.ones(24, np.float32)))
 
 
-def test_the_scheduler_steps_with_each_minibatch() -> None:
+def test_scheduler_with_step_interval_steps_per_minibatch() -> None:
     schedule = partial(torch.optim.lr_scheduler.StepLR, step_size=2, gamma=0.5)
     model = TorchModel(
         mlp(), functional.cross_entropy, SGD, scheduler=schedule, scheduler_interval="step"
@@ -308,7 +310,7 @@ def test_the_scheduler_steps_with_each_minibatch() -> None:
     assert rates == [0.125, 0.0625, 0.0625, 0.03125, 0.03125]
 
 
-def test_a_scheduler_of_the_loss_gets_it() -> None:
+def test_reduce_on_plateau_receives_loss_of_each_minibatch() -> None:
     """ReduceLROnPlateau steps with each minibatch's loss."""
     schedule = partial(torch.optim.lr_scheduler.ReduceLROnPlateau, patience=0, factor=0.5)
     still = partial(torch.optim.SGD, lr=0.0)
@@ -322,7 +324,7 @@ def test_a_scheduler_of_the_loss_gets_it() -> None:
     assert model.updater_state()["scheduler/last_epoch"] == 3
 
 
-def test_dropout_and_batch_norm_are_off_in_prediction_and_as_they_were_afterwards() -> None:
+def test_prediction_restores_training_modes_of_layers() -> None:
     module = nn.Sequential(nn.BatchNorm1d(6), nn.Dropout(0.5), nn.Linear(6, 3))
     module[0].eval()  # frozen by its owner
     model = TorchModel(module, functional.cross_entropy, SGD)
@@ -335,7 +337,7 @@ def test_dropout_and_batch_norm_are_off_in_prediction_and_as_they_were_afterward
     assert model.buffers_bytes() == before
 
 
-def test_predictions_of_two_threads_are_both_in_evaluation_mode() -> None:
+def test_concurrent_predictions_are_both_in_evaluation_mode() -> None:
     """While a thread predicts, another thread waits, and both predict in evaluation mode."""
     is_second_in, is_first_over = threading.Event(), threading.Event()
     modes: list[bool] = []
@@ -360,7 +362,7 @@ def test_predictions_of_two_threads_are_both_in_evaluation_mode() -> None:
     assert (modes, model.module.training) == ([False, False], True)
 
 
-class Merging(nn.Linear):
+class MergingLayer(nn.Linear):
     """Like a LoRA layer: its evaluation mode merges the trained parameter into the frozen one."""
 
     def __init__(self) -> None:
@@ -369,7 +371,7 @@ class Merging(nn.Linear):
         self.weight.requires_grad = False
         self.is_merged = False
 
-    def train(self, mode: bool = True) -> Merging:
+    def train(self, mode: bool = True) -> MergingLayer:
         """Set the mode; merge in evaluation mode, and undo it in training mode."""
         super().train(mode)
         if mode == self.is_merged:
@@ -383,9 +385,9 @@ class Merging(nn.Linear):
         return functional.linear(x, weight, self.bias)
 
 
-def test_a_module_that_works_in_train_and_eval_is_trained_after_a_validation() -> None:
+def test_module_that_merges_weights_in_eval_trains_after_validation() -> None:
     """A module whose train() and eval() change weights trains correctly after a validation."""
-    model = TorchModel(nn.Sequential(Merging()), functional.cross_entropy, SGD)
+    model = TorchModel(nn.Sequential(MergingLayer()), functional.cross_entropy, SGD)
     bound(model)
     expected = model.predict(FEATURES)
     model.loss(BATCH)
@@ -427,7 +429,7 @@ def gaussian_nll(output: Any, target: Any) -> Any:
         (normalized_nll, "logits"),
     ],
 )
-def test_what_outputs_are_follows_from_the_loss(loss: Any, kind: str) -> None:
+def test_output_kind_follows_from_loss_unless_given(loss: Any, kind: str) -> None:
     """The kind of outputs follows from the loss, unless it is given."""
     assert TorchModel(mlp(), loss, SGD).outputs == kind
     assert TorchModel(mlp(), loss, SGD, outputs="probabilities").outputs == "probabilities"
@@ -454,7 +456,7 @@ def sigmoid_cross_entropy_with_logits(output: Any, target: Any) -> Any:
         (nn.CrossEntropyLoss(), False),
     ],
 )
-def test_whether_each_output_has_a_label_follows_from_the_loss(loss: Any, per_label: bool) -> None:
+def test_per_label_follows_from_loss(loss: Any, per_label: bool) -> None:
     model = TorchModel(mlp(), loss, SGD)
     assert (model.per_label, model.outputs) == (
         per_label,
@@ -462,7 +464,7 @@ def test_whether_each_output_has_a_label_follows_from_the_loss(loss: Any, per_la
     )
 
 
-def test_predictions_of_many_rows_are_those_of_few() -> None:
+def test_prediction_of_many_rows_equals_that_of_few() -> None:
     model = TorchModel(mlp(), functional.cross_entropy, SGD)
     bound(model)
     many = np.tile(FEATURES, (100, 1))

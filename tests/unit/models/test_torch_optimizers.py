@@ -67,19 +67,19 @@ def bound(model: TorchModel, params: Any = None) -> np.ndarray:
     return params
 
 
-def by_json_and_arrays(state: Any) -> Any:
+def pass_through_json(state: Any) -> Any:
     """Return a state as from a file or socket: arrays, and numbers that passed through JSON."""
     arrays = {name: v.copy() for name, v in state.items() if isinstance(v, np.ndarray)}
     numbers = {name: v for name, v in state.items() if name not in arrays}
     return arrays | json.loads(json.dumps(numbers))
 
 
-def test_torch_has_the_optimizers_that_these_tests_know() -> None:
+def test_torch_has_expected_optimizers() -> None:
     assert {"Adam", "AdamW", "Adafactor", "Muon", "SGD", *REFUSED} <= set(ALL)
 
 
 @pytest.mark.parametrize(("name", "options"), WORKING)
-def test_an_optimizer_steps_in_place_and_goes_on_elsewhere(name: str, options: Any) -> None:
+def test_optimizer_steps_in_place_and_continues_from_loaded_state(name: str, options: Any) -> None:
     """A model with another's pickle, parameters and state takes the same steps as one alone."""
     alone, first = make(name, options), make(name, options)
     straight = bound(alone)
@@ -91,7 +91,7 @@ def test_an_optimizer_steps_in_place_and_goes_on_elsewhere(name: str, options: A
     assert (params != first.initial()).mean() > 0.9
     second = pickle.loads(pickle.dumps(first))
     elsewhere = bound(second, params)
-    second.load_updater_state(by_json_and_arrays(first.updater_state()))
+    second.load_updater_state(pass_through_json(first.updater_state()))
     for _ in range(3):
         second.step(BATCH)
     np.testing.assert_array_equal(elsewhere, straight)
@@ -102,12 +102,12 @@ def test_an_optimizer_steps_in_place_and_goes_on_elsewhere(name: str, options: A
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_an_optimizer_that_cannot_work_here_is_refused_by_name(name: str) -> None:
+def test_unsupported_optimizer_is_refused_by_name(name: str) -> None:
     with pytest.raises(UsageError, match=f"optimizer {name} cannot be used: .*{REFUSED[name]}"):
         make(name, {})
 
 
-def test_muon_says_which_parameters_it_takes() -> None:
+def test_muon_refuses_parameters_that_are_no_matrices() -> None:
     torch.manual_seed(0)
     with pytest.raises(UsageError, match="Muon trains matrices only"):
         TorchModel(nn.Linear(3, 3), functional.mse_loss, optim.Muon)
@@ -127,7 +127,7 @@ SCHEDULES = {
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
-def test_a_schedule_goes_on_elsewhere(name: str) -> None:
+def test_schedule_continues_from_loaded_state(name: str) -> None:
     """A model that loads another's state has the rates of one that trains alone."""
     options = {"lr": 0.1, "momentum": 0.9}
     alone, first, second = (make("SGD", options, SCHEDULES[name]) for _ in range(3))
@@ -141,14 +141,14 @@ def test_a_schedule_goes_on_elsewhere(name: str) -> None:
     for _ in range(3):
         first.step(BATCH)
     elsewhere = bound(second, params)
-    second.load_updater_state(by_json_and_arrays(first.updater_state()))
+    second.load_updater_state(pass_through_json(first.updater_state()))
     for rate in rates[3:]:
         second.step(BATCH)
         assert second.updater_state()["groups/0/lr"] == rate
     np.testing.assert_array_equal(elsewhere, straight)
 
 
-def test_state_of_another_model_is_refused() -> None:
+def test_state_of_another_optimizer_is_refused() -> None:
     model = make("Adam", {})
     bound(model)
     model.step(BATCH)
@@ -157,7 +157,7 @@ def test_state_of_another_model_is_refused() -> None:
         make("SGD", {}).load_updater_state(state)
 
 
-def test_state_is_arrays_and_plain_numbers() -> None:
+def test_optimizer_state_is_arrays_and_plain_numbers() -> None:
     model = make("Adam", {})
     bound(model)
     model.step(BATCH)
@@ -170,7 +170,7 @@ def test_state_is_arrays_and_plain_numbers() -> None:
         assert not (isinstance(value, float) and math.isnan(value))
 
 
-def test_momentum_of_sparse_gradients_is_part_of_the_state() -> None:
+def test_sparse_momentum_is_part_of_optimizer_state() -> None:
     """Its momentum, which torch keeps as a sparse tensor, is part of the state."""
     module = nn.Sequential(nn.Embedding(50, 4, sparse=True), nn.Flatten(), nn.Linear(8, 3))
     model = TorchModel(module, functional.cross_entropy, partial(optim.SGD, lr=0.1, momentum=0.9))
@@ -185,7 +185,7 @@ def test_momentum_of_sparse_gradients_is_part_of_the_state() -> None:
     np.testing.assert_array_equal(theirs, params)
 
 
-def test_sparse_gradients_touch_their_rows_alone() -> None:
+def test_sparse_gradients_change_only_rows_of_minibatch() -> None:
     """A step with sparse gradients changes only the rows of the minibatch's words."""
     torch.manual_seed(0)
     module = nn.Sequential(nn.Embedding(50, 4, sparse=True), nn.Flatten(), nn.Linear(8, 3))

@@ -52,7 +52,7 @@ def params_of(model: TorchModel) -> np.ndarray:
     return np.concatenate([p.detach().numpy().reshape(-1) for p in model.module.parameters()])
 
 
-def stepped(model: TorchModel, *paces: tuple[int, int] | None, counted: int = 0) -> list[float]:
+def take_steps(model: TorchModel, *paces: tuple[int, int] | None, counted: int = 0) -> list[float]:
     """Take a step at each pace; return each step's learning rate."""
     rates = []
     for pace in paces:
@@ -66,7 +66,7 @@ def stepped(model: TorchModel, *paces: tuple[int, int] | None, counted: int = 0)
 
 
 @pytest.mark.parametrize(("name", "options", "own", "by_hand"), WAYS)
-def test_one_worker_trains_as_before_and_four_forget_sooner(
+def test_momentum_is_raised_to_power_of_worker_count(
     name: str, options: Any, own: Any, by_hand: Any
 ) -> None:
     """With one worker nothing changes; with four, momentum is its fourth power."""
@@ -74,10 +74,10 @@ def test_one_worker_trains_as_before_and_four_forget_sooner(
     before, alone, four, expected = (
         make(partial(kind, **options, **value)) for value in (own, own, own, by_hand)
     )
-    stepped(before, *[None] * 4)
-    stepped(alone, (1, 0), (1, 1), (1, 2), (1, 3))
-    stepped(four, (4, 0), (4, 4), (4, 8), (4, 12))
-    stepped(expected, *[None] * 4)
+    take_steps(before, *[None] * 4)
+    take_steps(alone, (1, 0), (1, 1), (1, 2), (1, 3))
+    take_steps(four, (4, 0), (4, 4), (4, 8), (4, 12))
+    take_steps(expected, *[None] * 4)
     assert isinstance(four, Paced)
     np.testing.assert_array_equal(params_of(alone), params_of(before))
     np.testing.assert_array_equal(params_of(four), params_of(expected))
@@ -95,7 +95,7 @@ def test_one_worker_trains_as_before_and_four_forget_sooner(
         ("Adafactor", True),
     ],
 )
-def test_adaptive_optimizers_are_known(name: str, adaptive: bool) -> None:
+def test_adaptive_torch_optimizers_are_recognized(name: str, adaptive: bool) -> None:
     model = make(partial(getattr(optim, name), lr=0.1))
     assert model.has_adaptive_optimizer() == adaptive
 
@@ -106,7 +106,7 @@ def test_muon_is_not_adaptive() -> None:
     assert not TorchModel(module, functional.cross_entropy, muon).has_adaptive_optimizer()
 
 
-def test_an_executor_that_asks_for_the_kind_keeps_no_optimizer() -> None:
+def test_has_adaptive_optimizer_before_bind_keeps_no_optimizer() -> None:
     """Before ``bind``, parameters have no values, so an optimizer made of them is not kept."""
     module = nn.Linear(6, 3)
     model = TorchModel(module, functional.cross_entropy, partial(optim.Adagrad, lr=0.1))
@@ -115,16 +115,16 @@ def test_an_executor_that_asks_for_the_kind_keeps_no_optimizer() -> None:
     assert unbound._optimizer_pair is None
 
 
-def test_the_state_holds_the_users_own_momentum_and_goes_on_elsewhere() -> None:
+def test_optimizer_state_has_momentum_as_given_by_user() -> None:
     """The state has the user's momentum, not its power, and a worker that loads it continues."""
     four, other = make(SGD), make(SGD)
-    stepped(four, (4, 0), (4, 4))
+    take_steps(four, (4, 0), (4, 4))
     state = four.updater_state()
     assert state["groups/0/momentum"] == 0.9
     other.bind(params_of(four).copy())
     other.load_updater_state({name: np.copy(v) if np.ndim(v) else v for name, v in state.items()})
-    stepped(four, (3, 8), (1, 11))
-    stepped(other, (3, 8), (1, 11))
+    take_steps(four, (3, 8), (1, 11))
+    take_steps(other, (3, 8), (1, 11))
     np.testing.assert_array_equal(params_of(other), params_of(four))
 
 
@@ -137,26 +137,26 @@ def with_statistics(momentum: float | None) -> TorchModel:
     return model
 
 
-def test_statistics_forget_sooner_too() -> None:
+def test_four_workers_raise_momentum_of_batch_norm() -> None:
     """With four workers, BatchNorm's momentum 0.1 is 1 - 0.9 ** 4."""
     four, by_hand = with_statistics(0.1), with_statistics(1 - 0.9**4)
-    stepped(four, (4, 0))
-    stepped(by_hand, (1, 0))
+    take_steps(four, (4, 0))
+    take_steps(by_hand, (1, 0))
     assert four.buffers_bytes() == by_hand.buffers_bytes()
     assert four.module[1].momentum == 0.1
     assert four.horizons(4)["statistics"] == "0.1 -> 0.3439"
 
 
-def test_statistics_that_average_over_everything_stay() -> None:
+def test_cumulative_batch_norm_ignores_worker_count() -> None:
     """BatchNorm with momentum=None, a cumulative average, is not changed."""
     four, one = with_statistics(None), with_statistics(None)
-    stepped(four, (4, 0))
-    stepped(one, (1, 0))
+    take_steps(four, (4, 0))
+    take_steps(one, (1, 0))
     assert four.buffers_bytes() == one.buffers_bytes()
     assert "statistics" not in four.horizons(4)
 
 
-def test_each_group_has_its_own_momentum() -> None:
+def test_each_parameter_group_has_own_momentum_raised() -> None:
     def groups(named: Any) -> list[dict[str, Any]]:
         first, *others = named.values()
         return [{"params": [first], "momentum": 0.5}, {"params": others}]
@@ -165,24 +165,24 @@ def test_each_group_has_its_own_momentum() -> None:
     model._get_optimizer()[0].register_step_pre_hook(
         lambda made, *_: seen.append([group["momentum"] for group in made.param_groups])
     )
-    stepped(model, (2, 0), (1, 2))
+    take_steps(model, (2, 0), (1, 2))
     assert seen == [[0.25, 0.9 * 0.9], [0.5, 0.9]]
     assert model.horizons(2) == {"momentum": "0.5 -> 0.25; 0.9 -> 0.81"}
 
 
-def test_what_a_scheduler_makes_of_a_momentum_is_raised() -> None:
+def test_momentum_set_by_scheduler_is_raised() -> None:
     """A momentum that a scheduler sets is raised to the number of workers, too."""
     cycle = partial(lr_scheduler.OneCycleLR, max_lr=0.1, total_steps=20, pct_start=0.5)
     model, seen = make(SGD, scheduler=cycle), []
     model._get_optimizer()[0].register_step_pre_hook(
         lambda made, *_: seen.append(made.param_groups[0]["momentum"])
     )
-    stepped(model, (2, 0), (2, 9))
+    take_steps(model, (2, 0), (2, 9))
     assert seen == pytest.approx([0.95**2, 0.85**2])
     assert 0.85 < model.updater_state()["groups/0/momentum"] < 0.86
 
 
-def test_a_step_of_the_users_that_sets_its_momentum_is_obeyed() -> None:
+def test_momentum_set_by_custom_step_is_unchanged() -> None:
     """A momentum that a user's step function sets stays as it is."""
 
     def step(module: Any, optimizer: Any, batch: Any) -> Any:
@@ -193,35 +193,35 @@ def test_a_step_of_the_users_that_sets_its_momentum_is_obeyed() -> None:
         return loss
 
     model = make(SGD, step=step)
-    stepped(model, (4, 0))
+    take_steps(model, (4, 0))
     assert model.updater_state()["groups/0/momentum"] == 0.7
 
 
 # -- schedulers ------------------------------------------------------------------------------------
 
 
-def test_a_schedule_is_where_the_fit_is() -> None:
+def test_schedule_follows_minibatches_of_fit() -> None:
     """A schedule is at the fit's minibatch, not at this worker's step."""
     four, alone = make(SGD, scheduler=RATES), make(SGD, scheduler=RATES)
-    assert stepped(four, (4, 0), (4, 4), (4, 8)) == pytest.approx([0.1, 0.5, 0.9])
-    assert stepped(alone, None, None, None) == pytest.approx([0.1, 0.2, 0.3])
+    assert take_steps(four, (4, 0), (4, 4), (4, 8)) == pytest.approx([0.1, 0.5, 0.9])
+    assert take_steps(alone, None, None, None) == pytest.approx([0.1, 0.2, 0.3])
 
 
-def test_a_schedule_never_goes_back() -> None:
+def test_schedule_never_rewinds() -> None:
     model = make(SGD, scheduler=RATES)
-    assert stepped(model, (4, 8), (4, 2), (4, 8)) == pytest.approx([0.9, 1.0, 1.0])
+    assert take_steps(model, (4, 8), (4, 2), (4, 8)) == pytest.approx([0.9, 1.0, 1.0])
 
 
-def test_chained_schedules_are_where_the_fit_is() -> None:
+def test_chained_schedule_follows_minibatches_of_fit() -> None:
     def chained(optimizer: Any) -> Any:
         return lr_scheduler.ChainedScheduler([RATES(optimizer)])
 
-    assert stepped(make(SGD, scheduler=chained), (4, 0), (4, 4)) == pytest.approx([0.1, 0.5])
+    assert take_steps(make(SGD, scheduler=chained), (4, 0), (4, 4)) == pytest.approx([0.1, 0.5])
 
 
-def test_a_scheduler_of_the_loss_steps_once_in_a_step() -> None:
+def test_reduce_on_plateau_steps_once_per_step() -> None:
     model = make(SGD, scheduler=lr_scheduler.ReduceLROnPlateau)
-    stepped(model, (4, 0), (4, 4))
+    take_steps(model, (4, 0), (4, 4))
     assert model.updater_state()["scheduler/last_epoch"] == 2
     assert "by the loss" in model.horizons(4)["scheduler"]
 
@@ -229,24 +229,24 @@ def test_a_scheduler_of_the_loss_steps_once_in_a_step() -> None:
 ONE_CYCLE = partial(lr_scheduler.OneCycleLR, max_lr=0.1, total_steps=10)
 
 
-def test_who_is_a_little_beyond_the_end_stays_at_the_end() -> None:
+def test_worker_beyond_end_of_schedule_keeps_last_rate() -> None:
     """A worker beyond the schedule's end keeps the last rate."""
     model = make(SGD, scheduler=ONE_CYCLE)
-    rates = stepped(model, (4, 9), (4, 13), (4, 17), counted=10)
+    rates = take_steps(model, (4, 9), (4, 13), (4, 17), counted=10)
     assert rates[1] == rates[2] < 0.1 / 10
     assert model.updater_state()["scheduler/last_epoch"] == 10
 
 
-def test_a_schedule_that_is_too_short_for_the_fit_is_refused() -> None:
+def test_schedule_too_short_for_fit_is_refused() -> None:
     model = make(SGD, scheduler=ONE_CYCLE)
-    stepped(model, (4, 9))
+    take_steps(model, (4, 9))
     with pytest.raises(UsageError, match=r"OneCycleLR: .*: make it longer"):
-        stepped(model, (4, 13), counted=11)
+        take_steps(model, (4, 13), counted=11)
 
 
-def test_a_schedule_goes_on_from_a_borrowed_state() -> None:
+def test_late_worker_continues_from_schedule_of_loaded_state() -> None:
     """A late worker with another's optimizer state has the rate of the fit's minibatch."""
     lender, late = make(SGD, scheduler=RATES), make(SGD, scheduler=RATES)
-    stepped(lender, (4, 0), (4, 4))
+    take_steps(lender, (4, 0), (4, 4))
     late.load_updater_state(lender.updater_state())
-    assert stepped(late, (4, 8)) == pytest.approx([0.9])
+    assert take_steps(late, (4, 8)) == pytest.approx([0.9])

@@ -37,7 +37,7 @@ def shared() -> nn.Module:
     return module
 
 
-def holding(**values: Any) -> nn.Module:
+def make_module_with(**values: Any) -> nn.Module:
     """Return a module with these parameters or, for other tensors, buffers."""
     module = nn.Linear(2, 2)
     for name, value in values.items():
@@ -48,7 +48,7 @@ def holding(**values: Any) -> nn.Module:
     return module
 
 
-def integers() -> nn.Parameter:
+def make_integer_parameter() -> nn.Parameter:
     return nn.Parameter(torch.ones(2, dtype=torch.int64), requires_grad=False)
 
 
@@ -78,10 +78,16 @@ class Cached(nn.Linear):
         (lambda: "net", "module is a str: pass a torch.nn.Module"),
         (lambda: nn.LazyLinear(2), "weight is lazy.*run the module once"),
         (lazy_norm, "buffer 1.running_mean is lazy"),
-        (lambda: holding(w=nn.Parameter(torch.ones(2) * 1j)), "w is complex64.*view_as_real"),
-        (lambda: holding(w=integers()), "w is int64.*register_buffer"),
-        (lambda: holding(b=torch.eye(2).to_sparse()), "layout torch.sparse_coo.*persistent=False"),
-        (lambda: holding(b=torch.ones(1).expand(2)), r"buffer b is expanded.*clone\(\)"),
+        (
+            lambda: make_module_with(w=nn.Parameter(torch.ones(2) * 1j)),
+            "w is complex64.*view_as_real",
+        ),
+        (lambda: make_module_with(w=make_integer_parameter()), "w is int64.*register_buffer"),
+        (
+            lambda: make_module_with(b=torch.eye(2).to_sparse()),
+            "layout torch.sparse_coo.*persistent=False",
+        ),
+        (lambda: make_module_with(b=torch.ones(1).expand(2)), r"buffer b is expanded.*clone\(\)"),
         (lambda: nn.Linear(2, 2).double(), r"weight is float64.*module\.float\(\)"),
         (lambda: nn.Linear(2, 2).bfloat16(), "weight is bfloat16.*autocast='bfloat16'"),
         (lambda: nn.Linear(2, 2, device="meta"), "weight is on the meta device"),
@@ -93,7 +99,7 @@ class Cached(nn.Linear):
         (Cached, "Cached cannot be copied"),
     ],
 )
-def test_modules(module: Any, why: str) -> None:
+def test_unsuitable_module_is_refused(module: Any, why: str) -> None:
     with pytest.raises(UsageError, match=why):
         TorchModel(module(), mse, SGD)
 
@@ -125,7 +131,7 @@ def test_modules(module: Any, why: str) -> None:
         ({"device": "gpu"}, "device='gpu': must be 'cpu', 'cuda'"),
     ],
 )
-def test_options(options: dict[str, Any], why: str) -> None:
+def test_invalid_option_is_refused(options: dict[str, Any], why: str) -> None:
     arguments = {"loss": mse, "optimizer": SGD} | options
     with pytest.raises(UsageError, match=why):
         TorchModel(nn.Linear(2, 2), **arguments)
@@ -146,7 +152,7 @@ ROWS = np.ones((3, 2), np.float32)
         ({"input": ROWS * np.nan}, ROWS, r"row 0: features\[input\] at \[0\] is nan"),
     ],
 )
-def test_rows(features: Any, labels: Any, why: str) -> None:
+def test_unsuitable_rows_are_refused(features: Any, labels: Any, why: str) -> None:
     model = TorchModel(nn.Linear(2, 2), mse, SGD)
     model.check(ROWS, ROWS)
     model.check({"input": ROWS}, ROWS)
@@ -154,7 +160,7 @@ def test_rows(features: Any, labels: Any, why: str) -> None:
         model.check(features, labels)
 
 
-class Leaving(nn.Linear):
+class MemoryReplacingModule(nn.Linear):
     """A module that replaces its weight's memory."""
 
     def forward(self, x: Any) -> Any:
@@ -162,15 +168,15 @@ class Leaving(nn.Linear):
         return super().forward(x)
 
 
-def test_a_module_that_leaves_the_flat_vector() -> None:
+def test_module_that_replaces_parameter_memory_is_refused() -> None:
     """A module that replaces a parameter's memory is refused at the step."""
-    model = TorchModel(Leaving(2, 2), mse, SGD)
+    model = TorchModel(MemoryReplacingModule(2, 2), mse, SGD)
     model.bind(model.initial())
     with pytest.raises(UsageError, match=r"parameter weight left the flat vector.*in place"):
         model.step(Batch(ROWS, ROWS))
 
 
-class Replacing(optim.SGD):
+class MemoryReplacingOptimizer(optim.SGD):
     """An optimizer that does not step in place."""
 
     def step(self, closure: Any = None) -> None:
@@ -179,9 +185,9 @@ class Replacing(optim.SGD):
                 parameter.data = parameter.data - 0.1 * parameter.grad
 
 
-def test_an_optimizer_that_leaves_the_flat_vector() -> None:
+def test_optimizer_that_replaces_parameter_memory_is_refused() -> None:
     """An optimizer that replaces a parameter's memory is refused at the step."""
-    model = TorchModel(nn.Linear(2, 2), mse, Replacing)
+    model = TorchModel(nn.Linear(2, 2), mse, MemoryReplacingOptimizer)
     model.bind(model.initial())
     with pytest.raises(UsageError, match="left the flat vector"):
         model.step(Batch(ROWS, ROWS))
@@ -194,20 +200,20 @@ class NeedsClosure(optim.SGD):
         """Evaluate several times."""
 
 
-def test_somebody_elses_optimizer_that_needs_a_closure() -> None:
+def test_custom_optimizer_that_needs_closure_is_refused() -> None:
     with pytest.raises(UsageError, match="NeedsClosure cannot be used: its step needs a closure"):
         TorchModel(nn.Linear(2, 2), mse, NeedsClosure)
 
 
 @pytest.mark.parametrize("value", [None, torch.ones(2)])
-def test_a_step_of_ones_own_that_returns_no_loss(value: Any) -> None:
+def test_custom_step_that_returns_no_loss_is_refused(value: Any) -> None:
     model = TorchModel(nn.Linear(2, 2), None, SGD, step=lambda *given: value)
     model.bind(model.initial())
     with pytest.raises(UsageError, match="it must return the loss"):
         model.step(Batch(ROWS, ROWS))
 
 
-def test_a_loss_that_is_no_number() -> None:
+def test_loss_that_is_no_number_is_refused() -> None:
     model = TorchModel(nn.Linear(2, 2), lambda output, target: (output - target) ** 2, SGD)
     model.bind(model.initial())
     with pytest.raises(UsageError, match=r"returned \[3, 2\]: it must be one number"):
@@ -215,12 +221,12 @@ def test_a_loss_that_is_no_number() -> None:
 
 
 @pytest.mark.parametrize("params", [np.zeros(5, np.float32), np.zeros(6)])
-def test_parameters_of_another_size_or_kind(params: Any) -> None:
+def test_bind_refuses_array_of_wrong_size_or_dtype(params: Any) -> None:
     with pytest.raises(UsageError, match=r"need float32\[6\]"):
         TorchModel(nn.Linear(2, 2), mse, SGD).bind(params)
 
 
-def test_what_cannot_travel_is_named() -> None:
+def test_unpicklable_part_of_model_is_named() -> None:
     pytest.importorskip("pyspark", reason="the pickler is Spark's")
     lock = threading.Lock()
     model = TorchModel(nn.Linear(2, 2), lambda o, t: mse(o, t) if lock else None, SGD)

@@ -122,7 +122,7 @@ def plain_torch(schedule: Any, interval: str) -> tuple[np.ndarray, list[float]]:
     return np.concatenate([p.detach().numpy().reshape(-1) for p in module.parameters()]), rates
 
 
-def seen_rates(model: TorchModel) -> list[float]:
+def record_rates(model: TorchModel) -> list[float]:
     """Return a list to which each step of the model adds its learning rate."""
     rates: list[float] = []
     model._get_optimizer()[0].register_step_pre_hook(
@@ -133,7 +133,7 @@ def seen_rates(model: TorchModel) -> list[float]:
 
 @pytest.mark.parametrize("fit_tells", [True, False])
 @pytest.mark.parametrize(("schedule", "interval", "meant"), CASES)
-def test_each_step_is_plain_torchs_own(
+def test_rates_and_parameters_equal_plain_torch_loop(
     schedule: Any, interval: str | None, meant: str, fit_tells: bool
 ) -> None:
     """Rates and parameters equal a plain loop's, with keep_pace and without."""
@@ -141,7 +141,7 @@ def test_each_step_is_plain_torchs_own(
     model = made(schedule, interval)
     params = model.initial()
     model.bind(params)
-    rates = seen_rates(model)
+    rates = record_rates(model)
     assert isinstance(model, EpochAware)
     for done in range(EPOCHS * BATCHES):
         epoch, index = divmod(done, BATCHES)
@@ -160,7 +160,7 @@ def test_each_step_is_plain_torchs_own(
     [BY_EPOCHS["StepLR"], BY_EPOCHS["CosineAnnealingLR"], both_chained, warm_and_cosine],
     ids=["StepLR", "CosineAnnealingLR", "ChainedScheduler", "SequentialLR"],
 )
-def test_rounds_of_averaging_train_as_plain_torch_does(schedule: Any) -> None:
+def test_schedule_by_epochs_continues_across_averaging_rounds(schedule: Any) -> None:
     """Each round has a new worker, which continues from the state of the round before."""
     wanted, _ = plain_torch(schedule, "epoch")
     model = made(schedule, "epoch")
@@ -175,11 +175,11 @@ def test_rounds_of_averaging_train_as_plain_torch_does(schedule: Any) -> None:
     np.testing.assert_allclose(params, wanted, rtol=1e-5, atol=1e-6)
 
 
-def test_four_workers_count_epochs_once() -> None:
+def test_schedule_by_epochs_steps_once_per_epoch_of_four_workers() -> None:
     """With four workers, a schedule by epochs steps once per epoch of the fit."""
     model = made(partial(lr_scheduler.StepLR, step_size=1, gamma=0.5))
     model.bind(model.initial())
-    rates = seen_rates(model)
+    rates = record_rates(model)
     for epoch, minibatches in ((0, 0), (0, 4), (1, 8), (1, 12), (2, 16)):
         model.set_position(epoch, (minibatches // 4) % 2, 2)
         model.keep_pace(4, minibatches, minibatches)
@@ -187,7 +187,7 @@ def test_four_workers_count_epochs_once() -> None:
     assert rates == pytest.approx([0.1, 0.1, 0.05, 0.05, 0.025])
 
 
-def test_a_schedule_by_epochs_goes_on_in_the_next_fit_with_and_without_its_state() -> None:
+def test_schedule_by_epochs_continues_in_next_fit_even_without_state() -> None:
     """The next fit has the rate of its epoch number, even if the state is not loaded."""
     schedule = partial(lr_scheduler.StepLR, step_size=2, gamma=0.5)
     first, next_one, fresh = made(schedule), made(schedule), made(schedule)
@@ -195,7 +195,7 @@ def test_a_schedule_by_epochs_goes_on_in_the_next_fit_with_and_without_its_state
         model.bind(model.initial())
         if model is next_one:
             next_one.load_updater_state(first.updater_state())
-        rates = seen_rates(model)
+        rates = record_rates(model)
         for epoch in epochs:
             model.set_position(epoch, 0, 1)
             model.step(ROWS[0])
@@ -203,13 +203,13 @@ def test_a_schedule_by_epochs_goes_on_in_the_next_fit_with_and_without_its_state
             assert rates == pytest.approx([0.05, 0.025])
 
 
-def test_the_interval_travels() -> None:
+def test_scheduler_interval_survives_pickling() -> None:
     for interval in ("epoch", "step"):
         twin = pickle.loads(pickle.dumps(made(BY_EPOCHS["StepLR"], interval)))
         assert ("epochs" in twin.horizons(2)["scheduler"]) == (interval == "epoch")
 
 
-def test_a_schedule_by_epochs_that_is_too_short_says_so() -> None:
+def test_too_short_schedule_by_epochs_is_refused() -> None:
     one_cycle = partial(lr_scheduler.OneCycleLR, max_lr=0.1, total_steps=2)
     model = made(one_cycle, "epoch")
     model.bind(model.initial())
@@ -239,7 +239,7 @@ def epoch_of(model: TorchModel, batches: int, workers: int = 1) -> list[str]:
 
 
 @pytest.mark.parametrize("workers", [1, 4])
-def test_a_rate_that_is_used_up_in_the_first_epoch_is_warned_of_once(workers: int) -> None:
+def test_schedule_that_decays_within_first_epoch_warns_once(workers: int) -> None:
     decay = partial(lr_scheduler.LambdaLR, lr_lambda=lambda epoch: 0.5**epoch)
     (warning,) = epoch_of(made(decay), 40 // workers, workers)
     assert warning.startswith("scheduler LambdaLR steps once a minibatch and lets")
@@ -248,7 +248,7 @@ def test_a_rate_that_is_used_up_in_the_first_epoch_is_warned_of_once(workers: in
     assert epoch_of(made(decay, "epoch"), 40) == []
 
 
-def test_a_plateau_that_uses_up_the_rate_is_warned_of_once() -> None:
+def test_reduce_on_plateau_that_decays_in_first_epoch_warns_once() -> None:
     hasty = partial(lr_scheduler.ReduceLROnPlateau, patience=0, mode="max", threshold=1e9)
     (warning,) = epoch_of(made(hasty), 20)
     assert "has let the learning rate fall from 0.1 to 0.0001 within the first epoch" in warning
@@ -266,11 +266,11 @@ def test_a_plateau_that_uses_up_the_rate_is_warned_of_once() -> None:
         lr_scheduler.ReduceLROnPlateau,
     ],
 )
-def test_a_schedule_that_fits_a_fit_of_one_epoch_is_not_warned_of(schedule: Any) -> None:
+def test_schedule_suited_to_one_epoch_does_not_warn(schedule: Any) -> None:
     assert epoch_of(made(schedule), 40) == []
 
 
-def test_a_later_epoch_and_a_later_round_are_not_looked_at_again() -> None:
+def test_decay_warning_is_limited_to_first_minibatch_of_fit() -> None:
     """A model that starts after the fit's first minibatch does not warn."""
     decay = partial(lr_scheduler.LambdaLR, lr_lambda=lambda epoch: 0.5**epoch)
     for place in ((1, 0, 40), (0, 3, 40)):
@@ -310,7 +310,7 @@ def total_of(interval: str) -> int:
 
 def rates_of(model: TorchModel, first_epoch: int = 0, before: int | None = 0) -> list[float]:
     """Return the rates of a fit with one worker; ``before`` None: without keep_pace."""
-    rates = seen_rates(model)
+    rates = record_rates(model)
     for done in range(EPOCHS * BATCHES):
         epoch, index = divmod(done, BATCHES)
         model.set_position(first_epoch + epoch, index, BATCHES)
@@ -340,14 +340,14 @@ def bound(schedule: Any, interval: str | None) -> TorchModel:
         (None, False),
     ],
 )
-def test_a_factory_asks_for_the_number_of_steps_by_a_parameter(factory: Any, takes: bool) -> None:
+def test_scheduler_factory_requests_total_steps_by_parameter(factory: Any, takes: bool) -> None:
     """A factory whose parameter ``total_steps`` has no value yet needs it from the fit."""
     assert takes_total_steps(factory) == takes
 
 
 @pytest.mark.parametrize("fit_tells", [True, False])
 @pytest.mark.parametrize("case", FOR_LENGTH)
-def test_total_steps_is_the_number_of_steps_of_the_fit(case: str, fit_tells: bool) -> None:
+def test_total_steps_equals_scheduler_steps_of_fit(case: str, fit_tells: bool) -> None:
     schedule, interval, meant = FOR_LENGTH[case]
     wanted, wanted_rates = plain_torch(partial(schedule, total_steps=total_of(meant)), meant)
     model = made(schedule, interval)
@@ -362,7 +362,7 @@ def test_total_steps_is_the_number_of_steps_of_the_fit(case: str, fit_tells: boo
 
 @pytest.mark.parametrize("fit_tells", [True, False])
 @pytest.mark.parametrize("case", FOR_LENGTH)
-def test_such_a_schedule_begins_anew_in_the_next_fit(case: str, fit_tells: bool) -> None:
+def test_schedule_with_total_steps_restarts_in_next_fit(case: str, fit_tells: bool) -> None:
     """The next fit restarts the schedule and keeps momentum, loaded before or after the length."""
     schedule, interval, meant = FOR_LENGTH[case]
     _, wanted_rates = plain_torch(partial(schedule, total_steps=total_of(meant)), meant)
@@ -389,7 +389,7 @@ def test_such_a_schedule_begins_anew_in_the_next_fit(case: str, fit_tells: bool)
 
 @pytest.mark.parametrize("case", FOR_LENGTH)
 @pytest.mark.parametrize("other", [0, 7])
-def test_who_takes_over_continues_the_schedule_of_the_fit(case: str, other: int) -> None:
+def test_replacement_worker_continues_schedule_with_total_steps(case: str, other: int) -> None:
     """A worker continues from another's state without keep_pace, by its own length of the fit."""
     schedule, interval, meant = FOR_LENGTH[case]
     total = total_of(meant) + (other if meant == "step" else 0)
@@ -409,17 +409,17 @@ def test_who_takes_over_continues_the_schedule_of_the_fit(case: str, other: int)
         first.step(ROWS[done % BATCHES])
     second.load_updater_state(first.updater_state())
     second.set_fit_length(FitLength(EPOCHS, EPOCHS * BATCHES + other))
-    rates = seen_rates(second)
+    rates = record_rates(second)
     for done in range(half, EPOCHS * BATCHES):
         second.set_position(done // BATCHES, done % BATCHES, BATCHES)
         second.step(ROWS[done % BATCHES])
     assert rates == pytest.approx(wanted[half:])
 
 
-def test_workers_that_go_beyond_the_end_stay_at_the_last_rate() -> None:
+def test_workers_beyond_end_of_schedule_keep_last_rate() -> None:
     model = bound(ONE_CYCLE, None)
     model.set_fit_length(FitLength(1, 8))
-    rates = seen_rates(model)
+    rates = record_rates(model)
     for minibatches in (0, 4, 7, 8, 12, 16):
         model.keep_pace(4, minibatches, minibatches)
         model.step(ROWS[0])
@@ -433,7 +433,7 @@ def test_workers_that_go_beyond_the_end_stay_at_the_last_rate() -> None:
 
 
 @pytest.mark.parametrize("fresh", [True, False])
-def test_rounds_of_averaging_follow_the_schedule_of_the_whole_fit(fresh: bool) -> None:
+def test_averaging_rounds_follow_schedule_of_whole_fit(fresh: bool) -> None:
     """One of two workers, new in each round, has every other rate, with its last state or none."""
     total = 2 * EPOCHS * BATCHES
     optimizer = SGD(module_of().parameters())
@@ -468,7 +468,7 @@ def test_rounds_of_averaging_follow_the_schedule_of_the_whole_fit(fresh: bool) -
     assert rates == pytest.approx(wanted[::2])
 
 
-def test_a_factory_that_fails_says_with_how_many_steps() -> None:
+def test_failed_scheduler_factory_error_has_total_steps() -> None:
     def warm(made: Any, total_steps: int) -> Any:
         return lr_scheduler.LambdaLR(made, lambda step: step / (total_steps // 100))
 
@@ -478,7 +478,7 @@ def test_a_factory_that_fails_says_with_how_many_steps() -> None:
         model.updater_state()
 
 
-def test_a_learning_rate_that_is_a_tensor_is_not_shared_by_optimizers() -> None:
+def test_tensor_learning_rate_is_not_shared_by_optimizers() -> None:
     """The schedule that is simulated before the first step must not change the real rate."""
     found = []
     for rate in (0.1, torch.tensor(0.1)):

@@ -55,7 +55,7 @@ def bound(model: TorchModel, params: np.ndarray | None = None) -> np.ndarray:
     return params
 
 
-def travelled(model: TorchModel) -> TorchModel:
+def pickle_round_trip(model: TorchModel) -> TorchModel:
     copied: TorchModel = cloudpickle.loads(cloudpickle.dumps(model))
     return copied
 
@@ -72,7 +72,7 @@ def plain(module: nn.Module, loss: Any, labels: np.ndarray, optimizer: Callable[
 
 @pytest.mark.parametrize("weights", [None, np.ones(24, np.float32)], ids=["plain", "ones"])
 @pytest.mark.parametrize("name", LOSSES)
-def test_twenty_steps_are_those_of_torch(name: str, weights: np.ndarray | None) -> None:
+def test_twenty_steps_equal_torch(name: str, weights: np.ndarray | None) -> None:
     loss, labels = LOSSES[name]
     model = TorchModel(mlp(), loss, SGD)
     params = bound(model)
@@ -83,7 +83,7 @@ def test_twenty_steps_are_those_of_torch(name: str, weights: np.ndarray | None) 
 
 @pytest.mark.parametrize("weights", [None, np.ones(24, np.float32)], ids=["plain", "ones"])
 @pytest.mark.parametrize("name", LOSSES)
-def test_the_loss_of_rows_in_parts_is_that_of_all_rows(
+def test_loss_summed_over_parts_equals_loss_of_all_rows(
     name: str, weights: np.ndarray | None
 ) -> None:
     loss, labels = LOSSES[name]
@@ -102,7 +102,7 @@ def test_the_loss_of_rows_in_parts_is_that_of_all_rows(
 @pytest.mark.parametrize("accumulate", [1, 3])
 @pytest.mark.parametrize("weights", [None, np.ones(24, np.float32)], ids=["plain", "ones"])
 @pytest.mark.parametrize("ignored", ["labels", "rows"])
-def test_a_minibatch_in_which_nothing_counts_changes_nothing(
+def test_minibatch_of_ignored_labels_or_zero_weights_changes_nothing(
     ignored: str, weights: np.ndarray | None, accumulate: int
 ) -> None:
     """If all labels are ignored or all rows weigh 0, AdamW changes no parameter; the loss is 0."""
@@ -129,7 +129,7 @@ def test_a_minibatch_in_which_nothing_counts_changes_nothing(
 @pytest.mark.parametrize(
     "nothing", [Batch(X, np.full(24, -100)), Batch(X, Y, np.zeros(24, np.float32))]
 )
-def test_a_minibatch_in_which_nothing_counts_is_not_the_best_loss(nothing: Batch) -> None:
+def test_minibatch_without_weight_is_ignored_by_reduce_on_plateau(nothing: Batch) -> None:
     """ReduceLROnPlateau does not see a loss of 0, below which no later one could be."""
     plateau = partial(torch.optim.lr_scheduler.ReduceLROnPlateau, patience=1)
     model = TorchModel(mlp(), nn.CrossEntropyLoss(), SGD, scheduler=plateau)
@@ -139,7 +139,7 @@ def test_a_minibatch_in_which_nothing_counts_is_not_the_best_loss(nothing: Batch
     assert model.updater_state()["groups/0/lr"] == 0.1
 
 
-def test_hooks_on_parameters_act_in_a_model_that_has_travelled() -> None:
+def test_gradient_hooks_survive_pickling_and_deep_copy() -> None:
     """Gradient hooks on parameters survive pickling and deep copies."""
     module = mlp()
     mask = torch.zeros(5, 6)
@@ -156,14 +156,19 @@ def test_hooks_on_parameters_act_in_a_model_that_has_travelled() -> None:
     wanted[2].bias.register_post_accumulate_grad_hook(halve)
     expected = plain(wanted, nn.CrossEntropyLoss(), Y, SGD)
     model = TorchModel(module, nn.CrossEntropyLoss(), SGD)
-    for made in (travelled(model), copy.deepcopy(model), travelled(copy.deepcopy(model)), model):
+    for made in (
+        pickle_round_trip(model),
+        copy.deepcopy(model),
+        pickle_round_trip(copy.deepcopy(model)),
+        model,
+    ):
         params = bound(made, model.initial())
         for _ in range(20):
             made.step(Batch(X, Y))
         np.testing.assert_allclose(params, expected, rtol=0, atol=1e-5)
 
 
-def test_a_hook_that_holds_the_module_is_refused_by_the_parameters_name() -> None:
+def test_gradient_hook_that_holds_module_is_refused_by_parameter_name() -> None:
     class Masked(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -198,7 +203,7 @@ class Lookahead(torch.optim.SGD):
         self.norms = [*self.norms, p.norm()][-2:]
 
 
-def test_what_an_optimizer_keeps_as_attributes_is_part_of_its_state() -> None:
+def test_optimizer_attributes_are_part_of_its_state() -> None:
     """A model that loads another's state continues, also from the optimizer's attributes."""
     optimizer = partial(Lookahead, lr=0.05)
     expected = plain(mlp(), nn.CrossEntropyLoss(), Y, optimizer)
@@ -219,7 +224,7 @@ def test_what_an_optimizer_keeps_as_attributes_is_part_of_its_state() -> None:
     assert len(made.norms) == 2
 
 
-def test_layers_are_frozen_and_unfrozen_between_two_fits() -> None:
+def test_layers_can_be_frozen_and_unfrozen_between_fits() -> None:
     """A frozen layer keeps its parameters and has no residual; afterwards it trains again."""
     model = TorchModel(mlp(), nn.CrossEntropyLoss(), partial(torch.optim.Adam, lr=0.01))
     params = bound(model)
@@ -227,7 +232,7 @@ def test_layers_are_frozen_and_unfrozen_between_two_fits() -> None:
     state = copy.deepcopy(model.updater_state())
     for trained in (False, True):
         model.module[0].requires_grad_(trained)
-        other = travelled(model)
+        other = pickle_round_trip(model)
         now = bound(other, params.copy())
         other.load_updater_state(copy.deepcopy(state))
         other.step(Batch(X, Y))
@@ -239,7 +244,7 @@ def test_layers_are_frozen_and_unfrozen_between_two_fits() -> None:
         state = copy.deepcopy(other.updater_state())
 
 
-def test_a_buffer_that_changes_its_shape_is_named() -> None:
+def test_buffer_with_changed_shape_is_refused_by_name() -> None:
     module = mlp()
     module.register_buffer("bank", torch.zeros(0, 4))
     model = TorchModel(module, nn.CrossEntropyLoss(), SGD)
@@ -265,7 +270,7 @@ BY_STEPS = {
 
 
 @pytest.mark.parametrize("name", [*BY_EPOCHS, *BY_STEPS])
-def test_a_schedule_has_the_rates_of_a_plain_loop(name: str) -> None:
+def test_alternating_workers_have_schedule_rates_of_plain_loop(name: str) -> None:
     """Two workers alternate, as in a fit: each has every other minibatch and its rate."""
     options = BY_EPOCHS.get(name) or BY_STEPS[name]
     schedule = partial(getattr(torch.optim.lr_scheduler, name), **options)
@@ -283,7 +288,9 @@ def test_a_schedule_has_the_rates_of_a_plain_loop(name: str) -> None:
     models = []
     for _ in range(2):
         models.append(
-            travelled(TorchModel(mlp(), nn.CrossEntropyLoss(), optimizer, scheduler=schedule))
+            pickle_round_trip(
+                TorchModel(mlp(), nn.CrossEntropyLoss(), optimizer, scheduler=schedule)
+            )
         )
         models[-1].bind(TorchModel(mlp(), nn.CrossEntropyLoss(), optimizer).initial())
     rates = []
@@ -297,7 +304,7 @@ def test_a_schedule_has_the_rates_of_a_plain_loop(name: str) -> None:
     assert rates == pytest.approx(expected)
 
 
-def test_the_interval_can_be_chosen_and_is_checked() -> None:
+def test_scheduler_interval_is_applied_and_validated() -> None:
     step = partial(torch.optim.lr_scheduler.StepLR, step_size=1, gamma=0.5)
 
     def rate(interval: str | None) -> float:
@@ -327,7 +334,7 @@ def test_the_interval_can_be_chosen_and_is_checked() -> None:
     TorchModel(mlp(), nn.CrossEntropyLoss(), SGD, scheduler=warmed_up, scheduler_interval="epoch")
 
 
-def test_nan_losses_without_gradients_are_warned_of() -> None:
+def test_nan_losses_without_gradients_warn() -> None:
     """A step that skips overflows does not end the fit, and the losses are reported by number."""
 
     def step(module: Any, optimizer: Any, batch: Any) -> Any:

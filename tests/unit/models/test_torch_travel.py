@@ -40,7 +40,7 @@ def bound(model: TorchModel) -> np.ndarray:
     return params
 
 
-def test_a_module_travels_without_its_storage_and_with_its_buffers() -> None:
+def test_pickle_has_buffers_but_no_parameters() -> None:
     """A pickle has buffers, but no parameters, which bind() provides."""
     torch.manual_seed(0)
     module = nn.Sequential(nn.Linear(6, 4000), nn.BatchNorm1d(4000), nn.Linear(4000, 3))
@@ -57,7 +57,7 @@ def test_a_module_travels_without_its_storage_and_with_its_buffers() -> None:
     np.testing.assert_array_equal(other.predict(FEATURES), model.predict(FEATURES))
 
 
-def test_a_deep_copy_is_a_model_of_its_own_with_the_same_beginning() -> None:
+def test_deep_copy_is_independent_with_same_initial_parameters() -> None:
     model = TorchModel(mlp(), functional.cross_entropy, SGD)
     twin = copy.deepcopy(model)
     params = bound(model)
@@ -68,7 +68,7 @@ def test_a_deep_copy_is_a_model_of_its_own_with_the_same_beginning() -> None:
 
 
 @pytest.mark.parametrize("travel", [lambda model: pickle.loads(pickle.dumps(model)), copy.deepcopy])
-def test_a_module_in_evaluation_mode_travels_in_the_modes_of_training(travel: Any) -> None:
+def test_copy_of_module_in_eval_mode_has_original_training_modes(travel: Any) -> None:
     """A copy has the modes from the model's creation, even if the module is in eval mode now."""
     module = nn.Sequential(nn.BatchNorm1d(6), nn.Dropout(0.5), nn.Linear(6, 3))
     module[0].eval()  # frozen by its owner
@@ -79,7 +79,7 @@ def test_a_module_in_evaluation_mode_travels_in_the_modes_of_training(travel: An
     assert not any(part.training for part in module.modules())
 
 
-def test_marks_on_parameters_travel() -> None:
+def test_attributes_of_parameters_survive_pickling() -> None:
     """Attributes that a user has set on parameters are pickled."""
     module = mlp()
     module[0].bias.no_decay = True
@@ -87,7 +87,7 @@ def test_marks_on_parameters_travel() -> None:
     assert other.module[0].bias.no_decay
 
 
-def test_recurrent_layers_find_their_parameters_after_a_trip() -> None:
+def test_unpickled_gru_takes_same_step() -> None:
     """An unpickled GRU, which has its own list of weights, takes the same step."""
     torch.manual_seed(0)
     model = TorchModel(nn.GRU(6, 4, batch_first=True), gru_loss, SGD)
@@ -104,7 +104,7 @@ def gru_loss(output: Any, target: Any) -> Any:
     return functional.mse_loss(output[0], target)
 
 
-def test_a_place_gives_threads_and_chance() -> None:
+def test_place_sets_thread_count_and_random_seed() -> None:
     """place() sets torch's number of threads and random seed."""
     threads = torch.get_num_threads()
     model = TorchModel(mlp(), functional.cross_entropy, SGD)
@@ -119,13 +119,13 @@ def test_a_place_gives_threads_and_chance() -> None:
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
 @pytest.mark.parametrize(("device", "gpu"), [("cuda", None), (None, 0)])
-def test_a_gpu_that_is_not_there_is_named(device: str | None, gpu: int | None) -> None:
+def test_missing_gpu_is_refused_with_device_name(device: str | None, gpu: int | None) -> None:
     model = TorchModel(mlp(), functional.cross_entropy, SGD, device=device)
     with pytest.raises(UsageError, match=r"device='cuda.*sees no GPU"):
         model.place(Share(threads=torch.get_num_threads(), gpu=gpu, seed=0))
 
 
-def test_on_a_device_the_vector_is_copied_in_and_out_of_each_step() -> None:
+def test_parameters_are_copied_between_host_and_device() -> None:
     """copy_from_shared() and copy_to_shared() move parameters between host and device."""
     module = mlp()
     named = dict(module.named_parameters())
@@ -145,7 +145,7 @@ def test_on_a_device_the_vector_is_copied_in_and_out_of_each_step() -> None:
     assert params[29:32].tolist() == [2, 4, 4]
 
 
-def test_the_cpu_can_be_chosen_where_spark_gives_a_gpu() -> None:
+def test_device_option_cpu_overrides_gpu_assigned_by_spark() -> None:
     """With device="cpu", the module stays on the CPU although its task has a GPU."""
     model = TorchModel(mlp(), functional.cross_entropy, SGD, device="cpu")
     model.place(Share(threads=torch.get_num_threads(), gpu=0, seed=0))
@@ -155,7 +155,7 @@ def test_the_cpu_can_be_chosen_where_spark_gives_a_gpu() -> None:
     assert {parameter.device.type for parameter in model.module.parameters()} == {"cpu"}
 
 
-def test_a_state_dict_is_exported_that_torch_opens_alone(tmp_path: Any) -> None:
+def test_exported_state_dict_is_loadable_by_torch(tmp_path: Any) -> None:
     module = nn.Sequential(nn.Linear(6, 3), nn.BatchNorm1d(3))
     model = TorchModel(module, functional.cross_entropy, SGD)
     bound(model)
@@ -171,7 +171,7 @@ def test_a_state_dict_is_exported_that_torch_opens_alone(tmp_path: Any) -> None:
         )
 
 
-def test_a_description_names_parameters_and_makes_no_model() -> None:
+def test_description_lists_parameters_but_cannot_create_torch_model() -> None:
     description = TorchModel(mlp(), functional.cross_entropy, SGD).describe()
     assert description["parameters"][0] == ["0.weight", [5, 6]]
     with pytest.raises(UsageError, match=r"saved without its code.*model=TorchModel"):

@@ -33,7 +33,7 @@ SGD = partial(optim.SGD, lr=0.1)
 mse = functional.mse_loss
 
 
-def travelled(model: TorchModel) -> tuple[TorchModel, np.ndarray]:
+def load_on_executor(model: TorchModel) -> tuple[TorchModel, np.ndarray]:
     """Return the model as an executor gets it, and the parameters that it is bound to."""
     twin, params = cloudpickle.loads(cloudpickle.dumps(model)), model.initial()
     twin.bind(params)
@@ -44,7 +44,7 @@ def assert_trains_as_in_torch(module: nn.Module, loss: Any) -> None:
     """Compare one step on an executor with one in plain torch."""
     alone = nn.Linear(4, 3)
     alone.load_state_dict(nn.Linear.state_dict(module), strict=False)
-    model, params = travelled(TorchModel(module, loss, SGD))
+    model, params = load_on_executor(TorchModel(module, loss, SGD))
     model.step(Batch(ROWS, TARGETS))
     optimizer = SGD(alone.parameters())
     loss(alone(torch.from_numpy(ROWS)), torch.from_numpy(TARGETS)).backward()
@@ -57,11 +57,11 @@ def assert_trains_as_in_torch(module: nn.Module, loss: Any) -> None:
 
 
 @pytest.mark.parametrize("norm", [parametrizations.weight_norm, parametrizations.spectral_norm])
-def test_parametrized_modules_travel_and_train_as_in_torch(norm: Callable[[Any], Any]) -> None:
+def test_unpickled_parametrized_module_trains_as_in_torch(norm: Callable[[Any], Any]) -> None:
     torch.manual_seed(0)
     module = nn.Sequential(norm(nn.Linear(4, 6)), nn.Tanh(), nn.Linear(6, 3))
     alone = copy.deepcopy(module)
-    model, params = travelled(TorchModel(module, mse, SGD))
+    model, params = load_on_executor(TorchModel(module, mse, SGD))
     optimizer = SGD(alone.parameters())
     for _ in range(3):
         optimizer.zero_grad()
@@ -80,7 +80,7 @@ def test_parametrized_modules_travel_and_train_as_in_torch(norm: Callable[[Any],
     )
 
 
-def test_weights_loaded_after_the_model_was_made_count() -> None:
+def test_weights_loaded_after_model_creation_are_initial() -> None:
     module = nn.Linear(4, 3)
     model = TorchModel(module, mse, SGD)
     module.load_state_dict({"weight": torch.full((3, 4), 2.0), "bias": torch.full((3,), 2.0)})
@@ -90,7 +90,7 @@ def test_weights_loaded_after_the_model_was_made_count() -> None:
     assert set(model.initial()) == {2.0}, "what it is bound to later is not its own"
 
 
-def test_a_module_changed_after_it_was_passed_is_refused_before_it_travels() -> None:
+def test_module_changed_after_model_creation_cannot_be_pickled() -> None:
     module = nn.Sequential(nn.Linear(4, 3))
     model = TorchModel(module, mse, SGD)
     module.double()
@@ -128,7 +128,7 @@ class Columns(nn.Module):
         self.left, self.right = nn.Parameter(left), nn.Parameter(right)
 
 
-def test_memory_that_parameters_share_is_found() -> None:
+def test_overlapping_parameters_or_buffers_are_refused() -> None:
     """Parameters or buffers that overlap in memory are refused; interleaved ones are not."""
     with pytest.raises(UsageError, match="parameters a and b share memory"):
         TorchModel(Overlapping(), mse, SGD)
@@ -137,7 +137,7 @@ def test_memory_that_parameters_share_is_found() -> None:
     assert TorchModel(Columns(), mse, SGD).n_params == 12
 
 
-class Caching(nn.Linear):
+class CachingModule(nn.Linear):
     """A module that keeps a tensor from one call to the next, as rotary embeddings do."""
 
     kept: Any = None
@@ -148,23 +148,23 @@ class Caching(nn.Linear):
         return super().forward(x) * self.kept * self.weight.sum()
 
 
-def test_what_a_module_keeps_from_a_prediction_is_good_for_training() -> None:
+def test_tensor_cached_in_prediction_is_usable_in_training() -> None:
     """A tensor that a module kept from a prediction can be used in a training step."""
-    model, _ = travelled(TorchModel(Caching(4, 3), mse, SGD))
+    model, _ = load_on_executor(TorchModel(CachingModule(4, 3), mse, SGD))
     model.predict(ROWS)
     assert np.isfinite(model.step(Batch(ROWS, TARGETS)))
 
 
-class Shifting(nn.Linear):
+class InputChangingModule(nn.Linear):
     """A module that changes its inputs in place."""
 
     def forward(self, x: Any) -> Any:
         return super().forward(x.sub_(1))
 
 
-def test_rows_stay_if_a_module_changes_its_inputs() -> None:
+def test_module_that_changes_inputs_does_not_change_rows() -> None:
     """Otherwise an evaluation's loss would be of rows that its predictions have changed."""
-    model, rows = travelled(TorchModel(Shifting(4, 3), mse, SGD))[0], ROWS.copy()
+    model, rows = load_on_executor(TorchModel(InputChangingModule(4, 3), mse, SGD))[0], ROWS.copy()
     batch = Batch(rows, TARGETS)
     model.predict(rows)
     model.loss(batch)
@@ -172,7 +172,7 @@ def test_rows_stay_if_a_module_changes_its_inputs() -> None:
     np.testing.assert_array_equal(rows, ROWS)
 
 
-class Slope(nn.Linear):
+class DerivativeModule(nn.Linear):
     """A module that returns derivatives of its layer, as physics-informed networks do."""
 
     def __init__(self, gradients: bool) -> None:
@@ -186,28 +186,28 @@ class Slope(nn.Linear):
             return torch.autograd.grad(out, x, create_graph=True)[0][:, :3]
 
 
-def test_a_module_may_compute_derivatives_in_predictions() -> None:
-    model, _ = travelled(TorchModel(Slope(True), mse, SGD))
+def test_module_may_compute_derivatives_in_predictions() -> None:
+    model, _ = load_on_executor(TorchModel(DerivativeModule(True), mse, SGD))
     assert model.predict(ROWS).shape == TARGETS.shape
-    model, _ = travelled(TorchModel(Slope(False), mse, SGD))
+    model, _ = load_on_executor(TorchModel(DerivativeModule(False), mse, SGD))
     with pytest.raises(UsageError, match=r"no_grad: .*torch\.enable_grad"):
         model.predict(ROWS)
 
 
-class Marked(nn.Parameter):
+class CustomParameter(nn.Parameter):
     """A derived class of parameters, such as geoopt's ManifoldParameter."""
 
 
-class MarkedAgain(Marked):
+class DerivedCustomParameter(CustomParameter):
     """A class derived from that one."""
 
 
-def test_parameters_of_derived_classes_stay_so() -> None:
+def test_parameter_subclasses_survive_pickling() -> None:
     """An optimizer may treat parameters by their class."""
     net = nn.Linear(4, 3)
-    net.weight, net.bias = Marked(net.weight.data), MarkedAgain(net.bias.data)
-    model, _ = travelled(TorchModel(net, mse, SGD))
-    assert [type(p) for p in model.module.parameters()] == [Marked, MarkedAgain]
+    net.weight, net.bias = CustomParameter(net.weight.data), DerivedCustomParameter(net.bias.data)
+    model, _ = load_on_executor(TorchModel(net, mse, SGD))
+    assert [type(p) for p in model.module.parameters()] == [CustomParameter, DerivedCustomParameter]
 
 
 class Oscillator(nn.Linear):
@@ -219,7 +219,7 @@ class Oscillator(nn.Linear):
         self.register_buffer("seen", torch.tensor([True, False]))
 
 
-def test_complex_buffers_take_the_mean_and_flags_stay_set() -> None:
+def test_complex_buffers_are_averaged_and_flags_stay_set() -> None:
     one, other = (TorchModel(Oscillator(), mse, SGD) for _ in range(2))
     other.module.phase.mul_(3)
     other.module.seen[:] = torch.tensor([False, False])
@@ -228,15 +228,15 @@ def test_complex_buffers_take_the_mean_and_flags_stay_set() -> None:
     assert one.module.seen.tolist() == [True, False]
 
 
-class Puts(nn.Linear):
+class NoneReturningModule(nn.Linear):
     """A module with an output that is not a tensor."""
 
     def forward(self, x: Any) -> Any:
         return {"y": super().forward(x), "cache": None}
 
 
-def test_outputs_that_are_no_tensors_are_named() -> None:
-    model = TorchModel(Puts(4, 3), lambda out, y: mse(out["y"], y), SGD)
+def test_output_that_is_no_tensor_is_refused_with_its_type() -> None:
+    model = TorchModel(NoneReturningModule(4, 3), lambda out, y: mse(out["y"], y), SGD)
     model.bind(model.initial())
     model.step(Batch(ROWS, TARGETS))
     with pytest.raises(UsageError, match="returns a NoneType: predictions are tensors"):
@@ -248,7 +248,7 @@ def test_outputs_that_are_no_tensors_are_named() -> None:
 NET = nn.Linear(4, 3)
 
 
-class Own(nn.Linear):
+class ModuleWithLoss(nn.Linear):
     """A module with a loss of its own."""
 
     def __init__(self) -> None:
@@ -263,7 +263,7 @@ class Own(nn.Linear):
         return output + self.bias
 
 
-class Recipe:
+class ModuleHolder:
     """An object that holds the module."""
 
     def __init__(self, net: nn.Module) -> None:
@@ -277,20 +277,20 @@ def by_name(output: Any, target: Any) -> Any:
     return mse(output, target) + NET.weight.norm()
 
 
-def two_away(output: Any, target: Any) -> Any:
+def loss_by_name_indirectly(output: Any, target: Any) -> Any:
     """Return a loss that uses the module in another function."""
     return by_name(output, target)
 
 
 def holder(what: str) -> tuple[nn.Module, dict[str, Any]]:
     """Return a module, and an option that holds the module in this way."""
-    net = Own()
+    net = ModuleWithLoss()
     return {
         "closure": (net, {"loss": lambda out, y: mse(net(out), y)}),
         "parameter": (net, {"loss": partial(lambda w, out, y: mse(out, y) + w.sum(), net.bias)}),
         "method": (net, {"loss": net.penalized}),
-        "object": (net, {"step": Recipe(net).step}),
-        "global": (NET, {"loss": two_away}),
+        "object": (net, {"step": ModuleHolder(net).step}),
+        "global": (NET, {"loss": loss_by_name_indirectly}),
         "optimizer": (net, {"optimizer": lambda params: SGD(net.parameters())}),
     }[what]
 
@@ -298,7 +298,7 @@ def holder(what: str) -> tuple[nn.Module, dict[str, Any]]:
 @pytest.mark.parametrize(
     "what", ["closure", "parameter", "method", "object", "global", "optimizer"]
 )
-def test_a_function_that_holds_the_module_is_refused(what: str) -> None:
+def test_option_that_holds_module_is_refused(what: str) -> None:
     module, options = holder(what)
     arguments = {"loss": mse, "optimizer": SGD} | options
     with pytest.raises(UsageError, match=f"{next(iter(options))} holds the module itself"):
@@ -306,7 +306,7 @@ def test_a_function_that_holds_the_module_is_refused(what: str) -> None:
 
 
 @pytest.mark.parametrize("place", ["hook", "attribute"])
-def test_a_function_inside_the_module_that_holds_it_is_refused(place: str) -> None:
+def test_inner_function_that_holds_module_is_refused(place: str) -> None:
     """A copy of a module has the same functions, which would use the original module."""
     net = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 3))
     if place == "hook":
@@ -318,9 +318,9 @@ def test_a_function_inside_the_module_that_holds_it_is_refused(place: str) -> No
 
 
 @pytest.mark.parametrize("kind", ["first of two hooks", "list", "partial"])
-def test_every_function_inside_the_module_is_checked(kind: str) -> None:
+def test_function_that_holds_module_is_found_among_others(kind: str) -> None:
     """A hook that holds the module is found beside others, in lists and in partials."""
-    net = Own()
+    net = ModuleWithLoss()
 
     def scaled(factor: Any) -> Any:
         return lambda _part, _inputs, out: out * factor
@@ -336,20 +336,20 @@ def test_every_function_inside_the_module_is_checked(kind: str) -> None:
         TorchModel(net, mse, SGD)
 
 
-def test_hooks_that_training_does_not_call_are_taken() -> None:
+def test_state_dict_hook_that_holds_module_is_accepted() -> None:
     """A module trains as in torch although a hook of ``state_dict`` captures it."""
-    net = Own()
+    net = ModuleWithLoss()
     net._register_state_dict_hook(lambda _part, state, *_: state.update(own=net.bias))
     assert_trains_as_in_torch(net, mse)
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method`:DeprecationWarning")
-def test_methods_and_other_functions_inside_the_module_are_taken() -> None:
+def test_method_hooks_and_compiled_modules_are_accepted() -> None:
     """A hook that is a method uses the copy's parameters, and so does a compiled module."""
-    net = Own()
+    net = ModuleWithLoss()
     net.register_forward_hook(net.shifted)
     net.register_forward_hook(lambda _part, _inputs, out: 2 * out)
-    model, params = travelled(TorchModel(net, mse, SGD))
+    model, params = load_on_executor(TorchModel(net, mse, SGD))
     model.step(Batch(ROWS, TARGETS))
     np.testing.assert_array_equal(model.predict(0 * ROWS)[0], 4 * params[-3:])
     TorchModel(torch.compile(nn.Linear(4, 3)), mse, SGD)
@@ -362,38 +362,40 @@ class OneBased(nn.CrossEntropyLoss):
         return super().forward(output, target - 1)
 
 
-class Pointing(nn.Linear):
+class VariableWidthModule(nn.Linear):
     """A module whose outputs are as wide as the longest row of a minibatch."""
 
     def forward(self, x: Any) -> Any:
         return super().forward(x[:, :4])[:, : int(x[:, 4].max())]
 
 
-def test_labels_that_the_loss_or_the_rows_explain_are_taken() -> None:
+def test_custom_loss_or_module_may_accept_labels_beyond_outputs() -> None:
     """The number of outputs limits labels only if no code of the user changes either."""
     labels, long = np.array([1, 3], np.int64), np.array([5, 2], np.int64)
     rows = np.array([[1, 1, 1, 1, 2], [1, 1, 1, 1, 3]], np.float32)
-    own, _ = travelled(TorchModel(nn.Linear(5, 3), OneBased(), SGD))
+    own, _ = load_on_executor(TorchModel(nn.Linear(5, 3), OneBased(), SGD))
     own.step(Batch(rows, labels))
     own.check(rows, labels)
-    pointing, _ = travelled(TorchModel(Pointing(4, 8), nn.CrossEntropyLoss(), SGD))
+    pointing, _ = load_on_executor(
+        TorchModel(VariableWidthModule(4, 8), nn.CrossEntropyLoss(), SGD)
+    )
     pointing.step(Batch(rows, labels - 1))
     pointing.check(rows, long)
-    plain, _ = travelled(TorchModel(nn.Linear(5, 3), nn.CrossEntropyLoss(), SGD))
+    plain, _ = load_on_executor(TorchModel(nn.Linear(5, 3), nn.CrossEntropyLoss(), SGD))
     plain.step(Batch(rows, labels - 1))
     with pytest.raises(UsageError, match=r"is 3: labels must be 0 to 2"):
         plain.check(rows, labels)
 
 
-def test_functions_that_hold_other_things_are_taken() -> None:
+def test_loss_that_holds_another_module_is_accepted() -> None:
     """A loss may hold a part of the module without parameters, or another module."""
-    net, teacher = Own(), nn.Linear(3, 3)
+    net, teacher = ModuleWithLoss(), nn.Linear(3, 3)
     assert_trains_as_in_torch(net, net.criterion)
     assert_trains_as_in_torch(net, lambda out, y: mse(out, teacher(y).detach()))
     assert_trains_as_in_torch(nn.Linear(4, 3), by_name)
 
 
-def test_a_loss_that_no_parameter_sees_is_refused() -> None:
+def test_loss_without_gradient_for_any_parameter_is_refused() -> None:
     """A loss that gives no parameter a gradient is refused."""
     other = nn.Linear(4, 3)
     model = TorchModel(nn.Linear(4, 3), lambda out, y: other(y.new_ones(1, 4)).sum(), SGD)
@@ -420,15 +422,15 @@ def mean_square(output: Any, target: Any) -> Any:
         (3, mse, ROWS[:, :3], TARGETS, r"Linear\.forward failed for features float32\[8, 3\]"),
     ],
 )
-def test_rows_that_torch_cannot_take_are_shown_with_shapes(
+def test_step_error_has_shapes_or_labels_of_unsuitable_rows(
     outputs: int, loss: Any, rows: Any, labels: Any, why: str
 ) -> None:
-    model, _ = travelled(TorchModel(nn.Linear(4, outputs), loss, SGD))
+    model, _ = load_on_executor(TorchModel(nn.Linear(4, outputs), loss, SGD))
     with pytest.raises(UsageError, match=why):
         model.step(Batch(rows, labels))
 
 
-def test_a_loss_that_fails_otherwise_says_nothing_of_classes() -> None:
+def test_error_of_other_loss_failure_does_not_mention_classes() -> None:
     model = TorchModel(nn.Linear(4, 3), lambda out, y: mse(out, y[:, None, None] + 9.0), SGD)
     model.bind(model.initial())
     with pytest.raises(UsageError, match=r"the loss failed for .*int64\[8\]") as caught:
@@ -436,7 +438,7 @@ def test_a_loss_that_fails_otherwise_says_nothing_of_classes() -> None:
     assert "labels must be" not in str(caught.value)
 
 
-def test_a_class_of_a_sequence_is_named_by_row_and_column() -> None:
+def test_invalid_label_of_sequence_is_reported_by_row_and_column() -> None:
     class Words(nn.Linear):
         def forward(self, x: Any) -> Any:
             return super().forward(x).reshape(-1, 3, 2)
@@ -455,7 +457,7 @@ class MyError(Exception):
 
 @pytest.mark.parametrize("kind", [ValueError, RuntimeError, TypeError, IndexError, MyError])
 @pytest.mark.parametrize("where", ["loss", "forward"])
-def test_what_a_users_own_code_raises_keeps_its_own_words(kind: Any, where: str) -> None:
+def test_exception_of_user_code_is_unchanged(kind: Any, where: str) -> None:
     class Refusing(nn.Linear):
         def forward(self, x: Any) -> Any:
             if where == "forward":
@@ -474,7 +476,7 @@ def test_what_a_users_own_code_raises_keeps_its_own_words(kind: Any, where: str)
 
 @pytest.mark.parametrize("loss", [nn.KLDivLoss(reduction="batchmean"),
                                   partial(functional.kl_div, reduction="batchmean")])  # fmt: skip
-def test_the_mean_over_rows_of_sums_is_a_mean_and_can_be_weighted(loss: Any) -> None:
+def test_batchmean_loss_is_weighted_by_rows(loss: Any) -> None:
     shares = np.abs(TARGETS) / np.abs(TARGETS).sum(axis=1, keepdims=True)
     module = nn.Sequential(nn.Linear(4, 3), nn.LogSoftmax(dim=1))
     model = TorchModel(module, loss, SGD)
@@ -484,7 +486,7 @@ def test_the_mean_over_rows_of_sums_is_a_mean_and_can_be_weighted(loss: Any) -> 
     assert even / weight == pytest.approx(plain / 8, rel=1e-5)
 
 
-def test_a_number_of_numpy_is_a_loss() -> None:
+def test_custom_step_may_return_numpy_number_as_loss() -> None:
     model = TorchModel(nn.Linear(4, 3), None, SGD, step=lambda *given: np.float32(0.5))
     model.bind(model.initial())
     assert model.step(Batch(ROWS, TARGETS)) == 0.5
@@ -493,7 +495,7 @@ def test_a_number_of_numpy_is_a_loss() -> None:
 # -- optimizers, schedulers, devices ---------------------------------------------------------------
 
 
-class Counting(optim.SGD):
+class CountingSgd(optim.SGD):
     """An optimizer whose state has a number that belongs to no parameter."""
 
     def step(self, closure: Any = None) -> Any:
@@ -501,11 +503,11 @@ class Counting(optim.SGD):
         return super().step()
 
 
-def test_state_of_no_parameter_goes_on_elsewhere() -> None:
+def test_optimizer_state_without_parameter_is_carried_over() -> None:
     """An optimizer's state that belongs to no parameter is part of the model's state."""
-    model = TorchModel(nn.Linear(4, 3), mse, partial(Counting, lr=0.1))
-    one, _ = travelled(model)
-    other, _ = travelled(model)
+    model = TorchModel(nn.Linear(4, 3), mse, partial(CountingSgd, lr=0.1))
+    one, _ = load_on_executor(model)
+    other, _ = load_on_executor(model)
     one.step(Batch(ROWS, TARGETS))
     other.load_updater_state(one.updater_state())
     other.step(Batch(ROWS, TARGETS))
@@ -522,7 +524,7 @@ def sparse(optimizer: Any, **options: Any) -> tuple[TorchModel, np.ndarray]:
     return model, params
 
 
-def test_sparse_gradients_are_clipped_like_others() -> None:
+def test_sparse_gradients_are_clipped_like_dense_ones() -> None:
     (one, ours), (other, wanted) = (sparse(SGD, clip_norm=0.01, sparse=s) for s in (True, False))
     rows = np.array([1, 1, 4, 4, 4, 7, 2, 2])
     one.step(Batch(rows, TARGETS))
@@ -530,15 +532,15 @@ def test_sparse_gradients_are_clipped_like_others() -> None:
     np.testing.assert_allclose(ours, wanted, atol=1e-6)
 
 
-def test_an_optimizer_that_takes_no_sparse_gradients_says_which_do() -> None:
+def test_sparse_gradient_error_names_optimizers_that_accept_them() -> None:
     model, _ = sparse(optim.Adam)
     with pytest.raises(UsageError, match=r"Adam and sparse gradients.*SGD and Adagrad"):
         model.step(Batch(CLASSES, TARGETS))
 
 
-def test_a_schedule_that_is_too_short_says_what_a_step_is() -> None:
+def test_too_short_schedule_error_explains_scheduler_step() -> None:
     one_cycle = partial(optim.lr_scheduler.OneCycleLR, max_lr=0.1, total_steps=2)
-    model, _ = travelled(TorchModel(nn.Linear(4, 3), mse, SGD, scheduler=one_cycle))
+    model, _ = load_on_executor(TorchModel(nn.Linear(4, 3), mse, SGD, scheduler=one_cycle))
     for _ in range(2):
         model.step(Batch(ROWS, TARGETS))
     with pytest.raises(UsageError, match=r"OneCycleLR.*once after each minibatch of the fit"):
@@ -547,7 +549,7 @@ def test_a_schedule_that_is_too_short_says_what_a_step_is() -> None:
         TorchModel(nn.Linear(4, 3), mse, SGD, scheduler=optim.lr_scheduler.StepLR)
 
 
-def test_the_gpu_that_spark_assigned_is_found_among_those_seen(
+def test_gpu_assigned_by_spark_is_mapped_to_visible_device(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
@@ -563,7 +565,7 @@ def test_the_gpu_that_spark_assigned_is_found_among_those_seen(
     assert choose_device(None, 5) == torch.device("cuda:1")
 
 
-def test_a_module_whose_outputs_are_as_wide_as_the_longest_row_is_named() -> None:
+def test_outputs_whose_width_depends_on_longest_row_are_refused() -> None:
     """Outputs as wide as the longest row differ in width between slices of the rows."""
 
     class Longest(nn.Module):

@@ -44,7 +44,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("updater", "steps"), CASES)
-def test_two_steps_are_those_of_the_formula(updater: Updater, steps: list[float]) -> None:
+def test_two_steps_equal_formula_of_updater(updater: Updater, steps: list[float]) -> None:
     state = updater.init(3)
     for gradient, step in zip((G1, G2), steps, strict=True):
         memory = np.full(3, gradient, np.float32)
@@ -54,7 +54,7 @@ def test_two_steps_are_those_of_the_formula(updater: Updater, steps: list[float]
 
 
 @pytest.mark.parametrize("make", UPDATERS.values())
-def test_state_is_named_arrays_and_plain_scalars(make: Any) -> None:
+def test_updater_state_is_arrays_and_plain_scalars(make: Any) -> None:
     updater = make()
     state = updater.init(4)
     updater.update(np.ones(4, np.float32), state)
@@ -62,7 +62,7 @@ def test_state_is_named_arrays_and_plain_scalars(make: Any) -> None:
         assert isinstance(value, int | float) or (value.shape, value.dtype) == ((4,), np.float32)
 
 
-def test_defaults_are_those_of_dl4j() -> None:
+def test_updater_defaults_equal_dl4j() -> None:
     assert Sgd() == Sgd(1e-3)
     assert Nesterov() == Nesterov(0.1, 0.9)
     assert Adam() == Adam(1e-3, 0.9, 0.999, 1e-8)
@@ -83,6 +83,8 @@ def test_defaults_are_those_of_dl4j() -> None:
         (AdaGrad, "learning_rate", math.inf),
     ],
 )
-def test_values_out_of_range_are_refused_by_name(make: Any, option: str, value: float) -> None:
+def test_updater_value_out_of_range_is_refused_by_name(
+    make: Any, option: str, value: float
+) -> None:
     with pytest.raises(UsageError, match=f"{make.__name__}: {option}={value}"):
         make(**{option: value})

@@ -17,20 +17,20 @@ PLOTS = 10  # plots on the page of a completed fit
 Line = dict[str, Any]
 
 
-def real() -> list[Line]:
+def read_real_log() -> list[Line]:
     """Return the lines of the real run log."""
     return [json.loads(line) for line in REAL.read_text().splitlines()]
 
 
-def written(path: Path, lines: Iterable[Line], torn: str = "") -> Path:
+def write_log(path: Path, lines: Iterable[Line], torn: str = "") -> Path:
     """Write the lines like ``JsonLines``, but NaN and infinity as Python does, then ``torn``."""
     path.write_text("".join(json.dumps(line) + "\n" for line in lines) + torn)
     return path
 
 
-def long(iterations: int) -> list[Line]:
+def make_long_log(iterations: int) -> list[Line]:
     """Return the real fit with this many iterations, a rising and falling loss, and n/10 epochs."""
-    begin, *middle, end = real()
+    begin, *middle, end = read_real_log()
     steps = [line for line in middle if line["event"] == "iteration"]
     others = [line for line in middle if line["event"] == "worker_change"]
     epochs = [line for line in middle if line["event"] == "epoch"]

@@ -28,7 +28,7 @@ MADE = {
 }  # fmt: skip
 
 
-def test_a_listeners_line_is_seen_where_nobody_configured_logging(
+def test_listener_line_goes_to_stderr_without_configured_logging(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without configured logging, a listener's line goes to standard error."""
@@ -39,7 +39,7 @@ def test_a_listeners_line_is_seen_where_nobody_configured_logging(
     assert capsys.readouterr().err == "loss at minibatch 200 is 0.5\n"
 
 
-def test_a_listeners_line_goes_to_a_log_that_shows_it(
+def test_listener_line_goes_only_to_configured_log(
     capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     """If logging is configured, a listener's line goes to the log only."""
@@ -49,7 +49,7 @@ def test_a_listeners_line_goes_to_a_log_that_shows_it(
     assert capsys.readouterr().err == ""
 
 
-def test_a_stderr_that_is_gone_ends_no_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_or_failing_stderr_raises_no_exception(monkeypatch: pytest.MonkeyPatch) -> None:
     """A missing or failing standard error raises no exception."""
     monkeypatch.setattr(log, "propagate", False)
     monkeypatch.setitem(sys.modules, "tqdm", None)
@@ -62,13 +62,13 @@ def _fails(*_: object) -> None:
     raise BrokenPipeError
 
 
-def test_the_held_out_figure_is_in_the_progress_line() -> None:
+def test_progress_line_has_held_out_loss() -> None:
     words = replace(LINE, held_out=0.125).to_texts(ProgressRate())
     assert words[1:3] == ["loss 0.5000", "held-out 0.1250"]
     assert not any("held-out" in word for word in LINE.to_texts(ProgressRate()))
 
 
-def test_the_newest_epochs_held_out_figure_is_kept() -> None:
+def test_progress_line_keeps_newest_known_held_out_loss() -> None:
     """The progress line keeps the newest known held-out figure when a later epoch has none."""
     progress = ProgressListener(SimpleNamespace())
     progress.on_epoch(Epoch(1, 0.5, 10, 0.25, 2, held_weight=4.0))
@@ -76,7 +76,7 @@ def test_the_newest_epochs_held_out_figure_is_kept() -> None:
     assert progress._held_out == 0.25
 
 
-def test_a_summary_is_short_and_says_how_to_see_more() -> None:
+def test_short_summary_mentions_how_to_print_all_figures() -> None:
     """The short summary has at most 15 lines and mentions how to print all figures."""
     page = summary_text(MADE)
     assert page.splitlines()[0] == "2 workers trained 3 epochs of 1,000 parameters in 10 s"
@@ -89,7 +89,7 @@ def test_a_summary_is_short_and_says_how_to_see_more() -> None:
     assert "minibatches" in summary_text(MADE, whole=True)
 
 
-def test_compiling_is_announced_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernel_compilation_is_announced_only_if_needed(monkeypatch: pytest.MonkeyPatch) -> None:
     """A message announces the compilation of kernels only if they are not compiled yet."""
     said: list[str] = []
     backends.warm_up()
@@ -100,7 +100,7 @@ def test_compiling_is_announced_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert said == ["sparkstrom: compiling kernels, once per machine: about 15 s"]
 
 
-def test_a_tiny_model_is_not_said_to_send_zero_times_less() -> None:
+def test_summary_omits_comparison_if_dense_updates_are_smaller() -> None:
     """The comparison with dense updates is left out if dense updates would be smaller."""
     assert "100 times less than dense updates" in summary_text(MADE)
     assert "times less" not in summary_text({**MADE, "bytes_dense": 5})

@@ -43,7 +43,7 @@ FIRST = Iteration(
 )  # fmt: skip
 
 
-def later(minibatches: int, **changes: Any) -> Iteration:
+def make_iteration(minibatches: int, **changes: Any) -> Iteration:
     """Return an event after these minibatches of a fit with 0.1 s and 8 examples per minibatch."""
     seconds, examples = 1.0 + minibatches / 10, 8 * minibatches
     known = {"loss": 1 / minibatches, "seconds": seconds, "examples": examples} | changes
@@ -54,17 +54,21 @@ def epoch(number: int, validation: float | None = None) -> EpochEnd:
     return EpochEnd(number, 0.5, validation, 80, 1.0, lambda: None, lambda *rows: None)
 
 
-def tell(listener: Any, *iterations: Iteration) -> None:
+def pass_iterations(listener: Any, *iterations: Iteration) -> None:
     """Begin a fit with the listener and pass it these iterations."""
     listener.on_fit_begin(BEGIN)
     for iteration in iterations:
         listener.on_iteration(iteration)
 
 
-def test_scores_are_said_every_so_many_minibatches() -> None:
+def test_score_is_printed_every_frequency_minibatches() -> None:
     """The score is printed at the first event at or after each multiple of the frequency."""
     said: list[str] = []
-    tell(ScoreIterationListener(20, said.append), FIRST, *map(later, (19, 20, 21, 45, 59, 60)))
+    pass_iterations(
+        ScoreIterationListener(20, said.append),
+        FIRST,
+        *map(make_iteration, (19, 20, 21, 45, 59, 60)),
+    )
     assert said == [
         "loss at minibatch 20 is 0.05",
         "loss at minibatch 45 is 0.0222222",
@@ -72,61 +76,82 @@ def test_scores_are_said_every_so_many_minibatches() -> None:
     ]
 
 
-def test_a_second_fit_counts_anew() -> None:
+def test_listener_counts_from_0_in_second_fit() -> None:
     """At the start of a second fit, minibatches are counted from 0 again."""
     scores = CollectScoresListener(20)
     for _ in range(2):
-        tell(scores, later(20), later(21))
+        pass_iterations(scores, make_iteration(20), make_iteration(21))
     assert scores.scores == [(20, 0.05), (20, 0.05)]
 
 
-def test_performance_is_that_since_the_last_line() -> None:
+def test_printed_speed_is_since_previous_line() -> None:
     """The printed speed is that since the listener's previous line, or since the first event."""
     said: list[str] = []
-    tell(PerformanceListener(10, said.append), later(5), later(10), later(30, examples=480))
+    pass_iterations(
+        PerformanceListener(10, said.append),
+        make_iteration(5),
+        make_iteration(10),
+        make_iteration(30, examples=480),
+    )
     assert said == [
         "minibatch 10: 80 examples/s, 10.0 minibatches/s, 1.00 MB sent, 2 of 2 workers",
         "minibatch 30: 200 examples/s, 10.0 minibatches/s, 1.00 MB sent, 2 of 2 workers",
     ]
 
 
-def test_performance_does_not_count_the_start_and_what_was_trained_before_a_resume() -> None:
+def test_printed_speed_excludes_start_and_resumed_minibatches() -> None:
     """Before, the first line of a resumed fit had all minibatches of the checkpoint."""
     said: list[str] = []
-    resumed = [later(n, seconds=27.0 + n / 10, examples=8 * (n - 5000)) for n in (5003, 5009, 5013)]
-    tell(PerformanceListener(10, said.append), *resumed)
+    resumed = [
+        make_iteration(n, seconds=27.0 + n / 10, examples=8 * (n - 5000))
+        for n in (5003, 5009, 5013)
+    ]
+    pass_iterations(PerformanceListener(10, said.append), *resumed)
     assert said == [
         "minibatch 5,013: 80 examples/s, 10.0 minibatches/s, 1.00 MB sent, 2 of 2 workers"
     ]
 
 
-def test_performance_is_measured_anew_after_the_loss_of_a_controller() -> None:
+def test_printed_speed_restarts_after_controller_loss() -> None:
     """Before, fewer examples than in the last line gave a negative speed."""
     said: list[str] = []
-    after = [later(n, examples=8 * (n - 20)) for n in (31, 40, 50)]
-    tell(PerformanceListener(10, said.append), later(20), later(30), *after)
+    after = [make_iteration(n, examples=8 * (n - 20)) for n in (31, 40, 50)]
+    pass_iterations(
+        PerformanceListener(10, said.append), make_iteration(20), make_iteration(30), *after
+    )
     assert [text.split(",")[0] for text in said] == [
         "minibatch 30: 80 examples/s", "minibatch 40: 80 examples/s", "minibatch 50: 80 examples/s",
     ]  # fmt: skip
-    assert "examples_per_second" not in dict(tracking.iteration_scalars(after[0], later(30)))
+    assert "examples_per_second" not in dict(
+        tracking.iteration_scalars(after[0], make_iteration(30))
+    )
 
 
-def test_a_lost_controller_is_noticed_long_before_the_next_line() -> None:
+def test_speed_and_remaining_time_exclude_controller_recovery() -> None:
     """The time until workers train again does not count, whenever the next line is due."""
     said: list[str] = []
-    lost = [later(n, seconds=60 + n / 10, examples=8 * (n - 800)) for n in (815, 1000, 1100)]
-    tell(PerformanceListener(1000, said.append), FIRST, later(900), *lost)
+    lost = [
+        make_iteration(n, seconds=60 + n / 10, examples=8 * (n - 800)) for n in (815, 1000, 1100)
+    ]
+    pass_iterations(PerformanceListener(1000, said.append), FIRST, make_iteration(900), *lost)
     assert [text.split(",")[1] for text in said] == ["000: 80 examples/s"]
     said.clear()
-    ends = [replace(event, minibatches_expected=2000) for event in (FIRST, later(900), *lost)]
-    tell(TimeIterationListener(1000, said.append), *ends)
+    ends = [
+        replace(event, minibatches_expected=2000) for event in (FIRST, make_iteration(900), *lost)
+    ]
+    pass_iterations(TimeIterationListener(1000, said.append), *ends)
     assert said == ["remaining: 1 min 40 s"]
 
 
-def test_the_remaining_time_leaves_the_start_out() -> None:
+def test_remaining_time_excludes_start() -> None:
     """The remaining time is estimated without the minibatches before the first event."""
     said: list[str] = []
-    tell(TimeIterationListener(10, said.append), replace(FIRST, seconds=0.0), later(10), later(40))
+    pass_iterations(
+        TimeIterationListener(10, said.append),
+        replace(FIRST, seconds=0.0),
+        make_iteration(10),
+        make_iteration(40),
+    )
     assert said == ["remaining: 0 min 10 s"]
 
 
@@ -134,15 +159,15 @@ def test_the_remaining_time_leaves_the_start_out() -> None:
     ("left_s", "words"),
     [(29.6, "0 min 30 s"), (59.7, "1 min 0 s"), (100.0, "1 min 40 s"), (7199.0, "119 min 59 s")],
 )
-def test_the_remaining_time_is_in_whole_minutes_and_the_rest(left_s: float, words: str) -> None:
+def test_remaining_time_is_minutes_and_remaining_seconds(left_s: float, words: str) -> None:
     """Before, the minutes were rounded: 100 seconds were "2 min 40 s"."""
     said: list[str] = []
-    first, now = later(10, seconds=0.0), later(20, seconds=left_s / 8)
-    tell(TimeIterationListener(10, said.append), first, now)
+    first, now = make_iteration(10, seconds=0.0), make_iteration(20, seconds=left_s / 8)
+    pass_iterations(TimeIterationListener(10, said.append), first, now)
     assert said == [f"remaining: {words}"]
 
 
-def test_rows_are_evaluated_every_so_many_epochs() -> None:
+def test_rows_are_evaluated_every_frequency_epochs() -> None:
     """Rows are evaluated every ``frequency`` epochs, with the arguments given to the listener."""
     asked: list[Any] = []
 
@@ -168,12 +193,12 @@ def test_rows_are_evaluated_every_so_many_epochs() -> None:
     "kind", [ScoreIterationListener, PerformanceListener, TimeIterationListener]
 )
 @pytest.mark.parametrize("frequency", [0, -1, 2.5, "10"])
-def test_a_frequency_must_be_a_number_of_minibatches(kind: Any, frequency: Any) -> None:
+def test_rejects_frequency_that_is_no_positive_integer(kind: Any, frequency: Any) -> None:
     with pytest.raises(UsageError, match="must be a whole number of at least 1"):
         kind(frequency)
 
 
-def test_a_lost_worker_is_told_when_it_happens_and_its_return() -> None:
+def test_worker_loss_and_replacement_are_printed() -> None:
     """The loss of a worker is printed at once, and its replacement when it has joined."""
     said: list[str] = []
     log = WorkerChangeReporter(said.append)
@@ -198,10 +223,10 @@ def test_a_lost_worker_is_told_when_it_happens_and_its_return() -> None:
 # -- JSON lines ----------------------------------------------------------------------------------
 
 
-def test_every_event_is_a_line_that_json_reads(tmp_path: Path) -> None:
+def test_each_event_is_one_valid_json_line(tmp_path: Path) -> None:
     """Each event is one line of JSON; NaN is written as null and functions are left out."""
     lines = JsonLines(tmp_path / "new" / "run.jsonl")
-    tell(lines, FIRST)
+    pass_iterations(lines, FIRST)
     lines.on_worker_change(WorkerChange(frozenset({1, 0}), frozenset(), frozenset({1, 0}), 0.5))
     lines.on_epoch(epoch(1, math.nan))
     lines.on_fit_end(FitEnd(None, "it failed", 3.0))
@@ -218,11 +243,11 @@ def test_every_event_is_a_line_that_json_reads(tmp_path: Path) -> None:
     assert all(line["time"].endswith("+00:00") for line in found)
 
 
-def test_lines_are_there_while_the_fit_goes_on_and_a_torn_one_is_left_out(tmp_path: Path) -> None:
+def test_run_log_is_readable_during_fit_and_skips_torn_line(tmp_path: Path) -> None:
     """Lines can be read during the fit; a torn last line is skipped."""
     path = tmp_path / "run.jsonl"
     lines = JsonLines(path)
-    tell(lines, FIRST)
+    pass_iterations(lines, FIRST)
     assert [line["event"] for line in read_run_log(path)] == ["fit_begin", "iteration"]
     with path.open("a") as file:
         file.write('{"event": "epo')
@@ -230,7 +255,7 @@ def test_lines_are_there_while_the_fit_goes_on_and_a_torn_one_is_left_out(tmp_pa
     lines.on_fit_end(FitEnd(None, None, 1.0))
 
 
-def test_a_fit_that_is_added_to_a_torn_file_begins_on_a_line_of_its_own(tmp_path: Path) -> None:
+def test_fit_appended_to_torn_log_begins_on_new_line(tmp_path: Path) -> None:
     """A fit that is appended to a file with a torn last line begins on a new line."""
     lines = JsonLines(tmp_path / "run.jsonl")
     lines.path.write_text('{"event": "epo')
@@ -241,10 +266,10 @@ def test_a_fit_that_is_added_to_a_torn_file_begins_on_a_line_of_its_own(tmp_path
     assert lines.path.read_text().count("\n") == 5
 
 
-def test_iterations_do_not_flood_the_file(tmp_path: Path) -> None:
+def test_iteration_lines_are_at_least_half_second_apart(tmp_path: Path) -> None:
     """Lines of iterations are at least half a second apart."""
     lines = JsonLines(tmp_path / "run.jsonl")
-    tell(lines, *(later(n, seconds=n / 100) for n in range(1, 201)))
+    pass_iterations(lines, *(make_iteration(n, seconds=n / 100) for n in range(1, 201)))
     lines.on_fit_end(FitEnd(None, None, 2.0))
     told = [line for line in read_run_log(lines.path) if line["event"] == "iteration"]
     seconds = [line["seconds"] for line in told]
@@ -252,7 +277,7 @@ def test_iterations_do_not_flood_the_file(tmp_path: Path) -> None:
     assert min(after - before for before, after in pairwise(seconds)) >= 0.5
 
 
-def test_odd_values_become_plain_ones() -> None:
+def test_values_without_json_form_are_converted() -> None:
     """Values without a JSON form become null, strings, lists or dictionaries."""
     odd = {"a": math.inf, 1: (1, {2}), "p": Path("/x"), "b": True, "o": print}
     found = to_json_value(odd)
@@ -263,19 +288,19 @@ def test_odd_values_become_plain_ones() -> None:
 # -- other tools ---------------------------------------------------------------------------------
 
 
-def curves(listener: TrainingListener) -> None:
+def pass_short_fit(listener: TrainingListener) -> None:
     """Pass the listener a fit of four iterations and one epoch."""
     listener.on_fit_begin(BEGIN)
     for minibatches in (10, 20, 21, 40):
-        listener.on_iteration(later(minibatches))
+        listener.on_iteration(make_iteration(minibatches))
     listener.on_epoch(epoch(1, 0.25))
     listener.on_fit_end(FitEnd(None, None, 9.0))
 
 
-def test_tensorboard_reads_what_is_written(tmp_path: Path) -> None:
+def test_tensorboard_reads_written_scalars(tmp_path: Path) -> None:
     """TensorBoard's reader finds the scalars that the listener wrote."""
     reading: Any = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    curves(TensorBoardListener(str(tmp_path)))
+    pass_short_fit(TensorBoardListener(str(tmp_path)))
     found = reading.EventAccumulator(str(tmp_path)).Reload()
     loss = [(point.step, point.value) for point in found.Scalars("train/loss")]
     assert loss == [(10, pytest.approx(0.1)), (20, pytest.approx(0.05)), (40, pytest.approx(0.025))]
@@ -297,19 +322,21 @@ def test_curves_of_tensorboard_continue_in_the_next_fit(tmp_path: Path) -> None:
     ]
     for begin, minibatches, error in fits:
         listener.on_fit_begin(begin)
-        listener.on_iteration(later(minibatches))
-        listener.on_iteration(later(40, seconds=1.0))  # too early to be written
+        listener.on_iteration(make_iteration(minibatches))
+        listener.on_iteration(make_iteration(40, seconds=1.0))  # too early to be written
         listener.on_fit_end(FitEnd(None, error, 9.0))
     found = reading.EventAccumulator(str(tmp_path)).Reload()
     assert [point.step for point in found.Scalars("train/loss")] == [10, 60, 70, 105, 115, 15]
 
 
-def test_mlflow_reads_what_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mlflow_reads_written_parameters_and_metrics(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """MLflow's client finds the parameters, metrics and status that the listener wrote."""
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")  # a server needs a database
     mlflow: Any = pytest.importorskip("mlflow")
     listener = MlflowListener(f"file:{tmp_path}/runs", "digits")
-    curves(listener)
+    pass_short_fit(listener)
     client = mlflow.MlflowClient(tracking_uri=f"file:{tmp_path}/runs")
     run = client.get_run(listener.run_id)
     assert run.info.status == "FINISHED"
@@ -320,14 +347,16 @@ def test_mlflow_reads_what_is_written(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("kind", [lambda: TensorBoardListener("x"), MlflowListener])
-def test_a_tool_that_fails_later_ends_no_fit(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tracking_listeners_fail_fit_only_at_begin(
+    kind: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """``fails_fit`` is None, so only its first event may end a fit; see test_listener_thread."""
     monkeypatch.setattr(tracking.importlib, "import_module", Mock())
     assert kind().fails_fit is None
 
 
 @pytest.mark.parametrize("kind", [lambda: TensorBoardListener("x"), MlflowListener])
-def test_a_missing_library_is_told_before_any_work(
+def test_missing_tracking_library_is_refused_at_construction(
     kind: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A listener whose library is not installed raises ``SetupError`` when it is created."""
@@ -340,14 +369,14 @@ def test_a_missing_library_is_told_before_any_work(
         kind()
 
 
-def test_a_named_pipe_is_no_run_log(tmp_path: Path) -> None:
+def test_rejects_named_pipe_as_run_log(tmp_path: Path) -> None:
     """A named pipe raises an error at once; opening it the usual way would wait for a reader."""
     os.mkfifo(tmp_path / "log.jsonl")
     with pytest.raises(OSError, match="it is not a regular file"):
         JsonLines(tmp_path / "log.jsonl").on_fit_begin(BEGIN)
 
 
-def test_a_device_may_be_a_run_log() -> None:
+def test_run_log_may_be_device_file() -> None:
     """A terminal gets the lines of a run log; /dev/null drops them, and remains a device."""
     ours, theirs = pty.openpty()
     log = JsonLines(os.ttyname(theirs))

@@ -23,7 +23,7 @@ SCORES = np.round(random.random(200), 2).astype(np.float32)  # with ties
 
 
 @pytest.mark.parametrize("average", ["macro", "micro", "weighted", None])
-def test_classification_is_scikit_learns(average: str | None) -> None:
+def test_classification_metrics_equal_scikit_learn(average: str | None) -> None:
     """Accuracy, precision, recall, F1 and the confusion matrix equal scikit-learn's."""
     ours = Classification.from_predictions(LABELS, FOUND, 5)  # class 4 never occurs
     theirs: dict[str, Any] = {"average": average, "zero_division": 0}
@@ -38,7 +38,7 @@ def test_classification_is_scikit_learns(average: str | None) -> None:
     np.testing.assert_allclose(ours.f1(average), sk.f1_score(LABELS, FOUND, **theirs))
 
 
-def test_two_classes_show_class_one() -> None:
+def test_binary_average_gives_figures_of_class_1() -> None:
     """``average="binary"`` gives class 1's figures; with more than two classes it is refused."""
     ours = Classification.from_predictions(LABELS > 1, FOUND > 1, 2)
     assert ours.f1("binary") == pytest.approx(sk.f1_score(LABELS > 1, FOUND > 1))
@@ -46,12 +46,12 @@ def test_two_classes_show_class_one() -> None:
         Classification.from_predictions(LABELS, FOUND, 4).recall("binary")
 
 
-def test_a_class_that_the_model_does_not_know_is_refused() -> None:
+def test_rejects_label_beyond_classes_of_model() -> None:
     with pytest.raises(UsageError, match=r"a label is 4: .* 0 to 3"):
         Classification.from_predictions(np.array([0, 4]), np.array([0, 0]), 4)
 
 
-def test_regression_is_scikit_learns() -> None:
+def test_regression_metrics_equal_scikit_learn() -> None:
     ours = Regression.from_predictions(VALUES, GUESSES)
     wanted, found = VALUES.astype(np.float64), GUESSES.astype(np.float64)
     assert ours.mse == pytest.approx(sk.mean_squared_error(wanted, found), rel=1e-14)
@@ -60,7 +60,7 @@ def test_regression_is_scikit_learns() -> None:
     assert ours.r2 == pytest.approx(sk.r2_score(wanted, found), rel=1e-13)
 
 
-def test_a_large_mean_does_not_eat_the_spread() -> None:
+def test_r2_is_accurate_for_large_mean() -> None:
     """R² is accurate if the values' mean is much larger than their spread."""
     far = (VALUES[:, 0] + np.float32(1e6)).astype(np.float32)
     ours = Regression.from_predictions(far, GUESSES[:, 0] + np.float32(1e6))
@@ -68,7 +68,7 @@ def test_a_large_mean_does_not_eat_the_spread() -> None:
     assert ours.r2 == pytest.approx(theirs, rel=1e-12)
 
 
-def test_labels_that_are_all_equal() -> None:
+def test_r2_of_equal_labels_is_1_0_or_nan() -> None:
     """With equal labels, R² is 1 if all predictions are right, else 0; of one row it is NaN."""
     same = np.ones(4, np.float32)
     assert Regression.from_predictions(same, same).r2 == 1.0
@@ -76,7 +76,7 @@ def test_labels_that_are_all_equal() -> None:
     assert math.isnan(Regression.from_predictions(same[:1], same[:1]).r2)
 
 
-def test_roc_is_scikit_learns() -> None:
+def test_roc_metrics_equal_scikit_learn() -> None:
     """The ROC curve, its area and the average precision equal scikit-learn's."""
     ours = Roc.from_scores(LABELS == 1, SCORES)
     for mine, theirs in zip(
@@ -88,20 +88,20 @@ def test_roc_is_scikit_learns() -> None:
     assert ours.average_precision == pytest.approx(theirs, rel=1e-13)
 
 
-def test_one_kind_of_rows_has_no_area() -> None:
+def test_roc_area_is_nan_if_all_labels_are_equal() -> None:
     """Area and average precision are NaN if all rows have the same label."""
     assert math.isnan(Roc.from_scores(np.array([True, True]), np.array([0.1, 0.2])).auc)
     assert math.isnan(Roc.from_scores(np.array([False]), np.array([0.1])).average_precision)
 
 
-def test_a_zero_of_either_sign_is_one_score() -> None:
+def test_roc_treats_signed_zeros_as_tie() -> None:
     """Scores of 0.0 and -0.0 are ties."""
     assert Roc.from_scores(np.array([True, False]), np.array([0.0, -0.0])).auc == 0.5
 
 
 @settings(max_examples=30)
 @given(st.randoms(use_true_random=False), st.integers(1, 7))
-def test_no_figure_depends_on_the_parts(chance: Any, parts: int) -> None:
+def test_merged_metrics_do_not_depend_on_division_of_rows(chance: Any, parts: int) -> None:
     """Merged metrics equal those of all rows, for any division and order of the rows."""
     where = np.array([chance.randrange(parts) for _ in LABELS])
     order = np.array(chance.sample(range(200), 200))

@@ -21,13 +21,13 @@ from sparkstrom.observe.reporting.summary_rendering import format_bytes, format_
         ("lone \ud800", "lone \\ud800"),
     ],
 )
-def test_control_characters_are_written_out(text: str, shown: str) -> None:
+def test_control_characters_are_escaped(text: str, shown: str) -> None:
     """Control characters and lone surrogates are shown as escapes; tabs become spaces."""
     assert to_printable_line(text) == shown
 
 
 @pytest.mark.parametrize("text", ["x" * 10_000_000, "\x00" * 300, "\t" * 300])
-def test_a_line_has_an_end(text: str) -> None:
+def test_long_line_is_cut_with_ellipsis(text: str) -> None:
     """A longer text is cut to the maximum length and ends with an ellipsis."""
     shown = to_printable_line(text, 20)
     assert len(shown) == 20
@@ -44,7 +44,7 @@ def test_a_line_has_an_end(text: str) -> None:
         (2e15, "2e+03 TB"),
     ],
 )
-def test_sizes_change_the_unit_where_rounding_reaches_it(size: float, shown: str) -> None:
+def test_format_bytes_chooses_unit_after_rounding(size: float, shown: str) -> None:
     """Before, 999,600 bytes were 1e+03 kB."""
     assert format_bytes(size) == shown
 
@@ -54,17 +54,17 @@ def test_sizes_change_the_unit_where_rounding_reaches_it(size: float, shown: str
     [(0.00051, "0.00051"), (0.1236, "0.1236"), (9999.0, "9999"), (12_345.6, "12,346"),
      (-98_765.4, "-98,765"), (1.5e6, "1.5e+06"), (0.0, "0")],
 )  # fmt: skip
-def test_numbers_from_ten_thousand_on_are_whole(value: float, shown: str) -> None:
+def test_format_number_uses_no_exponent_for_five_digits(value: float, shown: str) -> None:
     """Before, a throughput of 12,345.6 was shown as 1.235e+04."""
     assert format_number(value) == shown
 
 
-def test_what_just_fits_is_whole() -> None:
+def test_line_of_maximum_length_is_not_cut() -> None:
     """A text of exactly the maximum length is not cut."""
     assert to_printable_line("x" * 20, 20) == "x" * 20
 
 
-def test_some_at_once_then_one_so_often_and_so_many_in_all() -> None:
+def test_rate_limiter_allows_burst_then_interval_up_to_total() -> None:
     """A rate limiter allows a burst, then one call per interval, up to a total."""
     allowance = RateLimiter(burst=3, every_s=2.0, total=6)
     assert [allowance.allows(10.0) for _ in range(5)] == [True] * 3 + [False] * 2

@@ -53,7 +53,7 @@ def line(
     )  # fmt: skip
 
 
-def test_a_log_gets_a_plain_line_now_and_then(clock: Clock) -> None:
+def test_plain_display_writes_one_line_per_interval(clock: Clock) -> None:
     """The plain display writes a line per interval, and if forced, without control characters."""
     stream = io.StringIO()
     shown = PlainTextDisplay(stream)
@@ -70,7 +70,7 @@ def test_a_log_gets_a_plain_line_now_and_then(clock: Clock) -> None:
     assert "  staleness 5+71  " in stream.getvalue().splitlines()[-1]
 
 
-def test_a_long_fit_fills_no_log(clock: Clock) -> None:
+def test_plain_display_writes_few_lines_in_long_fit(clock: Clock) -> None:
     """In the sixth hour of a fit, the plain display writes one line a minute."""
     stream, written = io.StringIO(), list[int]()
     shown = PlainTextDisplay(stream)
@@ -83,7 +83,7 @@ def test_a_long_fit_fills_no_log(clock: Clock) -> None:
     assert written[-1] < 6 * 60 + 100
 
 
-def test_another_phase_is_told_at_once(clock: Clock) -> None:
+def test_plain_display_writes_phase_change_at_once(clock: Clock) -> None:
     """The plain display writes a line at once when the phase changes, but does not repeat it."""
     stream = io.StringIO()
     shown = PlainTextDisplay(stream)
@@ -97,7 +97,7 @@ def test_another_phase_is_told_at_once(clock: Clock) -> None:
     ]
 
 
-def test_the_pace_is_that_of_the_last_seconds() -> None:
+def test_progress_rate_covers_only_last_seconds() -> None:
     """Speed and remaining time are those of the last seconds: after a stall, zero and unknown."""
     pace = ProgressRate()
     pace.update(line(epoch=0.0), 0.0)
@@ -111,7 +111,7 @@ def test_the_pace_is_that_of_the_last_seconds() -> None:
     assert (pace.examples_per_s, pace.remaining_s) == (0, None)
 
 
-def test_what_matters_most_comes_first() -> None:
+def test_progress_texts_begin_with_most_important_figures() -> None:
     """The texts begin with epoch, loss, speed, remaining time, workers and slow links."""
     pace = ProgressRate(2000.4, 65.2)
     assert line(loss=0.25, slow_links=2).to_texts(pace)[:6] == [
@@ -129,11 +129,11 @@ def test_what_matters_most_comes_first() -> None:
 @pytest.mark.parametrize(
     ("seconds", "text"), [(0.4, "0:00"), (65, "1:05"), (3600, "1:00:00"), (7387, "2:03:07")]
 )
-def test_times_are_read_as_on_a_clock(seconds: float, text: str) -> None:
+def test_seconds_are_formatted_as_clock_time(seconds: float, text: str) -> None:
     assert format_clock_time(seconds) == text
 
 
-def test_what_is_said_stands_on_a_line_of_its_own(clock: Clock) -> None:
+def test_note_is_written_on_its_own_line(clock: Clock) -> None:
     """A note is written as a line of its own."""
     stream = io.StringIO()
     shown = PlainTextDisplay(stream)
@@ -142,7 +142,7 @@ def test_what_is_said_stands_on_a_line_of_its_own(clock: Clock) -> None:
     assert stream.getvalue().splitlines()[-1] == "waiting"
 
 
-def test_switched_off_it_is_silent(capfd: pytest.CaptureFixture[str]) -> None:
+def test_disabled_display_writes_nothing(capfd: pytest.CaptureFixture[str]) -> None:
     """A display that is switched off writes nothing."""
     with closing(ProgressDisplay()) as shown:
         shown.show(line(), force=True)
@@ -150,7 +150,7 @@ def test_switched_off_it_is_silent(capfd: pytest.CaptureFixture[str]) -> None:
     assert capfd.readouterr() == ("", "")
 
 
-class Unwritable(io.StringIO):
+class UnwritableStream(io.StringIO):
     """A stream whose every write fails, as if its reader were gone or its disk full."""
 
     encoding = "utf-8"
@@ -172,11 +172,11 @@ FAILURES = [BrokenPipeError(32, "Broken pipe"), OSError(28, "no space"), ValueEr
 
 @pytest.mark.parametrize("error", FAILURES)
 @pytest.mark.parametrize("kind", [PlainTextDisplay, TerminalBar])
-def test_the_first_failure_of_a_stream_mutes_it_and_ends_no_fit(
+def test_display_is_silent_after_first_failed_write(
     kind: type[PlainTextDisplay | TerminalBar], error: Exception, clock: Clock
 ) -> None:
     """After its first failed write a display writes nothing more; the fit gets no exception."""
-    stream = Unwritable(error)
+    stream = UnwritableStream(error)
     with closing(kind(stream)) as shown:
         shown.say("a note")
         tries = stream.tries
@@ -185,11 +185,11 @@ def test_the_first_failure_of_a_stream_mutes_it_and_ends_no_fit(
     assert stream.tries == tries == 1
 
 
-def test_a_log_on_the_closed_stream_ends_no_fit_either(
+def test_failing_log_handler_on_closed_stderr_raises_nothing(
     monkeypatch: pytest.MonkeyPatch, clock: Clock
 ) -> None:
     """In a daemon with closed standard error, the failing log handler raises no exception."""
-    stream = Unwritable(ValueError("closed file"))
+    stream = UnwritableStream(ValueError("closed file"))
     monkeypatch.setattr(sys, "stderr", stream)
     handler = logging.StreamHandler(stream)
     logging.getLogger("sparkstrom").addHandler(handler)
@@ -202,7 +202,7 @@ def test_a_log_on_the_closed_stream_ends_no_fit_either(
 
 
 @pytest.mark.parametrize("kind", [PlainTextDisplay, TerminalBar])
-def test_a_program_without_standard_error_is_shown_nothing(
+def test_displays_raise_nothing_without_stdout_and_stderr(
     kind: type[PlainTextDisplay | TerminalBar], monkeypatch: pytest.MonkeyPatch, clock: Clock
 ) -> None:
     """Without standard error and output, the displays raise no exception."""
@@ -214,7 +214,7 @@ def test_a_program_without_standard_error_is_shown_nothing(
         shown.show(line(), force=True)
 
 
-def test_characters_that_the_stream_does_not_have_are_escaped(clock: Clock) -> None:
+def test_characters_missing_in_stream_encoding_are_escaped(clock: Clock) -> None:
     """Characters that the stream's encoding lacks are written as escapes."""
     written = io.BytesIO()
     with closing(PlainTextDisplay(io.TextIOWrapper(written, encoding="ascii"))) as shown:
@@ -223,7 +223,7 @@ def test_characters_that_the_stream_does_not_have_are_escaped(clock: Clock) -> N
         assert written.getvalue() == b"a word\\u2026\nanother one\n"
 
 
-def test_speeds_are_measured_anew_after_the_loss_of_a_controller() -> None:
+def test_progress_rate_restarts_after_controller_loss() -> None:
     """Workers of another controller count from 0. Before, the speed was negative for 15 s."""
     rate = ProgressRate()
     for now_s in range(5):
@@ -235,7 +235,7 @@ def test_speeds_are_measured_anew_after_the_loss_of_a_controller() -> None:
     assert rate.examples_per_s == 2000
 
 
-def test_the_start_of_a_resumed_fit_has_no_speed() -> None:
+def test_progress_rate_is_unknown_while_resumed_fit_starts() -> None:
     """While its workers start, a resumed fit has epochs but no rows. Before, this was a stall."""
     rate = ProgressRate()
     for now_s in range(10):

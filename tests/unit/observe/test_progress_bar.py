@@ -63,7 +63,7 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
 
 
 @contextmanager
-def shown_on(terminal: Terminal) -> Iterator[TerminalBar]:
+def show_bar(terminal: Terminal) -> Iterator[TerminalBar]:
     """Show a bar on this terminal as standard output and error; check that both are restored."""
     with redirect_stdout(terminal), redirect_stderr(terminal):
         with closing(TerminalBar()) as bar:
@@ -72,9 +72,9 @@ def shown_on(terminal: Terminal) -> Iterator[TerminalBar]:
         assert sys.stderr is terminal
 
 
-def test_one_line_is_drawn_over_and_over_and_ends_with_all_done(terminal: Terminal) -> None:
+def test_bar_redraws_one_line_and_ends_with_newline(terminal: Terminal) -> None:
     """The bar redraws one line during a fit and ends it with a newline when done."""
-    with shown_on(terminal) as bar:
+    with show_bar(terminal) as bar:
         bar.show(line(phase="starting 4 Python workers", epoch=0.0), force=True)
         assert terminal.screen() == ["sparkstrom: starting 4 Python workers  0 s"]
         for epoch in (0.5, 1.0, 1.5):
@@ -90,20 +90,20 @@ def test_one_line_is_drawn_over_and_over_and_ends_with_all_done(terminal: Termin
         assert rest == ""
 
 
-def test_it_is_not_drawn_more_often_than_is_of_use(terminal: Terminal) -> None:
+def test_bar_limits_redraws_of_quick_updates(terminal: Terminal) -> None:
     """Updates in quick succession are drawn at most twice."""
-    with shown_on(terminal) as bar:
+    with show_bar(terminal) as bar:
         for _ in range(100):
             bar.show(line())
         assert terminal.getvalue().count("training") in (1, 2)  # tqdm draws a new bar at once
 
 
 @pytest.mark.parametrize("columns", [20, 40, 80, 120, 250])
-def test_it_is_never_wider_than_the_terminal(
+def test_bar_is_narrower_than_terminal(
     columns: int, terminal: Terminal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The line is narrower than the terminal; figures are left out from the end."""
-    with shown_on(terminal) as bar:
+    with show_bar(terminal) as bar:
         monkeypatch.setenv("COLUMNS", str(columns))
         bar.show(line(loss=0.25, slow_links=3), force=True)
         (drawn,) = terminal.screen()
@@ -111,7 +111,7 @@ def test_it_is_never_wider_than_the_terminal(
         assert ("5.00 MB" in drawn) == (columns == 250)
 
 
-def test_it_is_drawn_in_a_terminal_that_does_not_know_its_size() -> None:
+def test_bar_is_drawn_in_terminal_of_size_0() -> None:
     """``docker exec -t`` without a client's terminal, for example, gives a terminal of size 0."""
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("4H", 0, 0, 0, 0))
@@ -126,9 +126,9 @@ def test_it_is_drawn_in_a_terminal_that_does_not_know_its_size() -> None:
     os.close(ours)
 
 
-def test_the_cursor_rests_where_the_line_begins(terminal: Terminal) -> None:
+def test_bar_returns_cursor_to_start_of_line(terminal: Terminal) -> None:
     """The cursor returns to the line's start, so that Spark's bar and ours overwrite each other."""
-    with shown_on(terminal) as bar:
+    with show_bar(terminal) as bar:
         bar.show(line(), force=True)
         assert terminal.getvalue().endswith("\r")
         terminal.write("\r[Stage 3:>" + " " * 60 + "(0 + 4) / 4]\r")
@@ -139,9 +139,9 @@ def test_the_cursor_rests_where_the_line_begins(terminal: Terminal) -> None:
         assert "4]" not in drawn
 
 
-def test_what_others_write_stands_above_it(terminal: Terminal) -> None:
+def test_notes_and_printed_lines_appear_above_bar(terminal: Terminal) -> None:
     """Notes and printed lines appear above the bar, also if a line is printed in two parts."""
-    with shown_on(terminal) as bar:
+    with show_bar(terminal) as bar:
         bar.show(line(), force=True)
         bar.say("sparkstrom lost a worker: partition 2 on host7: silent")
         print("printed")
@@ -157,9 +157,9 @@ def test_what_others_write_stands_above_it(terminal: Terminal) -> None:
         assert screen[-1].startswith("training")
 
 
-def test_log_lines_stand_above_it_and_handlers_are_as_before_afterwards(terminal: Terminal) -> None:
+def test_log_lines_appear_above_bar_and_handlers_are_restored(terminal: Terminal) -> None:
     """Log lines appear above the bar; closing the bar restores the handlers' streams."""
-    with shown_on(terminal) as bar:
+    with show_bar(terminal) as bar:
         handler, log = logging.StreamHandler(sys.stderr), logging.getLogger("sparkstrom")
         log.addHandler(handler)
         try:
@@ -196,10 +196,10 @@ def logging_to(stream: Any, handler: type[logging.StreamHandler[Any]]) -> Iterat
         log.removeHandler(made)
 
 
-def test_it_waits_for_no_thread_that_is_about_to_log(terminal: Terminal) -> None:
+def test_bar_does_not_wait_for_log_handler_lock(terminal: Terminal) -> None:
     """The bar does not wait for a thread that holds a log handler's lock: no deadlock."""
     with (
-        shown_on(terminal) as bar,
+        show_bar(terminal) as bar,
         logging_to(terminal, logging.StreamHandler) as handler,
     ):
         assert handler.lock is not None
@@ -208,7 +208,7 @@ def test_it_waits_for_no_thread_that_is_about_to_log(terminal: Terminal) -> None
             assert ends(bar.close)
 
 
-class Announced:
+class AnnouncingLock:
     """A reentrant lock that sets an event when a thread asks for it."""
 
     def __init__(self) -> None:
@@ -229,13 +229,13 @@ class Announced:
 
 
 @pytest.mark.parametrize("drawing", [True, False])
-def test_who_waits_for_tqdm_keeps_nobody_else_waiting(
+def test_thread_waiting_for_tqdm_lock_blocks_no_output(
     drawing: bool, terminal: Terminal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While ``tqdm.write`` holds tqdm's lock, a thread that waits for it blocks no other output."""
-    lock = Announced()
+    lock = AnnouncingLock()
     monkeypatch.setattr(tqdm, "_lock", lock, raising=False)
-    with shown_on(terminal) as bar:
+    with show_bar(terminal) as bar:
         bar.show(line(), force=True)
         redirected, holds, released = sys.stderr, threading.Event(), threading.Event()
 
@@ -254,7 +254,7 @@ def test_who_waits_for_tqdm_keeps_nobody_else_waiting(
         assert "a line" in terminal.screen()
 
 
-class Failing(Terminal):
+class FailingTerminal(Terminal):
     """A terminal on which every write fails once ``broken`` is set."""
 
     broken = False
@@ -265,7 +265,7 @@ class Failing(Terminal):
         return super().write(text)
 
 
-class Probing(logging.StreamHandler[Any]):
+class ProbingHandler(logging.StreamHandler[Any]):
     """A log handler that records for each message whether another thread could print then."""
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -277,13 +277,13 @@ probed: list[tuple[str, bool]] = []
 
 
 @pytest.mark.parametrize("fails_in", ["show", "say", "close", "tqdm.write"])
-def test_why_it_ended_is_logged_while_it_keeps_nobody_waiting(
+def test_reason_for_bar_end_is_logged_without_blocking_output(
     fails_in: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The reason for the bar's end is logged while other threads can still write above it."""
-    terminal = Failing()
+    terminal = FailingTerminal()
     probed.clear()
-    with shown_on(terminal) as bar, logging_to(io.StringIO(), Probing):
+    with show_bar(terminal) as bar, logging_to(io.StringIO(), ProbingHandler):
         bar.show(line(), force=True)
         redirected = sys.stderr
         terminal.broken = True
@@ -302,16 +302,16 @@ def test_why_it_ended_is_logged_while_it_keeps_nobody_waiting(
         assert told
 
 
-def test_a_terminal_that_fails_leaves_tqdm_s_lock_free() -> None:
+def test_failing_terminal_leaves_tqdm_lock_free() -> None:
     """After the terminal fails, tqdm's lock is free."""
-    terminal = Failing()
+    terminal = FailingTerminal()
     terminal.broken = True
-    with shown_on(terminal) as bar:
+    with show_bar(terminal) as bar:
         bar.show(line(), force=True)
         assert ends(lambda: tqdm.write("a line", file=io.StringIO()))
 
 
-def test_what_goes_to_a_file_is_left_alone(
+def test_bar_does_not_redirect_output_to_file(
     terminal: Terminal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Output that goes to a file is not redirected through the bar."""
@@ -326,11 +326,11 @@ def test_what_goes_to_a_file_is_left_alone(
     assert "result" not in terminal.getvalue()
 
 
-def test_of_a_fit_that_fails_the_last_drawing_stays_and_the_error_follows_it(
+def test_error_of_failed_fit_is_printed_below_last_drawing(
     terminal: Terminal,
 ) -> None:
     """If a fit fails, the last drawing stays and the error is printed below it."""
-    with shown_on(terminal) as bar:
+    with show_bar(terminal) as bar:
         bar.show(line(), force=True)
         bar.close()
         bar.close()
@@ -341,7 +341,7 @@ def test_of_a_fit_that_fails_the_last_drawing_stays_and_the_error_follows_it(
         assert terminal.getvalue().count(ERASE) < 10
 
 
-def test_no_thread_of_tqdm_is_started() -> None:
+def test_tqdm_monitor_thread_is_disabled() -> None:
     """A bar starts no thread, as tqdm's own does to redraw bars that are not updated."""
     with progress_bar.TqdmBar(total=1, file=io.StringIO()):
         monitors = [each for each in threading.enumerate() if isinstance(each, TMonitor)]
@@ -349,6 +349,6 @@ def test_no_thread_of_tqdm_is_started() -> None:
 
 
 @pytest.mark.parametrize(("room", "text"), [(3, ""), (4, "abcd"), (9, "abcd"), (10, "abcd  efgh")])
-def test_figures_are_left_out_from_the_last_on(room: int, text: str) -> None:
+def test_texts_beyond_width_are_omitted_from_end(room: int, text: str) -> None:
     """Texts are left out from the end if they exceed the width."""
     assert join_within_width(["abcd", "efgh"], room) == text

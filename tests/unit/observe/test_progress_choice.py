@@ -21,7 +21,7 @@ class Stream:
 
 
 @pytest.fixture
-def somewhere(monkeypatch: pytest.MonkeyPatch) -> Any:
+def simulate_environment(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Return a function that simulates a terminal, an IPython shell or neither."""
 
     def put(*, terminal: bool = False, shell: Any = None, term: str = "xterm") -> None:
@@ -44,19 +44,19 @@ def somewhere(monkeypatch: pytest.MonkeyPatch) -> Any:
         ({"shell": SimpleNamespace(kernel=object())}, NotebookBar),
     ],
 )
-def test_it_follows_from_where_it_runs(
-    asked: bool | str, where: dict[str, Any], kind: type, somewhere: Any
+def test_display_is_chosen_by_terminal_and_shell(
+    asked: bool | str, where: dict[str, Any], kind: type, simulate_environment: Any
 ) -> None:
     """True and "auto" choose the display by the terminal and the IPython shell."""
-    somewhere(**where)
+    simulate_environment(**where)
     assert type(make_progress_display(asked)) is kind
 
 
-def test_without_tqdm_a_terminal_gets_plain_lines(
-    somewhere: Any, monkeypatch: pytest.MonkeyPatch
+def test_terminal_without_tqdm_gets_plain_display(
+    simulate_environment: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without tqdm, a terminal gets the plain display; asking for the bar is an error."""
-    somewhere(terminal=True)
+    simulate_environment(terminal=True)
     monkeypatch.setattr(progress_choice, "_is_installed", lambda package: package != "tqdm")
     assert type(make_progress_display(True)) is PlainTextDisplay
     with pytest.raises(UsageError, match="needs the package tqdm on the driver: pip install tqdm"):
@@ -72,7 +72,7 @@ def test_without_tqdm_a_terminal_gets_plain_lines(
         ("notebook", NotebookBar),
     ],
 )
-def test_who_asks_for_one_gets_it_anywhere(
+def test_display_requested_by_name_is_used_anywhere(
     asked: bool | str, kind: type, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A display that is asked for by name is used anywhere."""
@@ -82,7 +82,7 @@ def test_who_asks_for_one_gets_it_anywhere(
 
 
 @pytest.mark.parametrize("asked", ["Bar", "", None, 1, "tqdm"])
-def test_what_there_is_not_is_refused(asked: Any) -> None:
+def test_rejects_unknown_progress_option(asked: Any) -> None:
     """Any other value of the option raises ``UsageError``."""
     with pytest.raises(UsageError, match="must be True, False or one of 'auto', 'bar', 'plain'"):
         check_progress(asked)

@@ -47,7 +47,7 @@ def cell(monkeypatch: pytest.MonkeyPatch) -> Cell:
     return made
 
 
-def test_there_is_one_output_which_ends_with_all_done(
+def test_notebook_bar_updates_one_output_until_done(
     cell: Cell, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A fit updates one output in place; notes go to standard output."""
@@ -65,7 +65,7 @@ def test_there_is_one_output_which_ends_with_all_done(
     assert capsys.readouterr() == ("partition 1 on host7 (training) says: hello\n", "")
 
 
-def test_a_fit_that_fails_is_shown_as_such(cell: Cell) -> None:
+def test_notebook_bar_closed_early_shows_ended_fit(cell: Cell) -> None:
     """A bar that is closed before the fit is done shows it as ended early, in another colour."""
     bar = NotebookBar()
     bar.show(line(epoch=1.5))
@@ -75,13 +75,13 @@ def test_a_fit_that_fails_is_shown_as_such(cell: Cell) -> None:
     assert BROKEN_COLOR in shown["text/html"]
 
 
-def test_where_nothing_was_shown_nothing_is_ended(cell: Cell) -> None:
+def test_closing_unused_notebook_bar_displays_nothing(cell: Cell) -> None:
     """Closing a bar that has shown nothing displays nothing."""
     NotebookBar().close()
     assert cell.displayed == []
 
 
-def test_it_is_drawn_now_and_then(cell: Cell, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_notebook_bar_draws_quick_updates_once(cell: Cell, monkeypatch: pytest.MonkeyPatch) -> None:
     """Updates in quick succession are drawn once, and again after DRAW_EVERY_S."""
     now_s = 0.0
     monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: now_s))
@@ -94,7 +94,7 @@ def test_it_is_drawn_now_and_then(cell: Cell, monkeypatch: pytest.MonkeyPatch) -
     assert cell.drawings == 2
 
 
-def test_no_word_is_markup() -> None:
+def test_progress_html_escapes_texts() -> None:
     """Texts are escaped in the HTML."""
     drawn = progress_html(line(phase="<script>"), ProgressRate(), 1.0, RUNNING_COLOR)
     assert "<script>" not in drawn

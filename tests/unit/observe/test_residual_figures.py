@@ -17,7 +17,7 @@ from sparkstrom.observe.telemetry import (
 from sparkstrom.runtime.trainer_thread import residual_statistics
 
 
-def test_figures_are_of_absolute_values() -> None:
+def test_residual_statistics_use_absolute_values() -> None:
     """The statistics are of the entries' absolute values."""
     residual = np.linspace(-1, 1, 2001, dtype=np.float32)
     figures = residual_statistics(residual, 0.5).by_name()
@@ -30,21 +30,21 @@ def test_figures_are_of_absolute_values() -> None:
     assert figures["p99.9"] <= figures["p99.99"] <= 1.0
 
 
-def told(tau: float) -> WorkerCounters:
+def make_counters(tau: float) -> WorkerCounters:
     """Return a worker's counters with residual statistics for this tau."""
     figures = ResidualFigures(tau, 2.0, 0.1, 0.25, 0.2, 0.21, 0.22, 0.23, 0.24)
     return WorkerCounters(TrainingCounters(residual=figures))
 
 
-def test_the_log_says_them_now_and_then(
+def test_residual_statistics_are_logged_once_per_interval(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The statistics of each node are logged once per interval, or if forced."""
     now_s = 100.0
     monkeypatch.setattr(listeners.time, "monotonic", lambda: now_s)
     counters = {
-        2: told(0.5),
-        1: told(0.125),
+        2: make_counters(0.5),
+        1: make_counters(0.125),
         3: WorkerCounters(TrainingCounters(steps=1)),
         4: WorkerCounters(),
     }
@@ -64,7 +64,7 @@ def test_the_log_says_them_now_and_then(
     assert {record.name for record in caplog.records} == {"sparkstrom.encoding"}
 
 
-def test_without_figures_nothing_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+def test_nothing_is_logged_without_residual_statistics(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "sparkstrom.encoding"):
         ResidualLogListener().log_statistics(
             {1: WorkerCounters(TrainingCounters(steps=1))}, force=True

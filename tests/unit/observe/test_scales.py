@@ -20,7 +20,7 @@ values = st.lists(st.floats(allow_nan=False, allow_infinity=False), max_size=20)
 
 
 @given(values=values, is_log=st.booleans(), from_zero=st.booleans())
-def test_any_values_have_an_axis_with_some_ticks_inside(values, is_log, from_zero) -> None:
+def test_axis_ticks_lie_within_axis_for_any_values(values, is_log, from_zero) -> None:
     scale = AxisScale.fit(values, is_log=is_log, from_zero=from_zero)
     ticks = scale.ticks(5)
     assert len(ticks) <= 8
@@ -37,7 +37,7 @@ def test_ticks_are_round() -> None:
     assert AxisScale(0.04, 1.5, True).ticks(5) == pytest.approx([0.05, 0.1, 0.2, 0.5, 1])
 
 
-def test_a_range_without_width_gets_some() -> None:
+def test_axis_of_equal_values_has_positive_width() -> None:
     """An axis of equal, zero or no values still has a positive width."""
     scale = AxisScale.fit([3.0, 3.0])
     assert scale.low < 3.0 < scale.high
@@ -48,13 +48,13 @@ def test_a_range_without_width_gets_some() -> None:
     assert not AxisScale.fit([1.0]).contains(None)
 
 
-def test_labels_are_short() -> None:
+def test_tick_labels_are_short() -> None:
     told = [format_tick(value) for value in (0, 0.25, 1500.0, 20_000, 3e6, 1e-5, -5e4, 4e12)]
     assert told == ["0", "0.25", "1500", "20k", "3M", "1e-5", "-50k", "4T"]
 
 
 @given(ys=st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=500), most=st.integers(4, 50))
-def test_a_thinned_curve_keeps_its_ends_and_peaks(ys, most) -> None:
+def test_downsampling_keeps_ends_and_extremes(ys, most) -> None:
     """Downsampling keeps the first and last point, the minimum and the maximum."""
     points = list(enumerate(ys))
     kept = downsample(points, most)
@@ -64,7 +64,7 @@ def test_a_thinned_curve_keeps_its_ends_and_peaks(ys, most) -> None:
     assert {min(ys), max(ys)} <= {y for _, y in kept}
 
 
-def test_what_is_not_known_is_a_gap() -> None:
+def test_unknown_values_split_curve() -> None:
     """Unknown values split a curve into separate lines."""
     found = split_at_gaps([0, 1, 2, 3, 4, 5], [None, 1.0, 2.0, None, None, 3.0])
     assert found == [[(1, 1.0), (2, 2.0)], [(5, 3.0)]]
@@ -72,7 +72,7 @@ def test_what_is_not_known_is_a_gap() -> None:
 
 
 @pytest.mark.parametrize(("count", "most"), [(0, 5), (1, 5), (5, 5), (6, 5), (1000, 40)])
-def test_spaced_indices_have_both_ends(count: int, most: int) -> None:
+def test_evenly_spaced_indices_include_both_ends(count: int, most: int) -> None:
     found = evenly_spaced_indices(count, most)
     assert len(found) == min(count, most)
     assert found[:1] == [0][:count]

@@ -11,7 +11,7 @@ from sparkstrom.base.errors import UsageError
 from sparkstrom.observe.early_stopping import EarlyStopper, EarlyStopping
 
 
-def judged(rule: EarlyStopping, *values: float) -> tuple[list[int], int | None]:
+def apply_rule(rule: EarlyStopping, *values: float) -> tuple[list[int], int | None]:
     """Return the epochs that were the best so far, and the epoch that ended the fit or None."""
     judge, best = EarlyStopper(rule), []
     for epoch, value in enumerate(values, 1):
@@ -22,32 +22,32 @@ def judged(rule: EarlyStopping, *values: float) -> tuple[list[int], int | None]:
     return best, None
 
 
-def test_it_ends_when_nothing_improved_for_so_many_epochs() -> None:
+def test_fit_ends_after_patience_epochs_without_improvement() -> None:
     """The fit ends after ``patience`` epochs without an improvement."""
-    assert judged(EarlyStopping(patience=2), 3.0, 2.0, 2.5, 2.0, 1.0) == ([1, 2], 4)
-    assert judged(EarlyStopping(patience=3), 3.0, 2.0, 2.5, 2.0, 1.0) == ([1, 2, 5], None)
+    assert apply_rule(EarlyStopping(patience=2), 3.0, 2.0, 2.5, 2.0, 1.0) == ([1, 2], 4)
+    assert apply_rule(EarlyStopping(patience=3), 3.0, 2.0, 2.5, 2.0, 1.0) == ([1, 2, 5], None)
 
 
-def test_a_small_gain_is_none() -> None:
+def test_gain_below_min_delta_is_no_improvement() -> None:
     """An improvement of less than ``min_delta`` does not count."""
-    assert judged(EarlyStopping(patience=2, min_delta=0.5), 3.0, 2.6, 2.5, 2.4) == ([1], 3)
+    assert apply_rule(EarlyStopping(patience=2, min_delta=0.5), 3.0, 2.6, 2.5, 2.4) == ([1], 3)
 
 
-def test_the_accuracy_should_rise() -> None:
+def test_larger_accuracy_is_improvement() -> None:
     """With the accuracy as metric, larger is better."""
     rule = EarlyStopping(patience=2, metric="accuracy")
-    assert judged(rule, 0.5, 0.4, 0.6, 0.6, 0.6) == ([1, 3], 5)
+    assert apply_rule(rule, 0.5, 0.4, 0.6, 0.6, 0.6) == ([1, 3], 5)
 
 
-def test_what_is_no_number_is_no_improvement() -> None:
+def test_nan_and_infinity_are_no_improvement() -> None:
     """NaN and infinity are not improvements."""
-    assert judged(EarlyStopping(patience=2), math.nan, math.inf) == ([], 2)
+    assert apply_rule(EarlyStopping(patience=2), math.nan, math.inf) == ([], 2)
     judge = EarlyStopper(EarlyStopping(patience=1))
     judge.record_score(1, math.nan)
     assert judge.reason_to_stop(1) == "early stopping: no finite loss in 1 epochs"
 
 
-def test_the_reason_names_the_best_epoch() -> None:
+def test_stop_reason_names_best_epoch() -> None:
     judge = EarlyStopper(EarlyStopping(patience=2))
     judge.record_score(3, 0.25)
     assert judge.reason_to_stop(4) is None
@@ -63,7 +63,7 @@ def test_the_reason_names_the_best_epoch() -> None:
         *({"min_delta": wrong} for wrong in (-1, "x", None, True, math.nan)),
     ],
 )
-def test_what_cannot_work_is_refused_by_name(option: dict[str, Any]) -> None:
+def test_rejects_invalid_early_stopping_option(option: dict[str, Any]) -> None:
     """An invalid option raises ``UsageError`` with its name."""
     with pytest.raises(UsageError, match=next(iter(option))):
         EarlyStopping(**option)

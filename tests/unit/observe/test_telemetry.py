@@ -113,20 +113,20 @@ NAMES = {
 }
 
 
-def test_the_names_on_the_wire_stay() -> None:
+def test_counter_names_on_wire_are_fixed() -> None:
     """The names are a protocol between nodes and the driver: a renamed counter would be lost."""
     assert to_wire(WHOLE) == NAMES
 
 
-def sent(counters: WorkerCounters) -> WorkerCounters:
+def round_trip(counters: WorkerCounters) -> WorkerCounters:
     """Return the counters after a round trip through MessagePack."""
     frame = msgspec.msgpack.encode(to_wire(counters))
     return from_wire(msgspec.msgpack.decode(frame, type=dict[str, float]))
 
 
-def test_what_was_told_comes_back_with_its_types() -> None:
+def test_round_trip_keeps_values_and_types() -> None:
     """After a round trip, all counters have the same values and types."""
-    back = sent(WHOLE)
+    back = round_trip(WHOLE)
     assert back == WHOLE
     for made, told in ((back.training, TRAINING), (back.node, NODE)):
         assert made is not None
@@ -144,17 +144,17 @@ def test_what_was_told_comes_back_with_its_types() -> None:
         WorkerCounters(TrainingCounters(epochs=EpochFigures(3, 0.0, {})), NODE),
     ],
 )
-def test_what_nobody_told_is_not_there_afterwards(counters: WorkerCounters) -> None:
+def test_round_trip_adds_no_missing_counters(counters: WorkerCounters) -> None:
     """Counters that a worker did not report are absent after a round trip."""
-    assert sent(counters) == counters
+    assert round_trip(counters) == counters
 
 
-def test_a_worker_whose_trainer_is_silent_has_no_partition() -> None:
+def test_wire_names_lack_partition_without_training_counters() -> None:
     """The wire names contain no partition if the trainer reported no counters."""
     assert "partition" not in to_wire(WorkerCounters(None, NODE))
 
 
-def test_names_that_no_field_has_are_kept_by_name() -> None:
+def test_unknown_counter_names_are_listed_as_unknown() -> None:
     """Names that no field has are listed in ``unknown`` and not sent again."""
     told = from_wire({**NAMES, "of_tomorrow": 1.0, "held@x": 2.0})
     assert told == WorkerCounters(TRAINING, NODE, ("held@x", "of_tomorrow"))
@@ -171,7 +171,7 @@ def test_names_that_no_field_has_are_kept_by_name() -> None:
         ({"held@-1": 1.0}, ("held@-1",)),
     ],
 )
-def test_values_that_no_field_takes_are_unknown_too(changes: Any, unknown: Any) -> None:
+def test_invalid_counter_values_are_listed_as_unknown(changes: Any, unknown: Any) -> None:
     """A name whose value no field can hold is listed in ``unknown``."""
     told = from_wire({**NAMES, **changes})
     assert told.unknown == unknown
@@ -179,7 +179,7 @@ def test_values_that_no_field_takes_are_unknown_too(changes: Any, unknown: Any) 
     assert told.training.examples == TRAINING.examples
 
 
-def test_half_a_record_is_none() -> None:
+def test_incomplete_record_is_none_and_listed_as_unknown() -> None:
     """If a name of a record is missing, the record is None and its other names are ``unknown``."""
     names = {name: value for name, value in NAMES.items() if name != "narrow_needed"}
     told = from_wire(names)
@@ -193,7 +193,7 @@ def test_half_a_record_is_none() -> None:
         st.one_of(st.text(), st.sampled_from(sorted(NAMES)), st.just("held@01")), st.floats()
     )
 )
-def test_whatever_comes_in_is_either_read_or_named(told: dict[str, float]) -> None:
+def test_each_received_name_is_read_or_listed_as_unknown(told: dict[str, float]) -> None:
     """Each name of an arbitrary dictionary is either read into a field or listed in ``unknown``."""
     made = from_wire(told)
     known = to_wire(made)
@@ -203,7 +203,7 @@ def test_whatever_comes_in_is_either_read_or_named(told: dict[str, float]) -> No
         assert known[name] == pytest.approx(read, nan_ok=True)
 
 
-def test_workers_of_an_executor_share_what_their_media_driver_sent() -> None:
+def test_bytes_of_shared_media_driver_count_once() -> None:
     """The bytes of a media driver, which several workers report, count once (the maximum)."""
     here, beside = LinkBytes({"a": 1000.0}, 10.0), LinkBytes({"a": 1500.0}, 20.0)
     elsewhere = LinkBytes({"b": 300.0}, 5.0)

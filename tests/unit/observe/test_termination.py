@@ -25,7 +25,9 @@ from sparkstrom.observe.early_stopping import (
 )
 
 
-def ends(condition: TerminationCondition, *values: float, metric: str = "loss") -> int | None:
+def find_end_epoch(
+    condition: TerminationCondition, *values: float, metric: str = "loss"
+) -> int | None:
     """Return the epoch, from 1, at which the condition ends a fit with these scores, or None."""
     judge = EarlyStopper(EarlyStopping(patience=None, conditions=[condition], metric=metric))
     for epoch, value in enumerate(values, 1):
@@ -36,29 +38,31 @@ def ends(condition: TerminationCondition, *values: float, metric: str = "loss") 
     return None
 
 
-def test_epochs_are_counted() -> None:
+def test_max_epochs_condition_ends_fit_after_that_many_epochs() -> None:
     """``MaxEpochsTerminationCondition`` ends a fit after that many epochs, whatever the scores."""
-    assert ends(MaxEpochsTerminationCondition(2), 1, math.nan, 3) == 2
-    assert ends(MaxEpochsTerminationCondition(3), 1, 2) is None
+    assert find_end_epoch(MaxEpochsTerminationCondition(2), 1, math.nan, 3) == 2
+    assert find_end_epoch(MaxEpochsTerminationCondition(3), 1, 2) is None
 
 
-def test_no_improvement_as_dl4j_counts_it() -> None:
+def test_score_improvement_condition_restarts_count_on_improvement() -> None:
     """The count of epochs restarts when a score improves on the best by more than the minimum."""
     two = ScoreImprovementEpochTerminationCondition(2)
-    assert ends(two, 3, 2, 2.5, 2) == 4
-    assert ends(two, 3, 2, 2.5, 1, 2) is None
-    assert ends(ScoreImprovementEpochTerminationCondition(2, 0.5), 3, 2.6, 2.5) == 3
-    assert ends(two, 0.1, 0.2, 0.2, 0.2, metric="accuracy") == 4
-    assert ends(ScoreImprovementEpochTerminationCondition(1), math.nan, 2.0, 3.0) == 3
+    assert find_end_epoch(two, 3, 2, 2.5, 2) == 4
+    assert find_end_epoch(two, 3, 2, 2.5, 1, 2) is None
+    assert find_end_epoch(ScoreImprovementEpochTerminationCondition(2, 0.5), 3, 2.6, 2.5) == 3
+    assert find_end_epoch(two, 0.1, 0.2, 0.2, 0.2, metric="accuracy") == 4
+    assert find_end_epoch(ScoreImprovementEpochTerminationCondition(1), math.nan, 2.0, 3.0) == 3
 
 
-def test_the_best_that_is_hoped_for() -> None:
+def test_best_score_condition_ends_fit_at_better_score() -> None:
     """The condition ends a fit when the score is better than the expected best one."""
-    assert ends(BestScoreEpochTerminationCondition(0.5), 0.6, 0.5, 0.4) == 3
-    assert ends(BestScoreEpochTerminationCondition(0.9), 0.8, 0.95, metric="accuracy") == 2
+    assert find_end_epoch(BestScoreEpochTerminationCondition(0.5), 0.6, 0.5, 0.4) == 3
+    assert (
+        find_end_epoch(BestScoreEpochTerminationCondition(0.9), 0.8, 0.95, metric="accuracy") == 2
+    )
 
 
-def test_time_and_minibatches() -> None:
+def test_time_and_score_conditions_judge_seconds_and_scores() -> None:
     """Time conditions judge elapsed seconds; score conditions judge each minibatch's score."""
     time = MaxTimeIterationTerminationCondition(2, "MINUTES")
     assert [time.after_seconds(s) for s in (119, 120)] == [False, True]
@@ -70,7 +74,7 @@ def test_time_and_minibatches() -> None:
     assert not high.after_seconds(1e9)
 
 
-def test_a_list_alone_is_a_rule() -> None:
+def test_conditions_are_parsed_as_early_stopping_rule() -> None:
     """A condition or a list becomes a rule; it needs held-out rows if it reads their score."""
     conditions = [MaxEpochsTerminationCondition(2)]
     rule = parse_early_stopping(conditions)
@@ -83,7 +87,7 @@ def test_a_list_alone_is_a_rule() -> None:
 
 
 @pytest.mark.parametrize("made", TERMINATION_CONDITIONS)
-def test_they_are_names_of_the_package(made: type[Any]) -> None:
+def test_conditions_are_importable_from_package(made: type[Any]) -> None:
     """Each termination condition can be imported from ``sparkstrom``."""
     assert getattr(sparkstrom, made.__name__) is made
 
@@ -102,13 +106,13 @@ def test_they_are_names_of_the_package(made: type[Any]) -> None:
         (lambda: parse_early_stopping([]), "patience=None"),
     ],
 )
-def test_what_cannot_work_is_refused_by_name(make: Any, said: str) -> None:
+def test_rejects_invalid_condition_or_rule(make: Any, said: str) -> None:
     """An invalid condition or rule raises ``UsageError`` with the argument's name."""
     with pytest.raises(UsageError, match=said):
         make()
 
 
-def test_epochs_beyond_the_most_are_not_begun() -> None:
+def test_smallest_max_epochs_condition_limits_epochs() -> None:
     """The smallest epoch condition limits the epochs of a fit before it starts."""
     two = MaxEpochsTerminationCondition(2)
     rule = EarlyStopping(patience=None, conditions=[MaxEpochsTerminationCondition(3), two])
@@ -117,7 +121,7 @@ def test_epochs_beyond_the_most_are_not_begun() -> None:
     assert limit_epochs(EarlyStopping(), 400) == limit_epochs(None, 400) == (400, None)
 
 
-def test_conditions_do_not_count_epochs_that_cannot_be_the_best() -> None:
+def test_forgotten_best_epoch_restarts_conditions_and_patience() -> None:
     """After a resume without the best epoch's parameters, conditions and patience start again."""
     condition = ScoreImprovementEpochTerminationCondition(2)
     judge = EarlyStopper(EarlyStopping(patience=3, conditions=[condition]))

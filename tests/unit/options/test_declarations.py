@@ -26,14 +26,14 @@ def text_of(value: Any) -> str:
 
 
 @pytest.mark.parametrize("cls", OPTION_CLASSES)
-def test_every_parameter_of_a_constructor_is_declared(cls: Any) -> None:
+def test_declared_options_equal_constructor_parameters(cls: Any) -> None:
     """The declared options are exactly the constructor's parameters."""
     names = [each.name for each in dataclasses.fields(cls) if each.init]
     assert [each.name for each in options_in(cls)] == names
 
 
 @pytest.mark.parametrize(("cls", "option"), OPTIONS)
-def test_a_declaration_is_complete_and_in_the_docstring(cls: Any, option: Any) -> None:
+def test_option_has_valid_values_and_text_in_docstring(cls: Any, option: Any) -> None:
     """Each option has a description of valid values; the class's docstring contains its text."""
     assert option.metadata[KEY].wanted
     assert option.metadata[LOCAL] or not option.metadata[LOCAL_ROUNDS]
@@ -42,7 +42,7 @@ def test_a_declaration_is_complete_and_in_the_docstring(cls: Any, option: Any) -
 
 
 @pytest.mark.parametrize(("cls", "option"), OPTIONS)
-def test_a_default_is_valid_and_its_text_form_is_read_as_it(cls: Any, option: Any) -> None:
+def test_default_is_valid_and_survives_text_form(cls: Any, option: Any) -> None:
     """A default is valid, and its text form is parsed to the same value."""
     kind = option.metadata[KEY]
     assert kind.read(option.name, option.default) == option.default
@@ -52,7 +52,7 @@ def test_a_default_is_valid_and_its_text_form_is_read_as_it(cls: Any, option: An
 
 
 @pytest.mark.parametrize("cls", OPTION_CLASSES)
-def test_common_options_are_declared_in_one_place(cls: Any) -> None:
+def test_option_class_redeclares_no_common_option(cls: Any) -> None:
     """A class redeclares no common option, with one exception."""
     if issubclass(cls, CommonOptions):
         again = {each.name for each in options_in(CommonOptions)} & set(cls.__annotations__)

@@ -370,7 +370,7 @@ def parent(make: Make) -> Parent:
 
 
 @pytest.fixture
-def mesh_of(master_with: Any) -> Any:
+def make_mesh(master_with: Any) -> Any:
     """Return a function that makes a running mesh of so many nodes, one per executor."""
 
     def made(nodes: int, **given: Any) -> Any:

@@ -6,7 +6,7 @@ from typing import Any
 
 from sparkstrom.codec.messages import ChildSilent, Probe, ProbeReply
 from sparkstrom.protocol.common import events_and_effects as ev
-from tests.unit.protocol.spoken import answers
+from tests.unit.protocol.spoken import sent_by_master
 
 MESH = {"fan_out": 2, "depth": 4}
 
@@ -20,7 +20,7 @@ def keep_alive(master: Any, seconds: float, *silent: int) -> list[ev.Effect]:
     effects: list[ev.Effect] = []
     for _ in range(int(seconds * 4)):
         now = master.tick(0.25)
-        for probe in answers(now, Probe):
+        for probe in sent_by_master(now, Probe):
             if probe.node not in silent:
                 master.direct(ProbeReply(probe.node))
         for child in list(master.machine.children.by_node):
@@ -30,7 +30,7 @@ def keep_alive(master: Any, seconds: float, *silent: int) -> list[ev.Effect]:
     return effects
 
 
-def silent(master: Any, parent: int, child: int) -> list[ev.Effect]:
+def report_silent_child(master: Any, parent: int, child: int) -> list[ev.Effect]:
     """Let a parent report a silent child to the master."""
     effects: list[ev.Effect] = master.direct(
         ChildSilent(parent, child, master.member(child).order.edge)
@@ -38,9 +38,9 @@ def silent(master: Any, parent: int, child: int) -> list[ev.Effect]:
     return effects
 
 
-def lose(master: Any, parent: int, node: int) -> list[ev.Effect]:
+def expire_lease(master: Any, parent: int, node: int) -> list[ev.Effect]:
     """Report ``node`` as silent and keep it silent until its lease expires; others stay alive."""
-    silent(master, parent, node)
+    report_silent_child(master, parent, node)
     effects = keep_alive(master, 11.0, node)
     assert node not in master.machine.members.live
     return effects

@@ -71,6 +71,6 @@ class Parent:
         return self.children.on_chunk_request(self.child(node), index, self.now_s)
 
 
-def fed(effects: list[ev.Effect], node: int = 5) -> list[int]:
+def sent_commits(effects: list[ev.Effect], node: int = 5) -> list[int]:
     """Return the numbers of the single commits that were sent to this child."""
     return [committed.commit for committed in sent(effects, Commit, node)]

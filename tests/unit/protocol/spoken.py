@@ -26,12 +26,12 @@ def sent(effects: list[ev.Effect], kind: type[Message], to: int | None = None) -
     return [send.message for send in sends if isinstance(send.message, kind)]
 
 
-def said(effects: list[ev.Effect], kind: type[Message]) -> list[Any]:
+def sent_directly(effects: list[ev.Effect], kind: type[Message]) -> list[Any]:
     """Return the messages of this type that a node sent directly to the master."""
     return every([tell.message for tell in every(effects, ev.SendDirect)], kind)
 
 
-def answers(effects: list[ev.Effect], kind: type[Any] = object, host: str = "") -> list[Any]:
+def sent_by_master(effects: list[ev.Effect], kind: type[Any] = object, host: str = "") -> list[Any]:
     """Return the master's direct messages of this type, to ``host`` or to any host."""
     told = [
         answer for answer in every(effects, ev.SendToProcess) if host in ("", answer.address.host)
@@ -39,7 +39,7 @@ def answers(effects: list[ev.Effect], kind: type[Any] = object, host: str = "") 
     return [answer.message for answer in told if isinstance(answer.message, kind)]
 
 
-def aborted(effects: list[ev.Effect]) -> ev.Abort:
+def only_abort(effects: list[ev.Effect]) -> ev.Abort:
     """Return the only ``Abort`` effect."""
     found: ev.Abort = only(effects, ev.Abort)
     return found

@@ -11,7 +11,7 @@ from tests.unit.protocol.parents import ONE
 from tests.unit.protocol.spoken import every, only, sent
 
 
-def test_the_average_is_there_before_its_commit_counts(node: Any, make: Any) -> None:
+def test_buffer_average_is_applied_before_own_commit_counts(node: Any, make: Any) -> None:
     """The average is applied before the commit counts: a chunk may be read between the two."""
     node.training()
     node.step(ev.UpdatePublished(Payload(BUFFERS, 0, 0, b"mine"), 0, 0, 1, 1))
@@ -19,9 +19,7 @@ def test_the_average_is_there_before_its_commit_counts(node: Any, make: Any) -> 
     assert node.hear(average)[:2] == [ev.ApplyCommit(average), ev.OwnCommitted(1)]
 
 
-def test_the_master_commits_the_average_of_the_newest_of_each_partition(
-    master: Any, make: Any
-) -> None:
+def test_master_commits_average_of_newest_buffers_of_partitions(master: Any, make: Any) -> None:
     """The master commits the average of the newest buffers of all partitions."""
     master.running()
     master.machine.order._average = b"+".join
@@ -32,7 +30,7 @@ def test_the_master_commits_the_average_of_the_newest_of_each_partition(
     assert [deliver.update.payload.data for deliver in commits] == [b"b", b"a+b", b"a+c"]
 
 
-def test_a_sum_ends_before_buffers(parent_with: Any, make: Any) -> None:
+def test_sum_of_commits_ends_before_commit_with_buffers(parent_with: Any, make: Any) -> None:
     """A sum ends before a commit with buffers: inside a sum, the buffers would be lost."""
     parent = parent_with(window_bytes=ONE)
     average = make.committed(4, form=BUFFERS)
@@ -51,7 +49,7 @@ def notes(master: Any, node: int, lag: int) -> list[str]:
     return [note.text for note in every(master.say(node, lag=lag), ev.Note)]
 
 
-def test_a_slow_node_is_named_and_again_when_it_is_much_worse(master: Any) -> None:
+def test_lagging_node_is_noted_again_when_lag_is_fourfold(master: Any) -> None:
     """A node that lags by LAG_LEAST commits is noted, and again when the lag is fourfold."""
     master.running()
     assert notes(master, 1, LAG_LEAST // 2) == []

@@ -24,13 +24,13 @@ from sparkstrom.protocol.common.flow_control import (
     ROUTINE_SPACING_S,
     message_weight,
 )
-from tests.unit.protocol.parents import CHUNK_BYTES, ONE, fed
+from tests.unit.protocol.parents import CHUNK_BYTES, ONE, sent_commits
 from tests.unit.protocol.spoken import every, only, sent
 
 # -- edges -------------------------------------------------------------------------------------
 
 
-def test_a_child_gets_its_edge_once(parent: Any, make: Any) -> None:
+def test_repeated_or_older_adopt_opens_no_second_edge(parent: Any, make: Any) -> None:
     """A repeated or older order to adopt a child opens no second edge."""
     order = make.adopt(5, 50)
     opened = ev.OpenEdge(5, 50, order.local, order.peer)
@@ -40,17 +40,17 @@ def test_a_child_gets_its_edge_once(parent: Any, make: Any) -> None:
     assert parent.leases.holds(5)
 
 
-def test_a_newer_edge_begins_anew(parent: Any, make: Any) -> None:
+def test_newer_edge_resets_child_record(parent: Any, make: Any) -> None:
     """A newer edge resets the record of a child."""
     parent.attach()
     parent.commit(2)
     assert parent.children.adopt(make.adopt(5, 51), 0.0)
     child = parent.children.by_node[5]
     assert (child.edge, child.answer, child.link.sent) == (51, None, 0)
-    assert fed(parent.attach(1)) == [2]
+    assert sent_commits(parent.attach(1)) == [2]
 
 
-def test_a_child_is_disowned_by_its_edge_or_a_newer_one(parent: Any) -> None:
+def test_disown_with_older_edge_is_ignored(parent: Any) -> None:
     """An order to disown a child is ignored if the child has a newer edge."""
     parent.child(5, 50)
     assert parent.children.disown(5, 49) == []
@@ -62,25 +62,25 @@ def test_a_child_is_disowned_by_its_edge_or_a_newer_one(parent: Any) -> None:
 # -- attaching ---------------------------------------------------------------------------------
 
 
-def test_whoever_the_log_reaches_follows(parent: Any) -> None:
+def test_child_within_log_continues_from_its_commit(parent: Any) -> None:
     """A child whose commit the log reaches continues from there."""
     parent.commit(3)
     effects = parent.attach(1)
     assert sent(effects, AttachReply) == [AttachReply(base=1, snapshot=False, last=[])]
-    assert fed(effects) == [2, 3]
-    assert fed(parent.commit()) == [4]
+    assert sent_commits(effects) == [2, 3]
+    assert sent_commits(parent.commit()) == [4]
 
 
-def test_whoever_has_no_replica_takes_a_snapshot(parent: Any) -> None:
+def test_child_without_replica_gets_snapshot(parent: Any) -> None:
     """A child without a replica gets a snapshot as of the parent's applied commit."""
     parent.commit(3)
     parent.history.applied = 2
     effects = parent.attach(0, whole=False)
     assert sent(effects, AttachReply) == [AttachReply(base=2, snapshot=True, last=[(9, 2)])]
-    assert fed(effects) == [3]
+    assert sent_commits(effects) == [3]
 
 
-def test_whoever_the_log_does_not_reach_takes_a_snapshot(parent_with: Any) -> None:
+def test_child_behind_log_gets_snapshot_on_attach(parent_with: Any) -> None:
     """A child whose commit the log no longer reaches gets a snapshot."""
     parent = parent_with(log_bytes=2 * ONE)
     parent.commit(5)
@@ -88,7 +88,7 @@ def test_whoever_the_log_does_not_reach_takes_a_snapshot(parent_with: Any) -> No
     assert [a.snapshot for a in sent(parent.attach(3, node=6), AttachReply)] == [False]
 
 
-def test_whoever_holds_chunks_goes_on_with_them_where_the_log_reaches(parent_with: Any) -> None:
+def test_child_continues_snapshot_fetch_only_within_log(parent_with: Any) -> None:
     """A child's fetch continues if the log reaches its commit; otherwise another one starts."""
     parent = parent_with(log_bytes=2 * ONE)
     parent.commit(5)
@@ -98,46 +98,46 @@ def test_whoever_holds_chunks_goes_on_with_them_where_the_log_reaches(parent_wit
     assert [a.snapshot for a in answers] == [True]
 
 
-def test_whoever_is_ahead_of_its_parent_waits_for_it(parent: Any) -> None:
+def test_child_ahead_of_parent_gets_only_newer_commits(parent: Any) -> None:
     """A child that has newer commits than its parent is sent nothing until the parent has more."""
     parent.commit(2)
     effects = parent.attach(4)
     assert sent(effects, AttachReply) == [AttachReply(base=4, snapshot=False, last=[])]
-    assert fed(parent.commit(2)) == []
-    assert fed(parent.commit()) == [5]
+    assert sent_commits(parent.commit(2)) == []
+    assert sent_commits(parent.commit()) == [5]
 
 
-def test_without_a_replica_there_is_nothing_to_copy(parent: Any) -> None:
+def test_parent_without_replica_ignores_children_that_need_snapshot(parent: Any) -> None:
     """A parent without a replica ignores children that need a snapshot, and serves the others."""
     parent.commit(3)
     parent.history.whole = False
     assert parent.attach(0, whole=False) == []
     assert parent.child().answer is None
-    assert fed(parent.commit()) == []
-    assert fed(parent.attach(2, node=6), 6) == [3, 4]  # this child needs no snapshot
+    assert sent_commits(parent.commit()) == []
+    assert sent_commits(parent.attach(2, node=6), 6) == [3, 4]  # this child needs no snapshot
     parent.history.whole = True
     assert [a.base for a in sent(parent.attach(0, whole=False), AttachReply)] == [4]
 
 
-def test_the_same_words_get_the_same_answer(parent: Any) -> None:
+def test_repeated_attach_gets_same_reply(parent: Any) -> None:
     """A repeated attach message gets the same reply, as the child may have used the first."""
     first = sent(parent.attach(0, whole=False), AttachReply)
     parent.commit(2)
     again = parent.attach(0, whole=False)
     assert sent(again, AttachReply) == first
-    assert fed(again) == []
+    assert sent_commits(again) == []
 
 
 # -- sending commits ---------------------------------------------------------------------------
 
 
-def test_nobody_is_fed_before_it_has_said_what_it_holds(parent: Any) -> None:
+def test_child_gets_no_commits_before_it_attaches(parent: Any) -> None:
     """A child gets no commits before it has attached."""
     parent.child()
     assert parent.commit(2) == []
 
 
-def test_the_number_alone_goes_to_its_origin_under_all_its_ids(parent: Any, make: Any) -> None:
+def test_child_gets_own_commits_without_payload_under_all_its_ids(parent: Any, make: Any) -> None:
     """The process that made an update gets its commit without the payload, under any of its ids."""
     parent.attach(0, 3, 5)
     parent.attach(0, node=6)
@@ -148,7 +148,7 @@ def test_the_number_alone_goes_to_its_origin_under_all_its_ids(parent: Any, make
     assert (number.commit, number.origin, number.seq, number.payload.form) == (1, 3, 1, 0)
 
 
-def test_a_slow_child_holds_up_nobody_else(parent_with: Any) -> None:
+def test_full_window_of_child_does_not_delay_other_children(parent_with: Any) -> None:
     """A child with a full window does not delay the others."""
     parent = parent_with(window_bytes=2 * ONE, n_params=1)
     parent.attach(node=5)
@@ -156,44 +156,44 @@ def test_a_slow_child_holds_up_nobody_else(parent_with: Any) -> None:
     parent.commit(2)
     parent.report(2, node=6)
     effects = parent.commit(1)
-    assert (fed(effects, 5), fed(effects, 6)) == ([], [3])
-    assert fed(parent.report(1, node=5, bytes_received=ONE)) == [3]
+    assert (sent_commits(effects, 5), sent_commits(effects, 6)) == ([], [3])
+    assert sent_commits(parent.report(1, node=5, bytes_received=ONE)) == [3]
 
 
-def test_nothing_goes_twice_however_late_the_acknowledgements_are(parent: Any, make: Any) -> None:
+def test_late_acknowledgements_cause_no_repeated_sends(parent: Any, make: Any) -> None:
     """Nothing is sent twice, even if acknowledgements take a minute."""
     parent.attach()
-    assert fed(parent.commit(2)) == [1, 2]
+    assert sent_commits(parent.commit(2)) == [1, 2]
     parent.asks(0)
     for _ in range(600):
         parent.now_s += 0.1
         effects = parent.children.tick(make.state(), parent.now_s)
         assert [type(e.message) for e in every(effects, ev.Send)] in ([], [State])
         assert every(effects, ev.SendChunk) == []
-    assert fed(parent.report(2)) == []
-    assert fed(parent.commit()) == [3]
+    assert sent_commits(parent.report(2)) == []
+    assert sent_commits(parent.commit()) == [3]
 
 
-def test_after_a_gap_that_the_child_names_all_that_follows_goes_again(parent: Any) -> None:
+def test_commits_request_resends_all_later_commits(parent: Any) -> None:
     """After a CommitsRequest, all later commits are sent again."""
     parent.attach()
     parent.commit(4)
-    assert fed(parent.children.on_commits_request(parent.child(), 2, 0.0)) == [3, 4]
+    assert sent_commits(parent.children.on_commits_request(parent.child(), 2, 0.0)) == [3, 4]
 
 
-def test_one_message_of_any_size_goes_on_an_empty_link(parent_with: Any, make: Any) -> None:
+def test_empty_link_takes_message_of_any_size(parent_with: Any, make: Any) -> None:
     """An empty link takes one message of any size."""
     parent = parent_with(window_bytes=10)
     parent.attach()
-    assert fed(parent.append(make.committed(1, payload=b"x" * 10**5))) == [1]
-    assert fed(parent.append(make.committed(2, payload=b"x" * 10**5))) == []
-    assert fed(parent.report(1)) == [2]
+    assert sent_commits(parent.append(make.committed(1, payload=b"x" * 10**5))) == [1]
+    assert sent_commits(parent.append(make.committed(2, payload=b"x" * 10**5))) == []
+    assert sent_commits(parent.report(1)) == [2]
 
 
 # -- sums of commits ---------------------------------------------------------------------------
 
 
-def late(parent: Any, backlog: int, *own: int) -> list[ev.Effect]:
+def fill_link_then_acknowledge(parent: Any, backlog: int, *own: int) -> list[ev.Effect]:
     """Let commits pile up while the child's link is full, then acknowledge; return the effects."""
     parent.attach(0, *own)
     parent.commit()
@@ -201,23 +201,25 @@ def late(parent: Any, backlog: int, *own: int) -> list[ev.Effect]:
     return list(parent.report(1))
 
 
-def test_a_sum_goes_where_more_waits_than_the_link_takes(parent_with: Any) -> None:
+def test_commits_beyond_window_are_sent_as_sum(parent_with: Any) -> None:
     """Commits are sent as a sum if more of them wait than the window holds."""
-    merged = only(late(parent_with(window_bytes=ONE), 3), ev.SendMerged)
+    merged = only(fill_link_then_acknowledge(parent_with(window_bytes=ONE), 3), ev.SendMerged)
     assert (merged.to, merged.after, merged.commit, merged.last) == (5, 1, 4, [(9, 4)])
     assert [entry.commit for entry in merged.entries] == [2, 3, 4]
     assert merged.count == 12
 
 
-def test_commits_that_the_link_takes_soon_go_one_by_one(parent_with: Any) -> None:
+def test_commits_within_window_are_sent_singly(parent_with: Any) -> None:
     """Commits that fit into the window are sent singly, as each of them then arrives sooner."""
     parent = parent_with(window_bytes=3 * ONE)
     parent.commit(3)
-    assert fed(parent.attach()) == [1, 2, 3]
+    assert sent_commits(parent.attach()) == [1, 2, 3]
 
 
 @pytest.mark.parametrize("lighter", [True, False])
-def test_a_sum_goes_only_where_it_weighs_less(parent_with: Any, make: Any, lighter: bool) -> None:
+def test_commits_are_summed_only_if_sum_is_smaller(
+    parent_with: Any, make: Any, lighter: bool
+) -> None:
     """Commits are not summed if the sum is larger, as it may be for four-bit entries."""
     parent = parent_with(window_bytes=ONE)
     parent.attach()
@@ -227,26 +229,26 @@ def test_a_sum_goes_only_where_it_weighs_less(parent_with: Any, make: Any, light
         parent.append(make.committed(commit, payload=b"x" * 100, count=count))
     effects = parent.report(1)
     assert bool(every(effects, ev.SendMerged)) == lighter
-    assert fed(effects) == ([] if lighter else [2])
+    assert sent_commits(effects) == ([] if lighter else [2])
 
 
-def test_what_a_child_has_made_itself_weighs_next_to_nothing_singly(parent_with: Any) -> None:
+def test_childs_own_commits_are_summed_only_if_smaller_than_headers(parent_with: Any) -> None:
     """A child's own commits are sent singly, unless their sum is smaller than the headers."""
     own = [9]
-    effects = late(parent_with(window_bytes=ONE), 2, *own)
+    effects = fill_link_then_acknowledge(parent_with(window_bytes=ONE), 2, *own)
     assert every(effects, ev.SendMerged)  # two headers weigh more than a few entries
     parent = parent_with(window_bytes=ONE)
     parent.attach(0, *own)
     parent.commit()
     for commit in (2, 3):
         parent.append(parent.make.committed(commit, payload=b"x" * 100, count=30))
-    assert fed(parent.report(1)) == [2]
+    assert sent_commits(parent.report(1)) == [2]
 
 
-def test_a_sum_weighs_what_the_child_will_count(parent_with: Any) -> None:
+def test_sum_counts_same_bytes_as_child_will_count(parent_with: Any) -> None:
     """A sum counts as many bytes as the child will count, so that acknowledgements are right."""
     parent = parent_with(window_bytes=ONE)
-    effects = late(parent, 5)
+    effects = fill_link_then_acknowledge(parent, 5)
     sum_ = only(effects, ev.SendMerged)
     merged = MergedRange(
         after=sum_.after, commit=sum_.commit, last=sum_.last, count=sum_.count, payload=b""
@@ -254,7 +256,7 @@ def test_a_sum_weighs_what_the_child_will_count(parent_with: Any) -> None:
     assert parent.child().link.under_way == message_weight(merged, CHUNK_BYTES)
 
 
-def test_a_sum_waits_for_an_empty_link_where_it_is_larger_than_the_window(parent_with: Any) -> None:
+def test_sum_larger_than_window_waits_for_empty_link(parent_with: Any) -> None:
     """A sum that is larger than the window waits until the link is empty."""
     parent = parent_with(window_bytes=2 * ONE)
     parent.attach()
@@ -264,15 +266,15 @@ def test_a_sum_waits_for_an_empty_link_where_it_is_larger_than_the_window(parent
     assert only(parent.report(2), ev.SendMerged).commit == 62
 
 
-def test_after_a_sum_the_next_go_singly(parent_with: Any) -> None:
+def test_commits_after_acknowledged_sum_are_sent_singly(parent_with: Any) -> None:
     """After a sum was acknowledged, further commits are sent singly."""
     parent = parent_with(window_bytes=ONE)
-    late(parent, 5)
+    fill_link_then_acknowledge(parent, 5)
     parent.report(6)
-    assert fed(parent.commit()) == [7]
+    assert sent_commits(parent.commit()) == [7]
 
 
-def test_a_sum_says_how_far_each_origin_is_in_it(parent_with: Any, make: Any) -> None:
+def test_sum_has_newest_seq_of_each_origin(parent_with: Any, make: Any) -> None:
     """A sum has each origin's newest sequence number, also from sums inside it."""
     parent = parent_with(window_bytes=1)
     parent.append(make.merged(0, 4, [(7, 2), (8, 3)]))
@@ -282,9 +284,7 @@ def test_a_sum_says_how_far_each_origin_is_in_it(parent_with: Any, make: Any) ->
     assert dict(merged.last) == {7: 2, 8: 4, 9: 1}
 
 
-def test_what_came_as_a_sum_goes_on_as_one_to_whoever_is_where_it_begins(
-    parent: Any, make: Any
-) -> None:
+def test_received_sum_is_forwarded_unchanged(parent: Any, make: Any) -> None:
     """A received sum is passed on as it is to each child that has the commits before it."""
     parent.commit(2)
     parent.attach(2, node=5)
@@ -296,19 +296,19 @@ def test_what_came_as_a_sum_goes_on_as_one_to_whoever_is_where_it_begins(
     assert sent(effects, MergedRange, 6) == [merged]  # after the second commit
 
 
-def test_whoever_is_inside_of_a_sum_takes_a_snapshot(parent: Any, make: Any) -> None:
+def test_child_at_commit_inside_sum_gets_snapshot(parent: Any, make: Any) -> None:
     """A child whose commit lies inside a sum in the log gets a snapshot."""
     parent.append(make.merged(0, 6))
     (answer,) = sent(parent.attach(3), AttachReply)
     assert (answer.snapshot, answer.base) == (True, 6)
 
 
-def test_whoever_holds_chunks_gets_a_sum_like_anybody(parent: Any, make: Any) -> None:
+def test_child_with_snapshot_fetch_gets_sums(parent: Any, make: Any) -> None:
     """A fetching child gets sums, too; it requests chunks with part of a sum again."""
     parent.commit(2)
     parent.append(make.merged(2, 6))
     effects = parent.attach(1, whole=False, catching=True)
-    assert fed(effects) == [2]
+    assert sent_commits(effects) == [2]
     assert [merged.commit for merged in sent(effects, MergedRange)] == [6]
     assert sent(effects, SnapshotRequired) == []
 
@@ -316,19 +316,19 @@ def test_whoever_holds_chunks_gets_a_sum_like_anybody(parent: Any, make: Any) ->
 # -- falling behind ----------------------------------------------------------------------------
 
 
-def test_whoever_the_log_leaves_behind_takes_a_snapshot(parent_with: Any) -> None:
+def test_attached_child_behind_log_is_sent_snapshot_required(parent_with: Any) -> None:
     """A child that the log no longer reaches is sent SnapshotRequired, and then later commits."""
     parent = parent_with(log_bytes=2 * ONE, window_bytes=2 * ONE)
     parent.attach()
     parent.commit(2)
     effects = parent.commit(4)
     assert sent(effects, SnapshotRequired) == [SnapshotRequired(6, [(9, 6)])]
-    assert fed(effects) == []
+    assert sent_commits(effects) == []
     parent.report(2)
-    assert fed(parent.commit()) == [7]
+    assert sent_commits(parent.commit()) == [7]
 
 
-def test_who_is_behind_itself_promises_no_snapshot(parent_with: Any) -> None:
+def test_parent_without_replica_sends_no_snapshot_required(parent_with: Any) -> None:
     """A parent without a replica does not send SnapshotRequired until it has one."""
     parent = parent_with(log_bytes=2 * ONE, window_bytes=2 * ONE)
     parent.attach()
@@ -343,7 +343,7 @@ def test_who_is_behind_itself_promises_no_snapshot(parent_with: Any) -> None:
 # -- resend requests and states ----------------------------------------------------------------
 
 
-def test_an_origin_is_asked_for_again_each_time_later(parent: Any) -> None:
+def test_wait_between_resend_requests_doubles(parent: Any) -> None:
     """The time between resend requests doubles, as updates under way show the same gap."""
     child, now_s, waits = parent.child(), 0.0, []
     assert parent.children.request_resend(child, 7, 3, now_s) == [ev.Send(5, ResendRequest(7))]
@@ -356,7 +356,7 @@ def test_an_origin_is_asked_for_again_each_time_later(parent: Any) -> None:
     assert waits[-1] == AGAIN_LONGEST_S
 
 
-def test_an_origin_that_answered_is_asked_at_once_after_the_next_gap(parent: Any) -> None:
+def test_gap_after_newer_commits_requests_resend_at_once(parent: Any) -> None:
     """A gap after newer commits of the origin, or of another origin, causes a request at once."""
     child = parent.child()
     parent.children.request_resend(child, 7, 3, 1.0)
@@ -367,7 +367,7 @@ def test_an_origin_that_answered_is_asked_at_once_after_the_next_gap(parent: Any
     ]
 
 
-def test_the_state_says_what_was_sent_and_what_came(parent: Any, make: Any) -> None:
+def test_state_has_newest_commit_sent_and_bytes_received(parent: Any, make: Any) -> None:
     """A state has the newest commit sent, the bytes received so far and the bytes forwarded."""
     parent.attach()
     child = parent.child()
@@ -384,7 +384,7 @@ def test_the_state_says_what_was_sent_and_what_came(parent: Any, make: Any) -> N
     assert state.bytes_received == 2 * (HEADER_BYTES + 5)
 
 
-def test_the_state_says_how_long_updates_wait(parent_with: Any, make: Any) -> None:
+def test_state_wait_ms_is_longest_link_delay_beyond_queue_s(parent_with: Any, make: Any) -> None:
     """``wait_ms`` is the longest delay of any link, here or further up, beyond QUEUE_S."""
     parent = parent_with(window_bytes=2 * ONE)
     parent.attach()
@@ -405,7 +405,7 @@ def test_the_state_says_how_long_updates_wait(parent_with: Any, make: Any) -> No
     assert tells(make.state(wait_ms=9000), 4.0) == 9000
 
 
-def test_the_state_goes_to_each_with_what_was_heard_of_it(parent: Any, make: Any) -> None:
+def test_state_acknowledges_each_childs_own_stamp(parent: Any, make: Any) -> None:
     """Each child's state acknowledges that child's own newest stamp."""
     parent.attach(node=5)
     parent.attach(node=6)
@@ -416,7 +416,7 @@ def test_the_state_goes_to_each_with_what_was_heard_of_it(parent: Any, make: Any
     assert parent.children.tick(make.state(), 2.0) == []
 
 
-def test_a_report_is_answered_with_the_state_but_not_too_often(parent: Any, make: Any) -> None:
+def test_heartbeats_are_answered_at_most_once_per_routine_spacing(parent: Any, make: Any) -> None:
     """Heartbeats are answered with a state, at most once per ROUTINE_SPACING_S."""
     parent.attach()
     parent.children.tick(make.state(), 1.0)
@@ -431,7 +431,7 @@ def test_a_report_is_answered_with_the_state_but_not_too_often(parent: Any, make
     assert [s.stamp for s in sent(effects, State)] == [3]
 
 
-def test_urgent_news_go_sooner(parent: Any, make: Any) -> None:
+def test_urgent_state_is_sent_after_state_spacing_s(parent: Any, make: Any) -> None:
     """An urgent state is sent after STATE_SPACING_S."""
     parent.attach()
     parent.children.tick(make.state(), 1.0)
@@ -441,7 +441,7 @@ def test_urgent_news_go_sooner(parent: Any, make: Any) -> None:
     assert sent(parent.children.tick(make.state(), 1.0 + STATE_SPACING_S), State)
 
 
-def test_many_bytes_are_acknowledged_soon(parent: Any, make: Any) -> None:
+def test_many_unacknowledged_bytes_make_state_urgent(parent: Any, make: Any) -> None:
     """A state is urgent if PROMPT_ACK_BYTES are not acknowledged."""
     parent.attach()
     child = parent.child()
@@ -453,7 +453,7 @@ def test_many_bytes_are_acknowledged_soon(parent: Any, make: Any) -> None:
     assert state.bytes_forwarded == PROMPT_ACK_BYTES
 
 
-def test_a_new_state_goes_to_all(parent: Any, make: Any) -> None:
+def test_announced_state_is_sent_to_all_children(parent: Any, make: Any) -> None:
     """An announced state is sent to all children, even before they have attached."""
     parent.child(5)
     parent.child(6)

@@ -9,7 +9,7 @@ import pytest
 from sparkstrom.codec.messages import Commit, MergedRange, SnapshotRequired
 from sparkstrom.protocol.common import events_and_effects as ev
 from sparkstrom.protocol.common.flow_control import HEADER_BYTES
-from tests.unit.protocol.parents import CHUNK_BYTES, ONE, Parent, fed
+from tests.unit.protocol.parents import CHUNK_BYTES, ONE, Parent, sent_commits
 from tests.unit.protocol.spoken import every, only, sent
 
 CHUNK = HEADER_BYTES + CHUNK_BYTES
@@ -23,7 +23,7 @@ def chunks(effects: list[ev.Effect], node: int = 5) -> list[int]:
 # -- chunks ------------------------------------------------------------------------------------
 
 
-def test_chunks_go_as_the_link_takes_them_and_each_once(parent_with: Any) -> None:
+def test_requested_chunks_are_sent_once_each_within_window(parent_with: Any) -> None:
     """Requested chunks are sent once each, as far as the window allows."""
     parent = parent_with(window_bytes=5 * CHUNK // 2)
     parent.attach(whole=False)
@@ -34,7 +34,7 @@ def test_chunks_go_as_the_link_takes_them_and_each_once(parent_with: Any) -> Non
     assert chunks(parent.report(0)) == []
 
 
-def test_a_chunk_comes_after_every_commit_that_may_be_in_it(parent_with: Any) -> None:
+def test_all_commits_so_far_are_sent_before_chunk(parent_with: Any) -> None:
     """All commits up to now are sent before a chunk, because the chunk may contain them."""
     parent = parent_with(window_bytes=CHUNK)
     parent.attach(whole=False)
@@ -46,9 +46,7 @@ def test_a_chunk_comes_after_every_commit_that_may_be_in_it(parent_with: Any) ->
     assert kinds == [*[Commit] * 3, ev.SendChunk]
 
 
-def test_what_is_applied_goes_as_a_sum_before_a_chunk_and_the_rest_singly(
-    parent_with: Any, make: Any
-) -> None:
+def test_only_applied_commits_are_summed_before_chunk(parent_with: Any, make: Any) -> None:
     """Before a chunk, only applied commits go as a sum, so that no chunk contains part of it."""
     parent = parent_with(window_bytes=ONE)
     parent.attach(whole=False)
@@ -59,11 +57,11 @@ def test_what_is_applied_goes_as_a_sum_before_a_chunk_and_the_rest_singly(
     parent.asks(1)
     effects = parent.report(0)
     assert (only(effects, ev.SendMerged).after, only(effects, ev.SendMerged).commit) == (0, 5)
-    assert fed(effects) == [6, 7, 8]
+    assert sent_commits(effects) == [6, 7, 8]
     assert isinstance(effects[-1], ev.SendChunk)
 
 
-def test_as_many_chunks_go_as_weigh_what_went_before_them(parent_with: Any, make: Any) -> None:
+def test_chunks_may_equal_bytes_of_commits_before_them(parent_with: Any, make: Any) -> None:
     """Chunks may equal the commits before them in bytes, so they get through on a busy link."""
     parent = parent_with(window_bytes=CHUNK)
     parent.attach(whole=False)
@@ -72,12 +70,12 @@ def test_as_many_chunks_go_as_weigh_what_went_before_them(parent_with: Any, make
         parent.asks(index)
     parent.append(make.committed(1, payload=b"x" * 3 * CHUNK))
     effects = parent.report(0)
-    assert fed(effects) == [1]
+    assert sent_commits(effects) == [1]
     assert chunks(effects) == [1, 2, 3]
 
 
 @pytest.mark.parametrize("applied", [5, 6])
-def test_no_chunk_of_a_replica_that_has_not_applied_what_came_as_a_sum(
+def test_no_chunk_is_sent_while_received_sum_is_partly_applied(
     parent: Any, make: Any, applied: int
 ) -> None:
     """No chunk is sent while the replica has applied only part of a sum in the log."""
@@ -89,7 +87,9 @@ def test_no_chunk_of_a_replica_that_has_not_applied_what_came_as_a_sum(
     assert chunks(effects) == ([0] if applied == 6 else [])
 
 
-def test_no_chunk_from_inside_of_a_sum_that_the_child_was_sent(parent_with: Any, make: Any) -> None:
+def test_no_chunk_is_sent_while_sum_sent_to_child_is_partly_applied(
+    parent_with: Any, make: Any
+) -> None:
     """No chunk is sent while it would contain only part of a sum that the child was sent."""
     parent = parent_with(window_bytes=ONE)
     parent.attach(whole=False)
@@ -103,7 +103,7 @@ def test_no_chunk_from_inside_of_a_sum_that_the_child_was_sent(parent_with: Any,
     assert chunks(parent.children.feed_all(0.0)) == [0]
 
 
-def test_no_chunk_of_a_replica_that_is_being_replaced(parent: Any) -> None:
+def test_no_chunk_is_sent_while_replica_is_being_replaced(parent: Any) -> None:
     parent.attach(whole=False)
     parent.history.whole = False
     assert parent.asks(0) == []
@@ -111,7 +111,7 @@ def test_no_chunk_of_a_replica_that_is_being_replaced(parent: Any) -> None:
     assert chunks(parent.children.feed_all(0.0)) == [0]
 
 
-def test_another_snapshot_is_asked_for_anew(parent_with: Any) -> None:
+def test_snapshot_required_discards_queued_chunk_requests(parent_with: Any) -> None:
     """SnapshotRequired discards the child's queued requests for chunks of the former snapshot."""
     parent = parent_with(window_bytes=CHUNK, log_bytes=2 * ONE)
     parent.attach(whole=False)
@@ -127,7 +127,7 @@ def test_another_snapshot_is_asked_for_anew(parent_with: Any) -> None:
 CHILDREN = 1000
 
 
-def crowd(parent: Parent) -> Parent:
+def attach_many_children(parent: Parent) -> Parent:
     """Attach 1000 children."""
     for node in range(CHILDREN):
         parent.attach(node=node)
@@ -139,9 +139,9 @@ def under_way(parent: Parent) -> int:
     return sum(child.link.under_way for child in parent.children.by_node.values())
 
 
-def test_a_thousand_children_cost_no_more_than_was_said(parent_with: Any) -> None:
+def test_bytes_under_way_to_all_children_stay_within_memory_limit(parent_with: Any) -> None:
     """The bytes under way to a thousand children use the memory limit fully and never exceed it."""
-    parent = crowd(parent_with(total_bytes=40 * ONE))
+    parent = attach_many_children(parent_with(total_bytes=40 * ONE))
     for round_ in range(10):
         parent.commit(3)
         assert 39 * ONE <= under_way(parent) <= 40 * ONE
@@ -150,9 +150,9 @@ def test_a_thousand_children_cost_no_more_than_was_said(parent_with: Any) -> Non
         assert 39 * ONE <= under_way(parent) <= 40 * ONE
 
 
-def test_everybody_gets_a_turn(parent_with: Any) -> None:
+def test_all_children_are_served_in_turn_at_memory_limit(parent_with: Any) -> None:
     """Every child is served in turn, although there are always more commits for the first ones."""
-    parent = crowd(parent_with(total_bytes=40 * ONE, n_params=1))
+    parent = attach_many_children(parent_with(total_bytes=40 * ONE, n_params=1))
     way = [send.to for send in every(parent.commit(40), ev.Send)]
     served = set(way)
     for _ in range(2 * CHILDREN):
@@ -165,7 +165,7 @@ def test_everybody_gets_a_turn(parent_with: Any) -> None:
     assert len(served) == CHILDREN
 
 
-def test_a_message_that_needs_all_the_room_gets_it_in_its_turn(parent_with: Any, make: Any) -> None:
+def test_message_above_memory_limit_is_sent_in_its_turn(parent_with: Any, make: Any) -> None:
     """A message that needs all the memory gets it in its turn, despite many small messages."""
     parent = parent_with(total_bytes=10 * ONE)
     big = make.committed(1, payload=b"x" * 20 * ONE)
@@ -182,21 +182,21 @@ def test_a_message_that_needs_all_the_room_gets_it_in_its_turn(parent_with: Any,
     assert got
 
 
-def test_what_is_under_way_to_a_child_that_left_takes_no_room(parent_with: Any) -> None:
+def test_bytes_under_way_to_removed_child_free_memory(parent_with: Any) -> None:
     """Bytes under way to a removed child no longer count towards the memory limit."""
     parent = parent_with(total_bytes=2 * ONE)
     parent.attach(node=5)
     parent.attach(node=6)
-    assert fed(parent.commit(2), 5) == [1, 2]
-    assert fed(parent.children.feed_all(0.0), 6) == []
+    assert sent_commits(parent.commit(2), 5) == [1, 2]
+    assert sent_commits(parent.children.feed_all(0.0), 6) == []
     parent.children.disown(5)
-    assert fed(parent.children.feed_all(0.0), 6) == [1, 2]
+    assert sent_commits(parent.children.feed_all(0.0), 6) == [1, 2]
 
 
-def test_an_acknowledgement_lets_those_go_on_who_wait_for_memory(parent_with: Any) -> None:
+def test_acknowledgement_lets_other_child_waiting_for_memory_proceed(parent_with: Any) -> None:
     """An acknowledgement of one child lets another child be served that waited for memory."""
     parent = parent_with(total_bytes=2 * ONE)
     parent.attach(node=5)
     parent.attach(node=6)
     parent.commit(2)
-    assert fed(parent.report(2, node=5), 6) == [1, 2]
+    assert sent_commits(parent.report(2, node=5), 6) == [1, 2]

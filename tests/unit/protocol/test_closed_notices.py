@@ -7,53 +7,53 @@ from typing import Any
 import pytest
 
 from sparkstrom.codec.messages import Disown, IdClosed, State
-from tests.unit.protocol.meshes import host, keep_alive, lose
-from tests.unit.protocol.spoken import answers, sent
+from tests.unit.protocol.meshes import expire_lease, host, keep_alive
+from tests.unit.protocol.spoken import sent, sent_by_master
 
 
-def test_the_closed_one_and_its_parent_are_told_for_two_leases(mesh_of: Any) -> None:
+def test_closed_id_and_former_parent_get_notices_for_two_leases(make_mesh: Any) -> None:
     """The closed id's process and its former parent get notices, repeated for two leases."""
-    master = mesh_of(8)
+    master = make_mesh(8)
     master.hear(1, master.make.update(7, 1))
     edge = master.member(7).order.edge
-    effects = lose(master, 3, 7)
-    assert answers(effects, Disown, host(3))[0] == Disown(7, edge)
-    closed = answers(effects, IdClosed, host(7))[0]
+    effects = expire_lease(master, 3, 7)
+    assert sent_by_master(effects, Disown, host(3))[0] == Disown(7, edge)
+    closed = sent_by_master(effects, IdClosed, host(7))[0]
     assert (closed.node, closed.seq, closed.free) == (7, 1, True)
     (state, *_) = sent(keep_alive(master, 2.0), State, 1)
     assert state.closed == [7]
     later = keep_alive(master, 16.0)
-    assert len(answers(later, IdClosed, host(7))) > 20
-    assert answers(keep_alive(master, 4.0), IdClosed) != []
-    assert answers(keep_alive(master, 10.0), IdClosed) == []
+    assert len(sent_by_master(later, IdClosed, host(7))) > 20
+    assert sent_by_master(keep_alive(master, 4.0), IdClosed) != []
+    assert sent_by_master(keep_alive(master, 10.0), IdClosed) == []
     assert master.machine.notices.by_node == {}
 
 
-def closed_in_vain(mesh_of: Any) -> Any:
+def close_node_until_notices_expire(mesh_of: Any) -> Any:
     """Close node 7 and let all notices expire, as if lost: its parent still has it."""
     master = mesh_of(8)
-    lose(master, 3, 7)
+    expire_lease(master, 3, 7)
     keep_alive(master, 32.0)
     assert master.machine.notices.by_node == {}
     return master
 
 
 @pytest.mark.parametrize("speaks", ["update", "report"])
-def test_who_goes_on_under_a_closed_id_is_told_again(mesh_of: Any, speaks: str) -> None:
+def test_message_under_closed_id_restarts_notices(make_mesh: Any, speaks: str) -> None:
     """An update or status under a closed id starts the notices again."""
-    master = closed_in_vain(mesh_of)
+    master = close_node_until_notices_expire(make_mesh)
     says = {"update": master.make.update(7, 1), "report": master.make.report(master.make.status(7))}
     master.hear(1, says[speaks])
     effects = keep_alive(master, 2.0)
-    assert answers(effects, IdClosed, host(7))[0].node == 7
+    assert sent_by_master(effects, IdClosed, host(7))[0].node == 7
     assert sent(effects, State, 1)[0].closed == [7]
-    assert answers(keep_alive(master, 32.0), IdClosed)[-1].node == 7
-    assert answers(keep_alive(master, 10.0), IdClosed) == []
+    assert sent_by_master(keep_alive(master, 32.0), IdClosed)[-1].node == 7
+    assert sent_by_master(keep_alive(master, 10.0), IdClosed) == []
 
 
-def test_what_is_heard_late_of_one_that_is_back_is_no_news(mesh_of: Any) -> None:
+def test_late_update_of_rejoined_process_starts_no_notices(make_mesh: Any) -> None:
     """A late update under the old id of a process that has rejoined starts no notices."""
-    master = closed_in_vain(mesh_of)
+    master = close_node_until_notices_expire(make_mesh)
     master.join(6, count=2, executor="e6")
     master.hear(1, master.make.update(7, 1))
     assert master.machine.notices.by_node == {}

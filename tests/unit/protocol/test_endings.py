@@ -15,13 +15,13 @@ WIRE = {
 }
 
 
-def test_the_codes_on_the_wire_are_fixed_and_each_ending_has_one() -> None:
+def test_each_ending_has_fixed_text_on_wire() -> None:
     """Each ending but OTHER has a fixed text, from which it is decoded."""
     assert {text: TaskEnding.from_text(text) for text in WIRE} == WIRE
     assert set(TaskEnding) - set(WIRE.values()) == {TaskEnding.OTHER}
 
 
-def test_a_text_that_only_resembles_a_code_is_none() -> None:
+def test_similar_text_is_decoded_as_other() -> None:
     """Any other text, however similar, is decoded as OTHER."""
     for text in ("done.", "Done", "its lease ran out after 3 s", "silent for 3.0 s (lease 10 s)"):
         assert TaskEnding.from_text(text) is TaskEnding.OTHER

@@ -35,7 +35,7 @@ def commits(entries: Any) -> list[int]:
 # -- the log -----------------------------------------------------------------------------------
 
 
-def test_the_oldest_commits_leave_a_full_log(make: Any) -> None:
+def test_full_log_drops_oldest_commits(make: Any) -> None:
     log = filled(make, 5, 3 * ONE)
     assert (log.base, log.head, log.bytes) == (2, 5, 3 * ONE)
     assert [log.reaches(commit) for commit in (1, 2, 5)] == [False, True, True]
@@ -43,7 +43,7 @@ def test_the_oldest_commits_leave_a_full_log(make: Any) -> None:
     assert log.entry_after(3).commit == 4
 
 
-def test_a_log_takes_one_commit_of_any_size(make: Any) -> None:
+def test_log_accepts_commit_larger_than_its_limit(make: Any) -> None:
     log = Log(1)
     log.append(make.committed(1, payload=b"x" * 100))
     assert (log.base, log.head) == (0, 1)
@@ -52,19 +52,19 @@ def test_a_log_takes_one_commit_of_any_size(make: Any) -> None:
 
 
 @pytest.mark.parametrize("entry", [("committed", 4), ("merged", 3, 5), ("merged", 1, 4)])
-def test_a_log_has_no_gaps(make: Any, entry: tuple[Any, ...]) -> None:
+def test_append_with_gap_or_overlap_fails(make: Any, entry: tuple[Any, ...]) -> None:
     kind, *numbers = entry
     with pytest.raises(AssertionError, match="no gaps"):
         filled(make, 2).append(getattr(make, kind)(*numbers))
 
 
-def test_it_is_known_what_is_missing_costs(make: Any) -> None:
+def test_bytes_after_is_size_of_later_entries(make: Any) -> None:
     """``bytes_after`` is the size of all entries after a commit."""
     log = filled(make, 5, 3 * ONE)
     assert [log.bytes_after(commit) for commit in (2, 3, 5, 9)] == [3 * ONE, 2 * ONE, 0, 0]
 
 
-def test_nobody_is_served_from_inside_of_a_sum(make: Any) -> None:
+def test_log_does_not_reach_commits_inside_sum(make: Any) -> None:
     """The log reaches back to the boundaries of a sum, but not to commits inside it."""
     log = filled(make, 2)
     log.append(make.merged(2, 5))
@@ -74,7 +74,7 @@ def test_nobody_is_served_from_inside_of_a_sum(make: Any) -> None:
     assert preceding_commit(log.entry_after(2)) == 2
 
 
-def test_a_sum_leaves_a_full_log_as_a_whole(make: Any) -> None:
+def test_full_log_drops_whole_sum(make: Any) -> None:
     """A sum is dropped from a full log as a whole."""
     log = Log(2 * ONE)
     for entry in (make.merged(0, 5), make.committed(6), make.committed(7)):
@@ -94,14 +94,14 @@ def history(make: Any, *keys: tuple[int, int]) -> History:
     return made
 
 
-def test_how_far_every_origin_was_at_any_commit_that_the_log_holds(make: Any) -> None:
+def test_last_seqs_at_returns_newest_seqs_at_any_commit_in_log(make: Any) -> None:
     """``last_seqs_at`` returns each origin's newest sequence number at any commit in the log."""
     made = history(make, (1, 1), (2, 1), (1, 2), (1, 3))
     tables = [dict(made.last_seqs_at(base)) for base in range(5)]
     assert tables == [{1: 0, 2: 0}, {1: 1, 2: 0}, {1: 1, 2: 1}, {1: 2, 2: 1}, {1: 3, 2: 1}]
 
 
-def test_a_sums_table_counts_and_one_from_before_it_does_not_go_beyond(make: Any) -> None:
+def test_last_seqs_at_includes_sums_but_fails_before_them(make: Any) -> None:
     """Sequence numbers in a sum count; those at a commit before the sum cannot be computed."""
     made = history(make, (1, 1), (2, 1))
     made.append(make.merged(2, 6, [(1, 4), (3, 1)]))
@@ -112,7 +112,7 @@ def test_a_sums_table_counts_and_one_from_before_it_does_not_go_beyond(make: Any
         made.last_seqs_at(2)
 
 
-def test_a_copy_goes_on_from_what_is_applied_and_still_held_singly(make: Any) -> None:
+def test_base_is_newest_of_applied_log_base_and_last_sum(make: Any) -> None:
     """``base`` is the newest of the applied commit, the log's base and the last sum."""
     made = history(make, (1, 1), (1, 2))
     assert made.base == 0
@@ -126,7 +126,7 @@ def test_a_copy_goes_on_from_what_is_applied_and_still_held_singly(make: Any) ->
     assert made.base == 9
 
 
-def test_after_a_snapshot_the_past_is_another(make: Any) -> None:
+def test_restart_at_empties_log_and_takes_snapshot_seqs(make: Any) -> None:
     """``restart_at`` empties the log and takes the sequence numbers of the snapshot."""
     made = history(make, (1, 1), (1, 2))
     made.whole = True
@@ -137,7 +137,7 @@ def test_after_a_snapshot_the_past_is_another(make: Any) -> None:
     assert made.last_seqs_at(9) == [(1, 5), (2, 4)]
 
 
-def test_the_newest_seqs_among_some_commits(make: Any) -> None:
+def test_last_seqs_of_returns_newest_seq_of_each_origin(make: Any) -> None:
     """``last_seqs_of`` returns each origin's newest sequence number, also from sums."""
     entries = [
         make.committed(1, 1, seq=1),

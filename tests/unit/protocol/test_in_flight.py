@@ -29,7 +29,7 @@ def keys(uplink: InFlight) -> list[tuple[int, int]]:
     return [(update.origin, update.seq) for update in uplink.uncommitted]
 
 
-def test_each_update_is_struck_once(make: Any) -> None:
+def test_acknowledge_removes_update_once(make: Any) -> None:
     """An acknowledged update is removed and returned once."""
     uplink = filled(make, 2)
     struck = uplink.acknowledge(1, 1, 0.0)
@@ -39,12 +39,12 @@ def test_each_update_is_struck_once(make: Any) -> None:
     assert (keys(uplink), len(uplink), uplink.bytes) == ([(1, 2)], 1, HEADER_BYTES + 4)
 
 
-def test_seqs_have_no_gaps(make: Any) -> None:
+def test_add_with_seq_gap_fails(make: Any) -> None:
     with pytest.raises(AssertionError, match="no gaps"):
         filled(make, 1).add(make.update(1, 3), 0.0)
 
 
-def test_an_empty_window_takes_one_update_of_any_size(make: Any) -> None:
+def test_empty_window_takes_update_of_any_size(make: Any) -> None:
     uplink = InFlight(1)
     assert uplink.has_room()
     uplink.add(make.update(1, 1), 0.0)
@@ -53,7 +53,7 @@ def test_an_empty_window_takes_one_update_of_any_size(make: Any) -> None:
     assert uplink.has_room()
 
 
-def test_a_table_strikes_everything_up_to_its_seqs(make: Any) -> None:
+def test_acknowledge_up_to_removes_only_updates_under_own_ids(make: Any) -> None:
     """A table of sequence numbers removes all updates of this process up to those numbers."""
     uplink = filled(make, 4)
     uplink.acknowledge_up_to([(1, 3), (7, 9)], {1}, 0.0)
@@ -62,7 +62,7 @@ def test_a_table_strikes_everything_up_to_its_seqs(make: Any) -> None:
     assert keys(uplink) == [(1, 4)]
 
 
-def test_under_a_new_id_only_what_was_not_committed_gets_new_numbers(make: Any) -> None:
+def test_new_id_renumbers_only_uncommitted_updates(make: Any) -> None:
     """Under a new id, uncommitted updates are renumbered from 1; committed ones are not."""
     uplink = filled(make, 4)
     uplink.renumber({1: 2}, 5, 0.0)
@@ -72,7 +72,7 @@ def test_under_a_new_id_only_what_was_not_committed_gets_new_numbers(make: Any) 
     assert [update.batch for update in uplink.uncommitted] == [1, 2, 3, 4]
 
 
-def test_an_id_that_was_never_heard_of_moves_nothing(make: Any) -> None:
+def test_unknown_closed_id_has_no_updates_to_renumber(make: Any) -> None:
     """A closed id that the node never learned of has no updates to renumber.
 
     The node was evicted as 1, admitted as 5 without learning that, and admitted as 6.
@@ -82,7 +82,7 @@ def test_an_id_that_was_never_heard_of_moves_nothing(make: Any) -> None:
     assert keys(uplink) == [(1, 1), (6, 1), (6, 2)]
 
 
-def test_a_second_return_moves_what_the_first_one_moved(make: Any) -> None:
+def test_second_renumbering_includes_updates_of_first(make: Any) -> None:
     """A second return renumbers the updates that the first return had renumbered."""
     uplink = filled(make, 3)
     uplink.renumber({1: 1}, 5, 0.0)
@@ -91,14 +91,14 @@ def test_a_second_return_moves_what_the_first_one_moved(make: Any) -> None:
     assert uplink.last_seq == 1
 
 
-def test_the_first_id_moves_nothing(make: Any) -> None:
+def test_first_id_has_no_updates_to_renumber(make: Any) -> None:
     """The first id has no updates to renumber."""
     uplink = InFlight(100)
     uplink.renumber({}, 1, 0.0)
     assert (uplink.last_seq, keys(uplink)) == (0, [])
 
 
-def test_repeats_keep_a_distance_unless_forced(make: Any) -> None:
+def test_second_resend_within_again_least_s_is_empty_unless_forced(make: Any) -> None:
     """A second resend within AGAIN_LEAST_S returns nothing, unless it is forced."""
     uplink = filled(make, 2)
     assert len(uplink.updates_to_resend(1, 1.0)) == 2
@@ -107,7 +107,7 @@ def test_repeats_keep_a_distance_unless_forced(make: Any) -> None:
     assert len(uplink.updates_to_resend(1, 1.0 + 2 * AGAIN_LEAST_S)) == 2
 
 
-def test_where_a_round_takes_long_repeats_keep_a_longer_distance(make: Any) -> None:
+def test_slow_commits_lengthen_distance_between_resends(make: Any) -> None:
     """Resends are ROUNDS commit times apart, as updates under way show the same gap."""
     uplink = filled(make, 2)
     uplink.acknowledge(1, 1, 20.0)
@@ -129,14 +129,14 @@ def waits(uplink: InFlight, count: int, now_s: float = 0.0) -> list[float]:
     return out
 
 
-def test_what_is_overdue_is_so_each_time_later(make: Any) -> None:
+def test_overdue_wait_doubles_up_to_retry_longest_s(make: Any) -> None:
     """The time until updates count as lost doubles from RETRY_LEAST_S to RETRY_LONGEST_S."""
     found = waits(filled(make, 2), 6)
     assert found[:3] == [RETRY_LEAST_S * 2**i for i in range(3)]
     assert found[-1] == RETRY_LONGEST_S
 
 
-def test_nothing_is_overdue_before_several_rounds_have_passed(make: Any) -> None:
+def test_update_is_not_overdue_before_several_commit_times(make: Any) -> None:
     """If a commit took a minute, the next update counts as lost only after ROUNDS minutes."""
     uplink = filled(make, 2)
     uplink.acknowledge(1, 1, 60.0)
@@ -144,14 +144,14 @@ def test_nothing_is_overdue_before_several_rounds_have_passed(make: Any) -> None
     assert uplink.is_overdue(60.0 + ROUNDS * 60.0)
 
 
-def test_where_a_round_takes_long_no_wait_is_shorter_than_some_of_them(make: Any) -> None:
+def test_overdue_wait_is_never_below_several_commit_times(make: Any) -> None:
     """If commits take long, no wait is shorter than ROUNDS commit times."""
     uplink = filled(make, 2)
     uplink.acknowledge(1, 1, 60.0)
     assert min(waits(uplink, 4, 60.0)) >= ROUNDS * 60.0
 
 
-def test_nothing_is_overdue_while_what_was_sent_arrives(make: Any) -> None:
+def test_update_is_not_overdue_while_its_parts_arrive(make: Any) -> None:
     """An update that takes ten minutes to transmit is not overdue while parts of it arrive."""
     uplink = filled(make, 1)
     for now_s in range(0, 600, 5):
@@ -161,7 +161,7 @@ def test_nothing_is_overdue_while_what_was_sent_arrives(make: Any) -> None:
     assert uplink.is_overdue(595.0 + RETRY_LEAST_S)
 
 
-def test_a_commit_begins_the_wait_anew(make: Any) -> None:
+def test_commit_restarts_overdue_wait(make: Any) -> None:
     """A commit restarts the wait for the others; without uncommitted updates nothing is overdue."""
     uplink = filled(make, 3)
     waits(uplink, 3)
@@ -172,7 +172,7 @@ def test_a_commit_begins_the_wait_anew(make: Any) -> None:
     assert not uplink.is_overdue(10_000.0)  # nothing is uncommitted
 
 
-def test_an_update_from_before_a_return_says_nothing_of_a_round(make: Any) -> None:
+def test_renumbered_updates_do_not_measure_commit_time(make: Any) -> None:
     """Updates made before a return are not used to measure the time to commit."""
     uplink = filled(make, 2)
     uplink.renumber({1: 1}, 5, 50.0)
@@ -181,7 +181,7 @@ def test_an_update_from_before_a_return_says_nothing_of_a_round(make: Any) -> No
     assert uplink.round_s == 0.0
 
 
-def test_progress_is_a_commit_or_the_first_of_a_new_list(make: Any) -> None:
+def test_progress_s_is_last_commit_or_first_new_update(make: Any) -> None:
     """``progress_s``: the last commit, or the first update added after all were committed."""
     uplink = filled(make, 1)
     uplink.acknowledge(1, 1, 3.0)

@@ -17,7 +17,7 @@ from sparkstrom.codec.messages import (
     hash_optimizer_copy,
 )
 from sparkstrom.protocol.common import events_and_effects as ev
-from tests.unit.protocol.spoken import answers, only, sent
+from tests.unit.protocol.spoken import only, sent, sent_by_master
 
 ONE, ALL = ev.OptimizerCopyRequest(), ev.OptimizerCopyRequest(everybody=True)
 
@@ -29,7 +29,7 @@ def chunk(content: bytes) -> OptimizerChunk:
     )
 
 
-def audited(master: Any, *, lends: bool = True) -> list[ev.Effect]:
+def drain_and_audit(master: Any, *, lends: bool = True) -> list[ev.Effect]:
     """Stop and drain the fit, and let all report equal hashes; return the effects."""
     effects = master.step(ev.StopRequested("enough"))
     for node in (1, 2):
@@ -42,7 +42,7 @@ def audited(master: Any, *, lends: bool = True) -> list[ev.Effect]:
     return effects + master.tick(0.1)
 
 
-def both_lending(master: Any) -> Any:
+def train_with_two_sources(master: Any) -> Any:
     """Start training with both workers as sources; node 2 has taken more steps."""
     master.running()
     for node, steps in ((1, 5), (2, 7)):
@@ -50,13 +50,13 @@ def both_lending(master: Any) -> Any:
     return master
 
 
-def test_the_end_waits_until_all_are_there(master_with: Any) -> None:
+def test_end_of_fit_waits_for_all_optimizer_copies(master_with: Any) -> None:
     """A fit with a last checkpoint is done only after all optimizer states were copied."""
-    master = both_lending(master_with(last_copies=ALL))
-    asked = answers(audited(master), OptimizerRequest)
+    master = train_with_two_sources(master_with(last_copies=ALL))
+    asked = sent_by_master(drain_and_audit(master), OptimizerRequest)
     assert len(asked) == 1
     assert master.phase is Phase.AUDIT
-    assert answers(master.hear(2, chunk(b"b")), OptimizerRequest, "w0")
+    assert sent_by_master(master.hear(2, chunk(b"b")), OptimizerRequest, "w0")
     assert master.phase is Phase.AUDIT
     effects = master.hear(1, chunk(b"a"))
     assert only(effects, ev.OptimizerCopied).payloads == (b"b", b"a")
@@ -64,34 +64,34 @@ def test_the_end_waits_until_all_are_there(master_with: Any) -> None:
     assert master.machine.copies.copied == (b"b", b"a")
 
 
-def test_without_a_checkpoint_nobody_is_asked(master_with: Any) -> None:
+def test_fit_without_last_checkpoint_requests_no_optimizer_state(master_with: Any) -> None:
     """Without a last checkpoint, no optimizer state is requested."""
-    master = both_lending(master_with())
-    assert answers(audited(master), OptimizerRequest) == []
+    master = train_with_two_sources(master_with())
+    assert sent_by_master(drain_and_audit(master), OptimizerRequest) == []
     assert master.phase is Phase.DONE
 
 
-def test_who_can_lend_only_now_is_asked_now(master_with: Any) -> None:
+def test_source_that_appears_while_draining_is_used(master_with: Any) -> None:
     """A worker that becomes a source while the fit drains is asked then."""
     master = master_with(last_copies=ONE).running()
     master.step(ev.StopRequested("enough"))
-    assert answers(master.tick(0.1), OptimizerRequest) == []
+    assert sent_by_master(master.tick(0.1), OptimizerRequest) == []
     master.say(1, steps=3, lends=True)
-    assert answers(master.tick(0.1), OptimizerRequest, "w0")
+    assert sent_by_master(master.tick(0.1), OptimizerRequest, "w0")
 
 
-def test_where_nobody_can_lend_the_end_does_not_wait(master_with: Any) -> None:
+def test_fit_without_sources_ends_without_copies(master_with: Any) -> None:
     """Without any source, the fit ends without copies."""
     master = master_with(last_copies=ALL).running()
-    audited(master, lends=False)
+    drain_and_audit(master, lends=False)
     assert master.phase is Phase.DONE
 
 
 @pytest.mark.parametrize("wish", [ONE, ALL])
-def test_who_does_not_answer_holds_the_end_up_for_so_long(master_with: Any, wish: Any) -> None:
+def test_silent_source_does_not_block_end_of_fit(master_with: Any, wish: Any) -> None:
     """Each source that does not answer delays the end by a lease, and stays a member."""
-    master = both_lending(master_with(last_copies=wish))
-    audited(master)
+    master = train_with_two_sources(master_with(last_copies=wish))
+    drain_and_audit(master)
     waited_s = 0.0
     while master.phase is not Phase.DONE and waited_s < 100.0:
         for node in (1, 2):
@@ -104,15 +104,15 @@ def test_who_does_not_answer_holds_the_end_up_for_so_long(master_with: Any, wish
     assert master.machine.members.departures == []
 
 
-def test_what_is_on_its_way_ends_first_and_the_last_ones_are_new(master_with: Any) -> None:
+def test_copy_under_way_finishes_before_last_copies(master_with: Any) -> None:
     """A copy that is under way is finished first; the last copies are fetched after it."""
-    master = both_lending(master_with(last_copies=ALL))
+    master = train_with_two_sources(master_with(last_copies=ALL))
     master.step(ONE)
     master.tick()
-    audited(master)
+    drain_and_audit(master)
     effects = master.hear(2, chunk(b"x"))
     assert only(effects, ev.OptimizerCopied).payloads == (b"x",)
-    assert answers(effects, OptimizerRequest)
+    assert sent_by_master(effects, OptimizerRequest)
     assert master.phase is Phase.AUDIT
     master.hear(2, chunk(b"b"))
     master.hear(1, chunk(b"a"))
@@ -120,9 +120,9 @@ def test_what_is_on_its_way_ends_first_and_the_last_ones_are_new(master_with: An
     assert master.machine.copies.copied == (b"b", b"a")
 
 
-def test_a_wish_that_comes_late_gets_the_last_ones(master_with: Any) -> None:
+def test_late_copy_request_gets_last_copies(master_with: Any) -> None:
     """A request after the last copies returns those: the driver polls only now and then."""
-    master = both_lending(master_with(last_copies=ONE))
+    master = train_with_two_sources(master_with(last_copies=ONE))
     master.step(ev.StopRequested("enough"))
     master.tick(0.1)
     master.hear(2, chunk(b"b"))
@@ -130,13 +130,13 @@ def test_a_wish_that_comes_late_gets_the_last_ones(master_with: Any) -> None:
     assert sent(master.tick(0.1), OptimizerRequest) == []
 
 
-def test_a_chunk_that_is_coming_over_a_slow_link_is_not_asked_for_again(master_with: Any) -> None:
+def test_chunk_is_not_requested_again_while_its_parts_arrive(master_with: Any) -> None:
     """A chunk is not requested again while parts of it keep arriving."""
-    master = both_lending(master_with())
+    master = train_with_two_sources(master_with())
     master.step(ONE)
-    assert len(answers(master.tick(), OptimizerRequest)) == 1
+    assert len(sent_by_master(master.tick(), OptimizerRequest)) == 1
     for _ in range(5):
         master.step(ev.DataArriving(2, 1000), 1.0)
         master.say(1, lends=True)
-        assert answers(master.tick(), OptimizerRequest) == []
-    assert answers(master.tick(2.5), OptimizerRequest)
+        assert sent_by_master(master.tick(), OptimizerRequest) == []
+    assert sent_by_master(master.tick(2.5), OptimizerRequest)

@@ -19,7 +19,7 @@ from sparkstrom.codec.messages import (
 )
 from sparkstrom.protocol.common import events_and_effects as ev
 from sparkstrom.protocol.common.events_and_effects import IgnoreReason
-from tests.unit.protocol.spoken import aborted, answers, every, only, sent
+from tests.unit.protocol.spoken import every, only, only_abort, sent, sent_by_master
 
 # -- losing and returning ----------------------------------------------------------------------
 
@@ -32,22 +32,22 @@ def test_a_silent_node_is_evicted_and_noted(master: Any) -> None:
     assert master.machine.members.departures[0].node == 1
 
 
-def test_an_evicted_process_is_told_and_comes_back_under_another_id(master: Any, make: Any) -> None:
+def test_evicted_process_is_notified_and_rejoins_under_new_id(master: Any, make: Any) -> None:
     """An evicted process that joins is notified, and may join again under a new id."""
     master.running()
     master.hear(1, make.update(1, 1))
     master.evict(1)
-    (closed,) = answers(master.join(0), IdClosed)
+    (closed,) = sent_by_master(master.join(0), IdClosed)
     assert (closed.node, closed.seq, closed.free) == (1, 1, True)
     effects = master.enter(0, count=2, have=1, whole=True, ids=(1, 3))
-    (welcome,) = answers(effects, Welcome)
+    (welcome,) = sent_by_master(effects, Welcome)
     assert (welcome.node, welcome.closed) == (3, [(1, 1)])
     assert sent(effects, AttachReply, 3) == [AttachReply(base=1, snapshot=False, last=[])]
     assert master.hear(1, make.update(1, 2)) == []  # nothing of the old id is numbered
     assert master.machine.sequencer.head == 1
 
 
-def test_a_returner_gets_the_numbers_of_its_old_ids(master: Any, make: Any) -> None:
+def test_returned_process_gets_commits_of_old_id_without_payload(master: Any, make: Any) -> None:
     """A returned process gets the commits of its old id without payload."""
     master.running()
     master.hear(1, make.update(1, 1))
@@ -56,32 +56,32 @@ def test_a_returner_gets_the_numbers_of_its_old_ids(master: Any, make: Any) -> N
     assert [(c.origin, c.payload.data) for c in sent(effects, Commit, 3)] == [(1, b"")]
 
 
-def test_a_process_whose_partition_was_taken_over_fails(master: Any) -> None:
+def test_evicted_process_is_refused_if_partition_was_taken_over(master: Any) -> None:
     """An evicted process is refused if another attempt has taken over its partition."""
     master.running().evict(1)
-    assert answers(master.join(0, attempt=50, token=7), Welcome)
-    (refused,) = answers(master.join(0, count=2))
+    assert sent_by_master(master.join(0, attempt=50, token=7), Welcome)
+    (refused,) = sent_by_master(master.join(0, count=2))
     assert (refused.fatal, refused.reason[:15]) == (True, "another attempt")
 
 
-def test_a_higher_attempt_closes_a_live_owner(master: Any) -> None:
+def test_join_with_higher_attempt_closes_live_owner(master: Any) -> None:
     """A join with a higher attempt closes the partition's live owner."""
     effects = master.running().join(0, attempt=50, token=7)
     assert every(effects, ev.CloseEdge) == [ev.CloseEdge(1)]
-    assert [welcome.node for welcome in answers(effects, Welcome)] == [3]
-    (refused,) = answers(master.join(0))
+    assert [welcome.node for welcome in sent_by_master(effects, Welcome)] == [3]
+    (refused,) = sent_by_master(master.join(0))
     assert refused.fatal
 
 
 def test_a_lower_attempt_of_another_process_is_refused(master: Any) -> None:
     """A join with a lower attempt is refused, and the owner stays."""
     master.running().join(0, attempt=50, token=7)
-    (refused,) = answers(master.join(0, attempt=49, token=8))
+    (refused,) = sent_by_master(master.join(0, attempt=49, token=8))
     assert refused.fatal
     assert master.machine.partitions[0].owner == 3
 
 
-def test_a_join_from_before_a_return_is_ignored(master: Any) -> None:
+def test_late_join_with_lower_count_is_ignored(master: Any) -> None:
     """A late join with a lower count is ignored after the process has returned."""
     master.running().evict(1)
     master.join(0, count=2)
@@ -89,20 +89,20 @@ def test_a_join_from_before_a_return_is_ignored(master: Any) -> None:
     assert 3 in master.machine.members.live
 
 
-def test_the_same_join_gets_the_same_answer(master: Any) -> None:
+def test_repeated_join_gets_same_welcome_and_no_new_edge(master: Any) -> None:
     """A repeated join gets the same welcome, and opens no further edge."""
-    first = answers(master.join(0), Welcome)
+    first = sent_by_master(master.join(0), Welcome)
     again = master.join(0)
-    assert answers(again, Welcome) == first != []
+    assert sent_by_master(again, Welcome) == first != []
     assert every(again, ev.OpenEdge) == []
 
 
-def test_another_edge_of_a_live_node_keeps_what_is_known_of_it(master: Any) -> None:
+def test_new_edge_of_live_node_keeps_its_status(master: Any) -> None:
     """A new edge of a live node keeps its recorded status; an older request is ignored."""
     master.running()
     master.say(1, steps=5, after_seq=1, batch=2, activity=Activity.STEPPING)
     effects = master.join(0, request=2)
-    (welcome,) = answers(effects, Welcome)
+    (welcome,) = sent_by_master(effects, Welcome)
     assert (welcome.node, welcome.request) == (1, 2)
     assert only(effects, ev.OpenEdge).edge == welcome.edge == 3
     member = master.member(1)
@@ -111,26 +111,26 @@ def test_another_edge_of_a_live_node_keeps_what_is_known_of_it(master: Any) -> N
     assert master.join(0, request=1) == []  # an older request
 
 
-def test_a_moved_master_forgets_edges_and_orders_them_again(master: Any) -> None:
+def test_address_change_of_master_replaces_edges_to_children(master: Any) -> None:
     """After a change of its address, the master replaces the edges to its children."""
     master.running()
     effects = master.step(ev.EndpointChanged("master", 2))
     assert every(effects, ev.CloseEdge) == [ev.CloseEdge(1), ev.CloseEdge(2)]
     effects = master.tick()
-    assert [(w.node, w.up.port) for w in answers(effects, Welcome)] == [(1, 2), (2, 2)]
+    assert [(w.node, w.up.port) for w in sent_by_master(effects, Welcome)] == [(1, 2), (2, 2)]
     assert [opened.node for opened in every(effects, ev.OpenEdge)] == [1, 2]
 
 
-def test_a_place_is_ordered_again_until_it_is_taken(master: Any) -> None:
+def test_welcome_is_repeated_until_node_attaches(master: Any) -> None:
     """A welcome is repeated until the node attaches."""
-    (first,) = answers(master.join(0), Welcome)
-    assert answers(master.tick(0.1), Welcome) == []
-    assert answers(master.tick(0.5), Welcome) == [first]
+    (first,) = sent_by_master(master.join(0), Welcome)
+    assert sent_by_master(master.tick(0.1), Welcome) == []
+    assert sent_by_master(master.tick(0.5), Welcome) == [first]
     master.attach(1)
-    assert answers(master.tick(0.6), Welcome) == []
+    assert sent_by_master(master.tick(0.6), Welcome) == []
 
 
-def test_whoever_takes_no_place_is_closed_after_a_lease(master: Any) -> None:
+def test_silent_unattached_node_is_closed_after_lease(master: Any) -> None:
     """A node that never attaches and stays silent is closed after a lease."""
     master.join(0)
     effects = [effect for _ in range(6) for effect in master.tick(2.0)]
@@ -138,7 +138,7 @@ def test_whoever_takes_no_place_is_closed_after_a_lease(master: Any) -> None:
     assert master.machine.members.live == {}
 
 
-def test_whoever_asks_again_and_again_is_not_closed(master: Any) -> None:
+def test_node_that_repeats_its_join_is_not_closed(master: Any) -> None:
     """A node that keeps repeating its join is not closed."""
     master.join(0)
     for _ in range(12):
@@ -147,7 +147,7 @@ def test_whoever_asks_again_and_again_is_not_closed(master: Any) -> None:
     assert list(master.machine.members.live) == [1]
 
 
-def test_a_goodbye_in_the_middle_closes_the_id_and_is_answered(master: Any) -> None:
+def test_leave_notice_closes_id_only_after_release_request(master: Any) -> None:
     """A leave notice closes the id and is confirmed, but only if the node was asked to leave."""
     leaving = LeaveNotice(node=1, reason="released", checkpoint=ResidualCheckpoint("p", 2.0))
     assert master.running().direct(leaving) == []  # it was not asked to leave
@@ -155,17 +155,17 @@ def test_a_goodbye_in_the_middle_closes_the_id_and_is_answered(master: Any) -> N
     assert master.machine.ignored.counts["LeaveNotice", IgnoreReason.EARLY] == 1
     master.machine.members.live[1].releasing = "a slot is needed"
     effects = master.direct(leaving)
-    (closed,) = answers(effects, IdClosed)
+    (closed,) = sent_by_master(effects, IdClosed)
     assert (closed.node, closed.free) == (1, False)
     assert every(effects, ev.Note) == []
     assert list(master.machine.members.live) == [2]
     assert master.machine.checkpoints.files == {"e": {"p": 2.0}}
 
 
-def test_when_all_is_done_a_join_is_answered_with_the_state(master: Any) -> None:
+def test_join_after_done_is_answered_with_state(master: Any) -> None:
     """When the fit is done, a member that joins again gets the state instead of a new edge."""
     master.running().machine.phases.phase = Phase.DONE
-    (state,) = answers(master.join(0, request=2))
+    (state,) = sent_by_master(master.join(0, request=2))
     assert isinstance(state, State)
     assert state.phase is Phase.DONE
 
@@ -173,50 +173,52 @@ def test_when_all_is_done_a_join_is_answered_with_the_state(master: Any) -> None
 # -- refusals ----------------------------------------------------------------------------------
 
 
-def test_another_version_ends_the_fit(master: Any) -> None:
+def test_worker_with_other_version_aborts_fit(master: Any) -> None:
     """A worker with another version of sparkstrom aborts the fit."""
-    abort = aborted(master.join(0, version="w"))
+    abort = only_abort(master.join(0, version="w"))
     assert (abort.kind, abort.partition) == (ev.Failure.SETUP, 0)
     assert "v on the driver and w on the executor" in abort.reason
 
 
-def test_other_rows_in_a_second_attempt_end_the_fit(master: Any) -> None:
+def test_second_attempt_with_other_rows_aborts_fit(master: Any) -> None:
     """A second attempt that read other rows aborts the fit as a usage error."""
     master.running().evict(1)
-    abort = aborted(master.join(0, attempt=50, token=7, rows=8))
+    abort = only_abort(master.join(0, attempt=50, token=7, rows=8))
     assert (abort.kind, abort.host, abort.partition) == (ev.Failure.USAGE, "h", 0)
     assert "partition 0 had 7 rows" in abort.reason
 
 
-def test_there_is_no_such_partition(master: Any) -> None:
+def test_join_for_unknown_partition_is_refused(master: Any) -> None:
     """A join for a partition that does not exist is refused."""
-    (refused,) = answers(master.join(9))
+    (refused,) = sent_by_master(master.join(9))
     assert (refused.fatal, refused.reason) == (True, "there is no partition 9")
 
 
-def test_a_retry_of_a_trained_partition_ends_well(master: Any, make: Any) -> None:
+def test_new_attempt_at_trained_partition_is_refused_without_failure(
+    master: Any, make: Any
+) -> None:
     """A new attempt at a partition that is trained is refused without failure."""
     master.running()
     master.hear(1, make.update(1, 1, epoch=2, batch=0))
     master.evict(1)
-    (refused,) = answers(master.join(0, attempt=50, token=7))
+    (refused,) = sent_by_master(master.join(0, attempt=50, token=7))
     assert not refused.fatal
 
 
 # -- residual files and the state --------------------------------------------------------------
 
 
-def test_a_process_keeps_its_grant_when_it_comes_back_without_a_replica(master_with: Any) -> None:
+def test_process_that_rejoins_keeps_its_granted_file(master_with: Any) -> None:
     """A process that returns keeps its granted file; another process gets another file."""
     master = master_with(kept={"e": {"f1": 1.0, "f2": 2.0, "f3": 4.0}}).running()
     master.evict(1)
-    (welcome,) = answers(master.join(0, count=2), Welcome)
+    (welcome,) = sent_by_master(master.join(0, count=2), Welcome)
     assert welcome.grants == ["f1"]
-    (other,) = answers(master.join(0, attempt=50, token=7), Welcome)
+    (other,) = sent_by_master(master.join(0, attempt=50, token=7), Welcome)
     assert (other.node, other.grants) == (4, ["f3"])
 
 
-def test_all_are_told_how_many_train_and_how_far_they_are(master: Any, make: Any) -> None:
+def test_state_has_number_of_training_workers_and_minibatches(master: Any, make: Any) -> None:
     """The state has the number of training workers and of committed minibatches."""
     master.running()
     master.hear(1, make.update(1, 1, epoch=0, batch=2))
@@ -225,7 +227,7 @@ def test_all_are_told_how_many_train_and_how_far_they_are(master: Any, make: Any
     assert [(state.training, state.minibatches) for state in states] == [(1, 2)]
 
 
-def test_the_pace_of_a_newcomer_is_that_of_the_slowest(master: Any) -> None:
+def test_welcome_has_steps_of_slowest_worker(master: Any) -> None:
     """A welcome has the steps of the slowest worker, as a new worker's head start."""
     master.running()
     for node, steps in ((1, 8), (2, 5)):
@@ -233,11 +235,11 @@ def test_the_pace_of_a_newcomer_is_that_of_the_slowest(master: Any) -> None:
     states = sent(master.tick(0.1), State, 1)
     assert [state.slowest for state in states] == [5]
     master.evict(1)
-    (welcome,) = answers(master.join(0, attempt=50, token=7), Welcome)
+    (welcome,) = sent_by_master(master.join(0, attempt=50, token=7), Welcome)
     assert welcome.steps == 5
 
 
-def test_no_id_is_given_twice(master: Any) -> None:
+def test_assigning_same_id_twice_fails(master: Any) -> None:
     """An id is never given twice, because nonces begin with the id, and all nodes share one key."""
     master.running().evict(1)
     master.machine.members.next_id = 1

@@ -32,17 +32,17 @@ from sparkstrom.protocol.common.events_and_effects import Command
 from sparkstrom.protocol.common.flow_control import ROUTINE_SPACING_S
 from sparkstrom.protocol.worker.parent_link import ATTACH_RETRY_S
 from sparkstrom.protocol.worker.replication import ASK_SPACING_S
-from tests.unit.protocol.spoken import every, only, said, sent
+from tests.unit.protocol.spoken import every, only, sent, sent_directly
 
 # -- joining -----------------------------------------------------------------------------------
 
 
-def test_it_asks_for_a_place_until_it_has_one_and_then_its_parent(node: Any, make: Any) -> None:
+def test_node_repeats_join_until_welcome_and_attach_until_reply(node: Any, make: Any) -> None:
     """A node repeats its join until the welcome, and then its attach message until the reply."""
-    first = said(node.opened(), Join)
+    first = sent_directly(node.opened(), Join)
     assert [(join.count, join.request, join.alone) for join in first] == [(1, 1, False)]
-    assert said(node.tick(0.1), Join) == []
-    assert len(said(node.tick(0.5), Join)) == 1
+    assert sent_directly(node.tick(0.1), Join) == []
+    assert len(sent_directly(node.tick(0.5), Join)) == 1
     effects = node.told(make.welcome())
     assert only(effects, ev.IdAssigned).node == 1
     assert only(effects, ev.OpenEdge).node == 0
@@ -52,7 +52,7 @@ def test_it_asks_for_a_place_until_it_has_one_and_then_its_parent(node: Any, mak
     assert sent(node.tick(ATTACH_RETRY_S), Attach) == [attach]
     node.hear(make.attached())
     later = node.tick(1.0)
-    assert (said(later, Join), sent(later, Attach)) == ([], [])
+    assert (sent_directly(later, Join), sent(later, Attach)) == ([], [])
 
 
 @pytest.mark.parametrize("other", [{"token": 2}, {"count": 2}, {"request": 2}])
@@ -62,7 +62,7 @@ def test_a_welcome_for_another_join_is_ignored(node: Any, make: Any, other: dict
     assert node.me.node is None
 
 
-def test_the_same_or_an_older_place_is_ignored(node: Any, make: Any) -> None:
+def test_welcome_with_same_or_older_edge_is_ignored(node: Any, make: Any) -> None:
     """A welcome with the present or a lower edge number is ignored."""
     node.joined()
     assert node.told(make.welcome()) == []
@@ -71,7 +71,7 @@ def test_the_same_or_an_older_place_is_ignored(node: Any, make: Any) -> None:
     assert (node.me.link.parent, node.me.link.edge) == (3, 7)
 
 
-def test_a_place_comes_from_the_master_alone(node: Any, make: Any) -> None:
+def test_welcome_from_parent_is_ignored(node: Any, make: Any) -> None:
     """A welcome that the parent sends is ignored."""
     node.parent = 4
     node.joined()
@@ -79,7 +79,7 @@ def test_a_place_comes_from_the_master_alone(node: Any, make: Any) -> None:
     assert node.me.link.edge == 1
 
 
-def test_a_refusal_fails_or_ends_the_task(node_with: Any) -> None:
+def test_fatal_refusal_fails_task_and_other_refusal_ends_task(node_with: Any) -> None:
     """A refusal of this node's join fails the task if it is fatal, and otherwise ends the task."""
     for fatal, order in ((True, Command.FAIL), (False, Command.END)):
         node = node_with()
@@ -90,7 +90,7 @@ def test_a_refusal_fails_or_ends_the_task(node_with: Any) -> None:
         assert (node.order, node.machine.directive.reason) == (order, "no")
 
 
-def test_what_overtakes_the_answer_to_the_attach_is_dropped(node: Any, make: Any) -> None:
+def test_messages_that_overtake_attach_reply_are_dropped(node: Any, make: Any) -> None:
     """Data and requests that overtake the attach reply are dropped."""
     node.opened()
     node.told(make.welcome())
@@ -101,7 +101,9 @@ def test_what_overtakes_the_answer_to_the_attach_is_dropped(node: Any, make: Any
 
 
 @pytest.mark.parametrize("snapshot", [True, False])
-def test_what_was_dropped_so_is_asked_for_at_once(node: Any, make: Any, snapshot: bool) -> None:
+def test_commits_dropped_before_attach_reply_are_requested_at_once(
+    node: Any, make: Any, snapshot: bool
+) -> None:
     """Commits dropped before the reply are requested at once: no later one may show the gap."""
     node.opened()
     node.told(make.welcome())
@@ -112,7 +114,7 @@ def test_what_was_dropped_so_is_asked_for_at_once(node: Any, make: Any, snapshot
     assert sent(node.opened(), CommitsRequest) == []
 
 
-def test_nothing_is_asked_for_where_nothing_was_dropped(node: Any, make: Any) -> None:
+def test_attach_reply_without_dropped_commits_requests_none(node: Any, make: Any) -> None:
     """No commits are requested with the attach reply if none were dropped before it."""
     node.training().opened_anew()
     node.opened()
@@ -120,7 +122,7 @@ def test_nothing_is_asked_for_where_nothing_was_dropped(node: Any, make: Any) ->
     assert sent(node.hear(make.attached(snapshot=False)), CommitsRequest) == []
 
 
-def test_what_a_stranger_says_is_dropped(node: Any, make: Any) -> None:
+def test_messages_from_non_neighbours_are_ignored(node: Any, make: Any) -> None:
     """Messages from a node that is not a neighbour are ignored."""
     node.training()
     for message in (make.committed(1), make.state(Phase.DONE), make.report(), make.update(7, 1)):
@@ -129,14 +131,14 @@ def test_what_a_stranger_says_is_dropped(node: Any, make: Any) -> None:
     assert node.order is Command.TRAIN
 
 
-def test_it_says_that_it_is_here(node: Any) -> None:
+def test_node_answers_probes_of_own_id_only(node: Any) -> None:
     """A node answers probes of its own id only."""
     node.training()
-    assert said(node.told(Probe(1)), ProbeReply) == [ProbeReply(1)]
-    assert said(node.told(Probe(2)), ProbeReply) == []  # another id
+    assert sent_directly(node.told(Probe(1)), ProbeReply) == [ProbeReply(1)]
+    assert sent_directly(node.told(Probe(2)), ProbeReply) == []  # another id
 
 
-def test_another_place_is_taken_without_a_request(node: Any, make: Any) -> None:
+def test_moved_node_continues_over_new_edge(node: Any, make: Any) -> None:
     """A node that the master moves drops its old edge and continues over the new one."""
     node.training()
     node.hear(make.committed(1))
@@ -152,7 +154,7 @@ def test_another_place_is_taken_without_a_request(node: Any, make: Any) -> None:
     assert only(node.hear(make.committed(2), sender=3), ev.ApplyCommit).update.commit == 2
 
 
-def test_a_new_parent_hears_everything_again(node: Any, make: Any) -> None:
+def test_new_parent_gets_all_uncommitted_updates_and_statuses(node: Any, make: Any) -> None:
     """A new parent gets all uncommitted updates and all statuses; children are asked to resend."""
     node.training().with_child(5)
     node.step(make.published(1))
@@ -167,35 +169,35 @@ def test_a_new_parent_hears_everything_again(node: Any, make: Any) -> None:
     assert sent(node.hear(make.attached(snapshot=False), sender=3), Heartbeat) == []  # once
 
 
-def test_silence_of_half_a_lease_opens_another_edge(node: Any) -> None:
+def test_parent_silence_of_half_a_lease_reopens_streams(node: Any) -> None:
     node.training()
     assert not every(node.tick(4.9), ev.ReopenStreams)
     assert isinstance(node.tick(0.2)[0], ev.ReopenStreams)
     assert node.order is Command.TRAIN  # training continues
 
 
-def test_a_parent_that_does_not_answer_the_attach_is_left(node: Any, make: Any) -> None:
+def test_silence_before_attach_reply_requests_new_edge(node: Any, make: Any) -> None:
     """If a new parent sends nothing for half a lease, the node asks for another edge."""
     node.opened()
     node.told(make.welcome())
     assert not every(node.tick(4.9), ev.ReopenStreams)
     assert every(node.tick(0.2), ev.ReopenStreams)
-    (join,) = said(node.opened(), Join)
+    (join,) = sent_directly(node.opened(), Join)
     assert (join.count, join.request) == (1, 2)
 
 
-def test_all_edges_being_gone_is_said_until_the_master_has_heard(node: Any, make: Any) -> None:
+def test_alone_is_repeated_in_joins_until_welcome(node: Any, make: Any) -> None:
     """``alone`` is repeated in each join until a welcome shows that the master has received it."""
     node.training()
-    (first,) = said(node.opened(alone=True), Join)
-    (second,) = said(node.opened(), Join)  # as if the first join was lost
+    (first,) = sent_directly(node.opened(alone=True), Join)
+    (second,) = sent_directly(node.opened(), Join)  # as if the first join was lost
     assert (first.alone, second.alone) == (True, True)
     node.told(make.welcome(edge=7, request=3))
-    (third,) = said(node.opened(), Join)
+    (third,) = sent_directly(node.opened(), Join)
     assert not third.alone
 
 
-def test_whoever_was_closed_hears_so_with_the_state(node: Any, make: Any) -> None:
+def test_node_with_own_id_closed_in_state_opens_fresh_streams(node: Any, make: Any) -> None:
     """A node that finds its id among the closed ids in a state opens fresh streams."""
     node.training()
     assert node.alive(closed=[2, 3]) == []
@@ -205,7 +207,7 @@ def test_whoever_was_closed_hears_so_with_the_state(node: Any, make: Any) -> Non
 # -- training ----------------------------------------------------------------------------------
 
 
-def test_it_waits_until_all_have_joined_and_then_trains(node: Any, make: Any) -> None:
+def test_node_waits_in_gathering_phase_and_trains_in_running_phase(node: Any, make: Any) -> None:
     """A node pauses for its snapshot, waits in the gather phase, and trains in the run phase."""
     node.joined()
     assert node.order is Command.PAUSE
@@ -220,7 +222,7 @@ def test_it_waits_until_all_have_joined_and_then_trains(node: Any, make: Any) ->
     assert node.order is Command.TRAIN
 
 
-def test_updates_are_numbered_and_sent_and_struck_when_committed(node: Any, make: Any) -> None:
+def test_updates_are_numbered_sent_and_removed_on_commit(node: Any, make: Any) -> None:
     """Published updates are numbered from 1 and sent; a commit removes its update."""
     node.training()
     updates = [sent(node.step(make.published(batch)), Update)[0] for batch in (1, 2)]
@@ -230,7 +232,7 @@ def test_updates_are_numbered_and_sent_and_struck_when_committed(node: Any, make
     assert [u.seq for u in node.me.in_flight.uncommitted] == [2]
 
 
-def test_others_updates_are_delivered_in_order_once(node: Any, make: Any) -> None:
+def test_commits_are_applied_once_and_in_order(node: Any, make: Any) -> None:
     """Commits are applied once and in order; after a gap the missing ones are requested."""
     node.training()
     first = node.hear(make.committed(1))
@@ -241,7 +243,7 @@ def test_others_updates_are_delivered_in_order_once(node: Any, make: Any) -> Non
     assert only(node.hear(make.committed(2)), ev.ApplyCommit).update.commit == 2
 
 
-def test_commits_that_are_merely_late_are_not_asked_for(node: Any, make: Any) -> None:
+def test_late_commits_are_not_requested(node: Any, make: Any) -> None:
     """Commits that are late but were sent are not requested, as a slow link may take long."""
     node.training()
     for _ in range(8):
@@ -249,7 +251,7 @@ def test_commits_that_are_merely_late_are_not_asked_for(node: Any, make: Any) ->
         assert sent(effects, CommitsRequest) == []
 
 
-def test_a_gap_is_asked_about_once_in_a_while(node: Any, make: Any) -> None:
+def test_commits_requests_after_gap_are_ask_spacing_s_apart(node: Any, make: Any) -> None:
     """Requests are ASK_SPACING_S apart, as commits under way show the same gap."""
     node.training()
     assert sent(node.hear(make.committed(3)), CommitsRequest) == [CommitsRequest(0)]
@@ -259,7 +261,7 @@ def test_a_gap_is_asked_about_once_in_a_while(node: Any, make: Any) -> None:
     ]
 
 
-def test_a_full_window_stops_training_and_a_commit_lets_it_go_on(node_with: Any, make: Any) -> None:
+def test_full_update_window_pauses_training_until_commit(node_with: Any, make: Any) -> None:
     """Training waits while the window of uncommitted updates is full."""
     node = node_with(window_bytes=1).training()
     node.step(make.published(1))
@@ -268,7 +270,7 @@ def test_a_full_window_stops_training_and_a_commit_lets_it_go_on(node_with: Any,
     assert node.order is Command.TRAIN
 
 
-def test_one_publication_at_a_time_where_the_link_sets_the_pace(node_with: Any, make: Any) -> None:
+def test_publications_max_stops_publishing_until_commit(node_with: Any, make: Any) -> None:
     """With ``publications_max``, training continues unpublished until a commit comes."""
     node = node_with(window_bytes=1, publications_max=1).training()
     assert node.machine.directive.publishes
@@ -280,7 +282,7 @@ def test_one_publication_at_a_time_where_the_link_sets_the_pace(node_with: Any, 
 
 
 @pytest.mark.parametrize(("max_lead", "round_s"), [(3, 20.0), (None, 5.0)])
-def test_where_all_wait_for_the_slowest_link_a_round_is_as_long(
+def test_round_s_with_max_lead_is_at_least_longest_link_delay(
     node_with: Any, make: Any, max_lead: int | None, round_s: float
 ) -> None:
     """With ``max_lead``, ``round_s`` is at least the longest link delay in the state."""
@@ -292,7 +294,7 @@ def test_where_all_wait_for_the_slowest_link_a_round_is_as_long(
     assert node.machine.directive.round_s == round_s
 
 
-def test_a_relay_reckons_with_its_own_children_too(
+def test_round_s_of_relay_is_at_least_delay_of_links_to_children(
     node_with: Any, make: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With ``max_lead``, ``round_s`` is at least the delay of the links to children."""
@@ -303,7 +305,7 @@ def test_a_relay_reckons_with_its_own_children_too(
     assert node.machine.directive.round_s == 7.0
 
 
-def test_it_goes_no_further_ahead_than_allowed(node_with: Any, make: Any) -> None:
+def test_training_waits_at_max_lead_steps_ahead_of_slowest(node_with: Any, make: Any) -> None:
     """Training waits when it is ``max_lead`` steps ahead of the slowest worker."""
     node = node_with(max_lead=3).training()
     node.hear(make.state(training=2))
@@ -314,7 +316,7 @@ def test_it_goes_no_further_ahead_than_allowed(node_with: Any, make: Any) -> Non
     assert (node.order, node.machine.directive.steps_max) == (Command.TRAIN, 4)
 
 
-def test_a_commit_tells_the_pace(node_with: Any, make: Any) -> None:
+def test_commit_updates_steps_of_slowest_worker(node_with: Any, make: Any) -> None:
     """The steps of the slowest worker are also taken from commits."""
     node = node_with(max_lead=1).training()
     node.hear(make.state(training=2))
@@ -325,7 +327,7 @@ def test_a_commit_tells_the_pace(node_with: Any, make: Any) -> None:
 
 
 @pytest.mark.parametrize("staleness", [0, 1, 4])
-def test_so_many_steps_go_on_beside_an_uncommitted_update(
+def test_max_staleness_limits_steps_after_uncommitted_update(
     node_with: Any, make: Any, staleness: int
 ) -> None:
     """Up to ``max_staleness`` steps follow the oldest uncommitted update.
@@ -344,14 +346,14 @@ def test_so_many_steps_go_on_beside_an_uncommitted_update(
     assert (node.order, node.machine.directive.steps_max) == (Command.TRAIN, 2 + 2 * staleness)
 
 
-def test_who_trains_alone_waits_for_nobody(node_with: Any, make: Any) -> None:
+def test_lone_worker_has_no_step_limit(node_with: Any, make: Any) -> None:
     """A worker that trains alone has no step limit."""
     node = node_with(max_lead=1, max_staleness=0).training()
     node.step(make.published(5))
     assert (node.order, node.machine.directive.steps_max) == (Command.TRAIN, None)
 
 
-def test_its_trainer_hears_how_many_train_and_how_far_they_are(node: Any, make: Any) -> None:
+def test_directive_has_workers_minibatches_and_epochs_of_state(node: Any, make: Any) -> None:
     """The directive has the numbers of workers, committed minibatches and finished epochs."""
     node.training()
     node.hear(make.state(training=4, minibatches=30, epochs=2))
@@ -362,7 +364,7 @@ def test_its_trainer_hears_how_many_train_and_how_far_they_are(node: Any, make: 
     assert node.machine.directive.workers == 1
 
 
-def test_asked_again_it_sends_all_that_is_uncommitted(node: Any, make: Any) -> None:
+def test_resend_request_sends_all_uncommitted_updates(node: Any, make: Any) -> None:
     """A resend request makes the node send all uncommitted updates, unless it has just done so."""
     node.training()
     for batch in (1, 2):
@@ -386,7 +388,7 @@ def own_status(effects: list[ev.Effect]) -> Status:
     return status
 
 
-def hushed(node: Any) -> Any:
+def train_with_acknowledged_statuses(node: Any) -> Any:
     """Bring the node to training, with all its statuses acknowledged."""
     node.training()
     (report,) = sent(node.tick(1.0), Heartbeat)
@@ -394,9 +396,9 @@ def hushed(node: Any) -> Any:
     return node
 
 
-def test_news_is_told_at_once_and_the_lease_renewed_without(node: Any) -> None:
+def test_new_status_is_sent_at_once_and_empty_heartbeats_renew_lease(node: Any) -> None:
     """A new status is sent at once; without news, empty heartbeats renew the lease."""
-    hushed(node).step(ev.StepCompleted(0, 2, 2))
+    train_with_acknowledged_statuses(node).step(ev.StepCompleted(0, 2, 2))
     (report,) = sent(node.tick(0.02), Heartbeat)
     (status,) = report.statuses
     assert (status.node, status.batch, status.steps, status.after_seq) == (1, 2, 2, 0)
@@ -406,26 +408,26 @@ def test_news_is_told_at_once_and_the_lease_renewed_without(node: Any) -> None:
     assert [report.statuses for report in renewed] == [[]] * len(renewed)
 
 
-def test_news_that_may_not_have_been_heard_is_told_again(node: Any) -> None:
+def test_status_is_repeated_until_acknowledged(node: Any) -> None:
     """A status is repeated until it is acknowledged."""
-    hushed(node).step(ev.StepCompleted(0, 2, 2))
+    train_with_acknowledged_statuses(node).step(ev.StepCompleted(0, 2, 2))
     first = sent(node.tick(0.02), Heartbeat)[0]
     again = [report for _ in range(10) for report in sent(node.tick(0.1), Heartbeat)]
     assert len(again) >= 3
     assert {tuple(report.statuses) for report in again} == {tuple(first.statuses)}
 
 
-def test_a_report_says_which_update_its_position_waits_for(node: Any, make: Any) -> None:
+def test_status_names_update_that_its_position_waits_for(node: Any, make: Any) -> None:
     """A status names the update after whose commit its position counts."""
-    hushed(node).step(make.published(1))
+    train_with_acknowledged_statuses(node).step(make.published(1))
     node.step(ev.StepCompleted(0, 2, 2))
     status = own_status(node.tick(0.02))
     assert (status.after_seq, status.batch) == (1, 2)
 
 
-def test_of_two_statuses_the_newer_one_is_known_by_its_age(node: Any, make: Any) -> None:
+def test_status_age_rises_with_change_and_with_new_edge(node: Any, make: Any) -> None:
     """``Status.age`` rises with each change, and with a new edge."""
-    hushed(node).step(ev.StepCompleted(0, 1, 1))
+    train_with_acknowledged_statuses(node).step(ev.StepCompleted(0, 1, 1))
     first = own_status(node.tick(0.02))
     node.step(ev.StepCompleted(0, 2, 2))
     second = own_status(node.tick(0.02))
@@ -434,10 +436,10 @@ def test_of_two_statuses_the_newer_one_is_known_by_its_age(node: Any, make: Any)
     assert first.age < second.age < third.age
 
 
-def test_counters_go_with_the_next_report(node: Any) -> None:
+def test_new_counters_are_in_next_routine_heartbeat(node: Any) -> None:
     """New counters are in the next routine heartbeat, together with those of the node itself."""
     told = WorkerCounters(TrainingCounters(steps=1), NodeCounters(rejected=2))
-    hushed(node).machine.set_counters(told)
+    train_with_acknowledged_statuses(node).machine.set_counters(told)
     node.told(Probe(99))  # for another id
     node.machine.set_counters(told)
     own = NodeCounters(rejected=2, round_s=0.0, ignored=1)

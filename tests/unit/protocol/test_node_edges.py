@@ -14,7 +14,7 @@ from tests.unit.protocol.conftest import NodeDriver
 from tests.unit.protocol.spoken import every, only, sent
 
 
-def rejoins(node: Any, **state: Any) -> bool:
+def opens_fresh_streams(node: Any, **state: Any) -> bool:
     """Return whether the node opens fresh streams within 12 s in which the master is heard."""
     effects: list[ev.Effect] = []
     for _ in range(24):
@@ -22,20 +22,18 @@ def rejoins(node: Any, **state: Any) -> bool:
     return bool(every(effects, ev.ReopenStreams))
 
 
-def test_an_edge_on_which_all_is_well_stays(node: Any) -> None:
+def test_edge_without_missing_data_stays_open(node: Any) -> None:
     """An edge over which nothing is missing stays open."""
-    assert not rejoins(node.training())
+    assert not opens_fresh_streams(node.training())
 
 
-def test_updates_that_never_arrive_open_another_edge(node: Any, make: Any) -> None:
+def test_unacknowledged_update_replaces_edge(node: Any, make: Any) -> None:
     """A node replaces its edge if a sent update is never acknowledged as received."""
     node.training().step(make.published(1))
-    assert rejoins(node)
+    assert opens_fresh_streams(node)
 
 
-def test_updates_that_arrive_and_are_not_numbered_yet_leave_the_edge_alone(
-    node: Any, make: Any
-) -> None:
+def test_arriving_uncommitted_updates_keep_edge(node: Any, make: Any) -> None:
     """An edge stays if bytes arrive but are not committed: a new one would not be faster."""
     node.training().step(make.published(1))
     effects: list[ev.Effect] = []
@@ -45,17 +43,17 @@ def test_updates_that_arrive_and_are_not_numbered_yet_leave_the_edge_alone(
     assert not every(effects, ev.ReopenStreams)
 
 
-def test_commits_that_never_arrive_open_another_edge(node: Any) -> None:
+def test_missing_sent_commits_replace_edge(node: Any) -> None:
     """A node replaces its edge if commits that the parent has sent never arrive."""
-    assert rejoins(node.training(), head=3, sent=3)
+    assert opens_fresh_streams(node.training(), head=3, sent=3)
 
 
-def test_commits_that_were_not_sent_leave_the_edge_alone(node: Any) -> None:
+def test_commits_not_yet_sent_by_parent_keep_edge(node: Any) -> None:
     """An edge stays if the parent has not sent the commits: they wait for room or memory there."""
-    assert not rejoins(node.training(), head=3)
+    assert not opens_fresh_streams(node.training(), head=3)
 
 
-def test_patience_begins_when_something_is_sent(node: Any) -> None:
+def test_edge_timeout_starts_when_data_are_sent(node: Any) -> None:
     """The timeout counts from when data were sent, not from the last data before."""
     node.training()
     effects: list[ev.Effect] = []
@@ -64,10 +62,10 @@ def test_patience_begins_when_something_is_sent(node: Any) -> None:
     for _ in range(18):
         effects += node.alive(head=1, sent=1) + node.tick(0.5)
     assert not every(effects, ev.ReopenStreams)
-    assert rejoins(node, head=1, sent=1)
+    assert opens_fresh_streams(node, head=1, sent=1)
 
 
-def test_each_edge_that_was_opened_in_vain_gets_more_patience(node: Any, make: Any) -> None:
+def test_edge_timeout_doubles_with_each_edge_given_up(node: Any, make: Any) -> None:
     """The timeout doubles with each edge given up, as slow links need long for a message."""
     node.training()
     waits = []
@@ -84,7 +82,7 @@ def test_each_edge_that_was_opened_in_vain_gets_more_patience(node: Any, make: A
 
 
 @pytest.mark.parametrize("direction", ["down", "up"])
-def test_patience_grows_until_a_whole_message_gets_through(
+def test_partial_message_does_not_reset_doubled_edge_timeout(
     node: Any, make: Any, direction: str
 ) -> None:
     """Parts of a message, and data in the other direction, do not reset the doubled timeout."""
@@ -108,7 +106,7 @@ def test_patience_grows_until_a_whole_message_gets_through(
     assert waits == [1, 2, 4]
 
 
-def test_a_message_that_takes_seven_leases_keeps_its_edge(node: Any, make: Any) -> None:
+def test_long_message_arriving_in_parts_keeps_edge(node: Any, make: Any) -> None:
     """An edge stays while parts of a long message keep arriving, here for 70 s."""
     before = node.training().me.link.bytes_received
     effects: list[ev.Effect] = []
@@ -122,9 +120,7 @@ def test_a_message_that_takes_seven_leases_keeps_its_edge(node: Any, make: Any) 
     assert sent(node.tick(1.0), Heartbeat)[0].bytes_received == taken
 
 
-def test_a_long_update_that_goes_up_slowly_keeps_its_edge_and_goes_once(
-    node: Any, make: Any
-) -> None:
+def test_slowly_acknowledged_update_keeps_edge_and_is_sent_once(node: Any, make: Any) -> None:
     """An edge stays while parts of a long update reach the parent; it is sent once."""
     node.training()
     effects = node.step(make.published(1, b"x" * 9_000_000))
@@ -136,12 +132,12 @@ def test_a_long_update_that_goes_up_slowly_keeps_its_edge_and_goes_once(
     assert node.me.link.window.under_way == 0
 
 
-def test_chunks_that_never_arrive_open_another_edge(node: Any) -> None:
+def test_missing_requested_chunks_replace_edge(node: Any) -> None:
     """A node replaces its edge if requested chunks never arrive."""
-    assert rejoins(node.joined())
+    assert opens_fresh_streams(node.joined())
 
 
-def test_chunks_that_arrive_leave_the_edge_alone(node: Any, make: Any) -> None:
+def test_arriving_chunks_keep_edge(node: Any, make: Any) -> None:
     """An edge stays while chunks arrive, however long the whole snapshot takes."""
     node.joined(chunks=24)
     effects: list[ev.Effect] = []
@@ -150,7 +146,7 @@ def test_chunks_that_arrive_leave_the_edge_alone(node: Any, make: Any) -> None:
     assert not every(effects, ev.ReopenStreams)
 
 
-def test_a_copy_that_waits_for_the_trainer_leaves_the_edge_alone(node: Any, make: Any) -> None:
+def test_snapshot_waiting_for_trainer_pause_keeps_edge(node: Any, make: Any) -> None:
     """An edge stays while a complete snapshot waits for the trainer to pause."""
     node.joined()
     node.hear(make.chunk(0))
@@ -161,16 +157,14 @@ def test_a_copy_that_waits_for_the_trainer_leaves_the_edge_alone(node: Any, make
     assert not every(effects, ev.ReopenStreams)
 
 
-def test_a_word_that_the_parent_never_answers_opens_another_edge(node: Any, make: Any) -> None:
+def test_missing_attach_reply_replaces_edge_despite_states(node: Any, make: Any) -> None:
     """A node replaces its edge if the attach reply never comes, although states do."""
     node.opened()
     node.told(make.welcome())
-    assert rejoins(node)
+    assert opens_fresh_streams(node)
 
 
-def test_a_time_in_which_nothing_was_heard_costs_no_patience_with_what_starves(
-    node: Any, make: Any
-) -> None:
+def test_edges_lost_to_silence_do_not_double_data_timeout(node: Any, make: Any) -> None:
     """Edges given up because of silence do not double the timeout for data that do not move."""
     node.opened()
     for _ in range(3):
@@ -178,20 +172,20 @@ def test_a_time_in_which_nothing_was_heard_costs_no_patience_with_what_starves(
             pass
     node.opened()
     node.told(make.welcome(request=node.me.membership.request))
-    assert rejoins(node)
+    assert opens_fresh_streams(node)
 
 
-def test_a_relay_owes_no_answer_before_it_has_a_replica(make: Any) -> None:
+def test_attach_reply_timeout_starts_once_parent_has_replica(make: Any) -> None:
     """The timeout of the attach reply runs only once the relay above has a replica."""
     node = NodeDriver(make, parent=9)
     node.opened()
     node.told(make.welcome(parent=9))
-    assert not rejoins(node)
+    assert not opens_fresh_streams(node)
     assert not every(node.alive(head=3) + node.tick(0.5), ev.ReopenStreams)
-    assert rejoins(node, head=3)
+    assert opens_fresh_streams(node, head=3)
 
 
-def test_where_the_master_is_silent_the_edge_is_not_to_blame(node: Any, make: Any) -> None:
+def test_silence_of_master_keeps_edge_to_parent(node: Any, make: Any) -> None:
     """An edge stays if the parent's states show no sign of the master: the fault is further up."""
     node.parent = 4
     node.training().step(make.published(1))
@@ -202,7 +196,7 @@ def test_where_the_master_is_silent_the_edge_is_not_to_blame(node: Any, make: An
 
 
 @pytest.mark.parametrize("attached", [True, False])
-def test_neither_data_nor_the_masters_direct_words_hide_a_dead_control_stream(
+def test_data_and_direct_messages_do_not_hide_dead_control_stream(
     node: Any, make: Any, attached: bool
 ) -> None:
     """Commits and direct messages do not count as signs that the control stream works."""

@@ -21,7 +21,7 @@ WHO = Identity(
 )
 
 
-def test_a_slow_network_gets_twice_as_long_each_time() -> None:
+def test_each_unanswered_edge_doubles_next_timeout() -> None:
     """Each edge without an answer doubles the timeout for the next one.
 
     Seed 30343 found: with round trips near half a lease, no answer ever arrived in time for its
@@ -39,7 +39,7 @@ def test_a_slow_network_gets_twice_as_long_each_time() -> None:
     assert [round(wait) for wait in waits[:4]] == [1, 2, 4, 8]
 
 
-def test_contact_begins_anew_after_a_gap_that_a_message_of_the_master_ends() -> None:
+def test_contact_is_steady_only_a_lease_after_gap() -> None:
     """After a gap, contact is steady only after another lease, whatever ended the gap."""
     fit = FitView(NodeLimits(lease_s=2.0), 0.0)
     for tick in range(1, 6):

@@ -15,7 +15,7 @@ from sparkstrom.codec.messages import (
 )
 from sparkstrom.protocol.common import events_and_effects as ev
 from sparkstrom.protocol.common.events_and_effects import Command
-from tests.unit.protocol.spoken import every, only, said, sent
+from tests.unit.protocol.spoken import every, only, sent, sent_directly
 
 # -- a snapshot --------------------------------------------------------------------------------
 
@@ -43,7 +43,7 @@ def test_a_node_that_fell_behind_pauses_and_takes_a_snapshot(node: Any, make: An
     assert only(node.hear(make.committed(10)), ev.ApplyCommit).update.commit == 10
 
 
-def test_an_answer_to_an_older_pause_does_not_count(node: Any, make: Any) -> None:
+def test_trainer_paused_for_older_pause_is_ignored(node: Any, make: Any) -> None:
     """TrainerPaused for an older PAUSE does not start the installation."""
     node.training()
     node.hear(make.behind(3))
@@ -55,7 +55,7 @@ def test_an_answer_to_an_older_pause_does_not_count(node: Any, make: Any) -> Non
     assert only(node.tick(), ev.InstallSnapshot).commit == 5
 
 
-def test_an_old_behind_takes_nothing_back(node: Any, make: Any) -> None:
+def test_snapshot_required_with_reached_base_is_ignored(node: Any, make: Any) -> None:
     """SnapshotRequired with a base that the node has already reached is ignored."""
     node.training()
     node.hear(make.committed(1))
@@ -63,9 +63,7 @@ def test_an_old_behind_takes_nothing_back(node: Any, make: Any) -> None:
     assert node.order is Command.TRAIN
 
 
-def test_what_overtook_the_word_to_take_a_snapshot_is_asked_for_at_once(
-    node: Any, make: Any
-) -> None:
+def test_commits_that_overtook_snapshot_required_are_requested_again(node: Any, make: Any) -> None:
     """Commits that overtook SnapshotRequired were dropped, so they are requested again at once."""
     node.training()
     assert sent(node.hear(make.committed(8)), CommitsRequest) == [CommitsRequest(0)]
@@ -76,7 +74,7 @@ def test_what_overtook_the_word_to_take_a_snapshot_is_asked_for_at_once(
     assert sent(node.hear(make.behind(8)), CommitsRequest) == []  # once is enough
 
 
-def test_a_chunk_of_a_commit_that_is_not_here_shows_a_gap(node: Any, make: Any) -> None:
+def test_chunk_with_missing_commits_requests_those_commits(node: Any, make: Any) -> None:
     """A chunk with a commit that the node lacks makes it request the missing commits."""
     node.training()
     node.hear(make.behind(7))
@@ -86,7 +84,7 @@ def test_a_chunk_of_a_commit_that_is_not_here_shows_a_gap(node: Any, make: Any) 
     assert only(node.hear(make.committed(9)), ev.InstallSnapshot).commit == 9
 
 
-def test_chunks_that_the_parent_has_forgotten_are_asked_for_again(node: Any, make: Any) -> None:
+def test_second_snapshot_required_repeats_chunk_requests(node: Any, make: Any) -> None:
     """A second SnapshotRequired means that requests were forgotten, so they are repeated."""
     node.training()
     node.hear(make.behind(7))
@@ -94,7 +92,7 @@ def test_chunks_that_the_parent_has_forgotten_are_asked_for_again(node: Any, mak
     assert sent(node.hear(make.behind(8)), ChunkRequest) == [ChunkRequest(0)]
 
 
-def test_falling_behind_again_while_a_replica_is_installed(node: Any, make: Any) -> None:
+def test_snapshot_required_during_installation_starts_another_fetch(node: Any, make: Any) -> None:
     """SnapshotRequired during an installation starts another fetch, installed afterwards."""
     node.training()
     node.hear(make.behind(3))
@@ -109,7 +107,7 @@ def test_falling_behind_again_while_a_replica_is_installed(node: Any, make: Any)
     assert only(node.tick(), ev.InstallSnapshot).commit == 9
 
 
-def test_an_edge_that_dies_while_catching_up_keeps_what_has_come(node: Any, make: Any) -> None:
+def test_new_edge_keeps_chunks_and_commits_of_running_fetch(node: Any, make: Any) -> None:
     """Over a new edge, a fetch keeps its chunks and commits and requests the missing chunks."""
     node.training()
     node.me.replication.chunks = 2
@@ -128,7 +126,7 @@ def test_an_edge_that_dies_while_catching_up_keeps_what_has_come(node: Any, make
     assert ([held.commit for held in install.held], install.commit) == ([4], 4)
 
 
-def test_a_new_parent_without_these_commits_begins_the_snapshot_again(node: Any, make: Any) -> None:
+def test_fetch_restarts_if_new_parents_log_is_too_short(node: Any, make: Any) -> None:
     """A fetch starts again if the new parent's log does not reach back to the node's commit."""
     node.joined().opened()
     node.told(make.welcome(edge=2, request=2, parent=4))
@@ -142,7 +140,7 @@ def test_a_new_parent_without_these_commits_begins_the_snapshot_again(node: Any,
 # -- sums of many commits ----------------------------------------------------------------------
 
 
-def test_a_sum_is_taken_by_whoever_is_exactly_there(node: Any, make: Any) -> None:
+def test_sum_right_after_newest_commit_is_applied(node: Any, make: Any) -> None:
     """A sum of commits is applied if it begins right after the node's newest commit."""
     node.training()
     node.hear(make.committed(1))
@@ -152,7 +150,7 @@ def test_a_sum_is_taken_by_whoever_is_exactly_there(node: Any, make: Any) -> Non
     assert only(node.hear(make.committed(6)), ev.ApplyCommit).update.commit == 6
 
 
-def test_a_sum_from_somewhere_else_is_refused(node: Any, make: Any) -> None:
+def test_sum_not_right_after_newest_commit_is_not_applied(node: Any, make: Any) -> None:
     """A sum that does not begin right after the node's newest commit is not applied."""
     node.training()
     node.hear(make.committed(1))
@@ -162,7 +160,7 @@ def test_a_sum_from_somewhere_else_is_refused(node: Any, make: Any) -> None:
     assert node.me.replication.received == 1
 
 
-def test_a_sum_counts_while_a_snapshot_comes(node: Any, make: Any) -> None:
+def test_sum_during_fetch_is_held_and_commits_own_updates(node: Any, make: Any) -> None:
     """A sum during a fetch is held for older chunks; own updates in it are committed."""
     node.training()
     node.step(make.published(1))
@@ -179,7 +177,7 @@ def test_a_sum_counts_while_a_snapshot_comes(node: Any, make: Any) -> None:
     assert install.held == (merged,)
 
 
-def test_a_chunk_with_half_a_sum_in_it_is_asked_for_again(node: Any, make: Any) -> None:
+def test_chunk_with_part_of_sum_is_requested_again(node: Any, make: Any) -> None:
     """A chunk with part of a later sum is requested again, once."""
     node.training()
     node.me.replication.chunks = 2
@@ -189,7 +187,7 @@ def test_a_chunk_with_half_a_sum_in_it_is_asked_for_again(node: Any, make: Any) 
     assert sent(node.tick(60.0), ChunkRequest) == []
 
 
-def test_own_updates_are_taken_out_of_a_sum_and_struck(node: Any, make: Any) -> None:
+def test_own_updates_in_sum_are_reported_and_no_longer_in_flight(node: Any, make: Any) -> None:
     """Own updates in a sum are reported with it, to be subtracted, and are no longer in flight."""
     node.training()
     for batch in (1, 2, 3):
@@ -199,18 +197,18 @@ def test_own_updates_are_taken_out_of_a_sum_and_struck(node: Any, make: Any) -> 
     assert [update.seq for update in node.me.in_flight.uncommitted] == [3]
 
 
-def test_own_updates_of_former_ids_are_taken_out_as_well(node: Any, make: Any) -> None:
+def test_own_updates_of_former_ids_are_found_in_sum(node: Any, make: Any) -> None:
     """Own updates in a sum are found under all ids that the process has had."""
     node.training()
     for batch in (1, 2, 3):
         node.step(make.published(batch))
-    returned(node, make, 1)  # update 1 stays under id 1; the others become 1 and 2 under id 5
+    return_node(node, make, 1)  # update 1 stays under id 1; the others become 1 and 2 under id 5
     delivered = only(node.hear(make.merged(0, 6, [(1, 1), (9, 3), (5, 1)])), ev.ApplyMergedRange)
     assert [(update.origin, update.seq) for update in delivered.own] == [(1, 1), (5, 1)]
     assert [(u.origin, u.seq) for u in node.me.in_flight.uncommitted] == [(5, 2)]
 
 
-def test_a_repeated_sum_takes_nothing_out_twice(node: Any, make: Any) -> None:
+def test_repeated_sum_has_no_effect(node: Any, make: Any) -> None:
     node.training()
     node.step(make.published(1))
     merged = make.merged(0, 4, [(1, 1)])
@@ -221,10 +219,10 @@ def test_a_repeated_sum_takes_nothing_out_twice(node: Any, make: Any) -> None:
 # -- returning under a new id ------------------------------------------------------------------
 
 
-def returned(node: Any, make: Any, committed: int) -> list[ev.Effect]:
+def return_node(node: Any, make: Any, committed: int) -> list[ev.Effect]:
     """Close id 1 with ``committed`` updates committed; let the node rejoin and attach as node 5."""
     assert only(node.told(make.closed(1, committed)), ev.ReopenStreams)
-    (join,) = said(node.opened(), Join)
+    (join,) = sent_directly(node.opened(), Join)
     assert (join.count, join.request) == (2, 2)
     welcome = make.welcome(
         5, count=2, request=2, edge=2, closed=[(1, committed)], batch=committed, steps=9
@@ -235,12 +233,12 @@ def returned(node: Any, make: Any, committed: int) -> list[ev.Effect]:
     return effects + list(node.hear(make.attached(attach.have, snapshot=False)))
 
 
-def test_a_returner_sends_what_was_not_committed_under_its_new_id(node: Any, make: Any) -> None:
+def test_returned_node_resends_uncommitted_updates_under_new_id(node: Any, make: Any) -> None:
     """A returned node resends uncommitted updates under its new id, and keeps its position."""
     node.training()
     for batch in (1, 2, 3):
         node.step(make.published(batch))
-    effects = returned(node, make, 1)
+    effects = return_node(node, make, 1)
     admitted = only(effects, ev.IdAssigned)
     assert (admitted.node, admitted.returned) == (5, True)
     assert [(u.origin, u.seq, u.batch) for u in sent(effects, Update)] == [(5, 1, 2), (5, 2, 3)]
@@ -248,17 +246,17 @@ def test_a_returner_sends_what_was_not_committed_under_its_new_id(node: Any, mak
     assert (status.node, status.after_seq, status.batch) == (5, 2, 3)  # its own position
 
 
-def test_a_returner_still_strikes_what_its_old_id_had_committed(node: Any, make: Any) -> None:
+def test_commit_of_old_id_removes_update_of_returned_node(node: Any, make: Any) -> None:
     """A commit of the old id still removes that update from those in flight."""
     node.training()
     for batch in (1, 2):
         node.step(make.published(batch))
-    returned(node, make, 1)
+    return_node(node, make, 1)
     assert node.hear(make.committed(1, origin=1, payload=b"")) == [ev.OwnCommitted(1)]
     assert [u.origin for u in node.me.in_flight.uncommitted] == [5]
 
 
-def test_updates_made_between_closing_and_welcome_get_new_numbers_too(node: Any, make: Any) -> None:
+def test_updates_between_closing_and_welcome_are_renumbered(node: Any, make: Any) -> None:
     node.training()
     node.step(make.published(1))
     node.told(make.closed(1, 0))
@@ -269,21 +267,21 @@ def test_updates_made_between_closing_and_welcome_get_new_numbers_too(node: Any,
     assert [(u.origin, u.seq, u.batch) for u in updates] == [(5, 1, 1), (5, 2, 2)]
 
 
-def test_closed_twice_before_the_welcome_came(node: Any, make: Any) -> None:
+def test_node_closed_again_before_welcome_joins_again(node: Any, make: Any) -> None:
     """A node whose new id 5 is closed before its welcome arrives joins again, as node 6."""
     node.training()
     node.step(make.published(1))
     node.told(make.closed(1, 0))
     node.opened()
     assert only(node.told(make.closed(5, 0, count=2)), ev.ReopenStreams)
-    (join,) = said(node.opened(), Join)
+    (join,) = sent_directly(node.opened(), Join)
     assert join.count == 3
     node.told(make.welcome(6, count=3, request=3, edge=3, closed=[(1, 0), (5, 0)]))
     updates = sent(node.hear(make.attached(snapshot=False)), Update)
     assert [(u.origin, u.seq) for u in updates] == [(6, 1)]
 
 
-def test_the_same_closing_heard_twice_is_one_return(node: Any, make: Any) -> None:
+def test_repeated_closed_notice_has_no_effect(node: Any, make: Any) -> None:
     """A repeated notice of a closed id has no effect."""
     node.training()
     node.told(make.closed(1, 0))
@@ -291,7 +289,7 @@ def test_the_same_closing_heard_twice_is_one_return(node: Any, make: Any) -> Non
     assert node.me.membership.count == 2
 
 
-def test_a_closing_of_somebody_else_is_ignored(node: Any, make: Any) -> None:
+def test_closed_notice_for_other_process_is_ignored(node: Any, make: Any) -> None:
     """A notice about another process's id is ignored."""
     node.training()
     assert node.told(make.closed(7, 0, token=0, count=0, free=False)) == []
@@ -305,7 +303,7 @@ def test_a_superseded_node_fails(node: Any, make: Any) -> None:
     assert (node.order, node.machine.directive.reason) == (Command.FAIL, "another attempt")
 
 
-def test_whoever_comes_back_leaves_its_children_to_others(node: Any, make: Any) -> None:
+def test_node_with_closed_id_drops_its_children(node: Any, make: Any) -> None:
     """A node whose id is closed drops its children."""
     node.training().with_child(7)
     effects = node.told(make.closed(1, 0))
@@ -313,7 +311,7 @@ def test_whoever_comes_back_leaves_its_children_to_others(node: Any, make: Any) 
     assert node.me.children.by_node == {}
 
 
-def test_whoever_comes_back_before_it_had_a_replica_starts_afresh(node: Any, make: Any) -> None:
+def test_node_that_rejoins_without_replica_starts_as_new_worker(node: Any, make: Any) -> None:
     """A node that rejoins before it had a replica starts as a new worker."""
     node.joined()
     node.told(make.closed(1, 0))
@@ -325,9 +323,7 @@ def test_whoever_comes_back_before_it_had_a_replica_starts_afresh(node: Any, mak
     assert (admitted.returned, admitted.epoch, admitted.grants) == (False, 1, ("f",))
 
 
-def test_whoever_comes_back_while_its_first_replica_is_installed_has_one(
-    node: Any, make: Any
-) -> None:
+def test_node_rejoining_during_first_installation_counts_as_returned(node: Any, make: Any) -> None:
     """A node that rejoins while its first replica is being installed counts as returned.
 
     The trainer handles InstallSnapshot before IdAssigned, so it has already added its residual
@@ -342,7 +338,7 @@ def test_whoever_comes_back_while_its_first_replica_is_installed_has_one(
     assert only(node.told(welcome), ev.IdAssigned).returned
 
 
-def steps_said(effects: list[ev.Effect]) -> int:
+def reported_steps(effects: list[ev.Effect]) -> int:
     """Return the steps in the newest status that these effects report."""
     news = {
         status.node: status for report in sent(effects, Heartbeat) for status in report.statuses
@@ -350,19 +346,19 @@ def steps_said(effects: list[ev.Effect]) -> int:
     return int(max(news.values(), key=lambda status: status.age).steps)
 
 
-def test_nobody_waits_for_what_a_newcomer_or_returner_missed(node_with: Any, make: Any) -> None:
+def test_returned_node_is_credited_with_slowest_workers_steps(node_with: Any, make: Any) -> None:
     """A returned node is credited with the slowest worker's steps, so that nobody waits for it."""
     node = node_with(max_lead=2).training()
-    effects = returned(node, make, 0)  # the slowest is at 9 now
-    assert steps_said(effects) == 9
+    effects = return_node(node, make, 0)  # the slowest is at 9 now
+    assert reported_steps(effects) == 9
     node.hear(make.state(training=2, slowest=9))
     assert node.machine.directive.steps_max == 2  # of its own steps, 0 so far
     node.step(ev.StepCompleted(0, 2, 2))
     assert node.order is Command.WAIT
-    assert steps_said(node.tick(0.1)) == 11
+    assert reported_steps(node.tick(0.1)) == 11
 
 
-def test_a_newcomer_counts_from_where_the_slowest_is_when_it_can_train(
+def test_new_workers_steps_start_at_slowest_workers_on_installation(
     node_with: Any, make: Any
 ) -> None:
     """A new worker's steps count from the slowest worker's at the time of installation."""
@@ -373,4 +369,4 @@ def test_a_newcomer_counts_from_where_the_slowest_is_when_it_can_train(
     node.tick()
     node.step(ev.ReplicaInstalled())
     node.step(ev.ActivityChanged(Activity.WAITING))
-    assert steps_said(node.tick(0.1)) == 50
+    assert reported_steps(node.tick(0.1)) == 50

@@ -21,7 +21,7 @@ from sparkstrom.protocol.common.optimizer_fetch import (
     RETRY_FIRST_S,
     OptimizerFetch,
 )
-from tests.unit.protocol.spoken import answers, every, only, sent
+from tests.unit.protocol.spoken import every, only, sent, sent_by_master
 
 
 def chunk(index: int = 0, content: bytes = b"0", asker: int = 1) -> OptimizerChunk:
@@ -31,7 +31,7 @@ def chunk(index: int = 0, content: bytes = b"0", asker: int = 1) -> OptimizerChu
     )
 
 
-def late(node: Any, make: Any) -> Any:
+def make_late_node(node: Any, make: Any) -> Any:
     """Return a node that has installed its first replica after the other workers began to train."""
     node.joined()
     node.hear(make.state(slowest=3))
@@ -45,7 +45,7 @@ def late(node: Any, make: Any) -> Any:
 # -- one copy ----------------------------------------------------------------------------------
 
 
-def test_it_is_whole_with_all_chunks_of_one_copy() -> None:
+def test_copy_is_complete_with_all_chunks_in_any_order() -> None:
     """A copy is complete when all of its chunks have arrived, in any order."""
     fetch = OptimizerFetch(10.0, 10.0)
     assert fetch.next_requests(0.0) == [0]
@@ -57,7 +57,7 @@ def test_it_is_whole_with_all_chunks_of_one_copy() -> None:
     assert fetch.whole == b"012"
 
 
-def test_a_chunk_of_another_copy_begins_anew() -> None:
+def test_chunk_of_other_copy_discards_earlier_chunks() -> None:
     """A chunk of another copy discards the chunks of the first copy."""
     fetch = OptimizerFetch(10.0, 10.0)
     fetch.add_chunk(chunk(0, b"ab"), 0.0)
@@ -66,7 +66,7 @@ def test_a_chunk_of_another_copy_begins_anew() -> None:
     assert fetch.next_requests(0.0) == [0]
 
 
-def test_chunks_that_do_not_make_the_copy_that_they_name_begin_anew() -> None:
+def test_copy_with_wrong_hash_is_requested_again() -> None:
     """If the complete content does not match the copy's hash, all chunks are requested again."""
     fetch = OptimizerFetch(10.0, 10.0)
     fetch.add_chunk(chunk(0, b"ab"), 0.0)
@@ -78,7 +78,7 @@ def test_chunks_that_do_not_make_the_copy_that_they_name_begin_anew() -> None:
     assert fetch.whole == b"ab"
 
 
-def test_chunks_are_asked_for_a_few_at_a_time_and_again_each_time_later() -> None:
+def test_chunk_requests_are_repeated_at_doubling_intervals() -> None:
     """A few chunks are requested at once, and again at doubling intervals."""
     fetch = OptimizerFetch(10.0, 10.0)
     fetch.add_chunk(chunk(0, b"012345678"), 0.0)
@@ -88,7 +88,7 @@ def test_chunks_are_asked_for_a_few_at_a_time_and_again_each_time_later() -> Non
     assert RETRY_FIRST_S == 2.0
 
 
-def test_chunks_are_not_asked_for_again_while_others_come() -> None:
+def test_pending_chunks_are_not_requested_while_others_arrive() -> None:
     """Pending chunks are not requested again while others arrive over a slow link."""
     fetch = OptimizerFetch(60.0, 60.0)
     fetch.add_chunk(chunk(0, b"01234"), 0.0)
@@ -100,7 +100,7 @@ def test_chunks_are_not_asked_for_again_while_others_come() -> None:
     assert fetch.next_requests(9.6) == [4]
 
 
-def test_patience_with_a_chunk_follows_what_the_last_one_took() -> None:
+def test_retry_time_is_twice_time_of_last_chunk() -> None:
     """The retry time is at least twice the last chunk's: a link further up may be slow."""
     fetch = OptimizerFetch(60.0, 60.0)
     assert fetch.next_requests(0.0) == [0]
@@ -110,11 +110,9 @@ def test_patience_with_a_chunk_follows_what_the_last_one_took() -> None:
     assert fetch.next_requests(5.8) == [1, 2, 3, 4]
 
 
-def test_chunks_are_not_asked_for_again_while_part_of_one_is_here(
-    node_with: Any, make: Any
-) -> None:
+def test_chunk_is_not_requested_again_while_its_parts_arrive(node_with: Any, make: Any) -> None:
     """A requested chunk is not requested again while parts of it keep arriving."""
-    node = late(node_with(optimizer_wait_s=60.0), make)
+    node = make_late_node(node_with(optimizer_wait_s=60.0), make)
     asks: list[Any] = []
     for size in range(1, 20):
         node.step(ev.DataArriving(node.parent, 10_000 * size))
@@ -122,7 +120,7 @@ def test_chunks_are_not_asked_for_again_while_part_of_one_is_here(
     assert [ask.index for ask in asks] == [0]
 
 
-def test_each_chunk_that_comes_extends_the_deadline() -> None:
+def test_each_new_chunk_postpones_deadline() -> None:
     """Each new chunk postpones the deadline, so a complete state may take long over a slow link."""
     fetch = OptimizerFetch(10.0, 10.0)
     fetch.add_chunk(chunk(0, b"012345678"), 8.0)
@@ -136,9 +134,9 @@ def test_each_chunk_that_comes_extends_the_deadline() -> None:
 # -- nodes that fetch a state ------------------------------------------------------------------
 
 
-def test_who_joins_late_waits_for_an_updaters_state(node_with: Any, make: Any) -> None:
+def test_late_worker_waits_for_optimizer_state(node_with: Any, make: Any) -> None:
     """A worker that joins in mid-training waits for another worker's optimizer state."""
-    node = late(node_with(optimizer_wait_s=5.0), make)
+    node = make_late_node(node_with(optimizer_wait_s=5.0), make)
     assert (node.order, node.machine.directive.reason[:11]) == (Command.WAIT, "the updater")
     assert not node.me.transfers.is_source
     assert sent(node.tick(), OptimizerRequest) == [OptimizerRequest(1, None, 0)]
@@ -147,9 +145,11 @@ def test_who_joins_late_waits_for_an_updaters_state(node_with: Any, make: Any) -
     assert node.order is Command.TRAIN
 
 
-def test_nobody_waits_for_it_beyond_a_deadline(node_with: Any, make: Any) -> None:
+def test_late_worker_trains_with_fresh_state_after_optimizer_wait_s(
+    node_with: Any, make: Any
+) -> None:
     """After ``optimizer_wait_s`` without a chunk, the worker trains with a fresh state."""
-    node = late(node_with(optimizer_wait_s=5.0), make)
+    node = make_late_node(node_with(optimizer_wait_s=5.0), make)
     for _ in range(2):
         node.tick(2.45)
     assert node.order is Command.WAIT
@@ -157,20 +157,18 @@ def test_nobody_waits_for_it_beyond_a_deadline(node_with: Any, make: Any) -> Non
     assert node.order is Command.TRAIN
 
 
-def test_a_pause_of_the_process_does_not_count_as_waiting_for_it(node_with: Any, make: Any) -> None:
+def test_process_pause_postpones_optimizer_deadline(node_with: Any, make: Any) -> None:
     """A pause of the process postpones the deadline for the optimizer state."""
-    node = late(node_with(optimizer_wait_s=5.0), make)
+    node = make_late_node(node_with(optimizer_wait_s=5.0), make)
     node.tick(2.0)
     node.alive(slowest=3)
     assert every(node.tick(4.0), ev.InstallOptimizer) == []
     assert only(node.hear(chunk()), ev.InstallOptimizer).payload == b"0"
 
 
-def test_nothing_is_lent_before_the_trainer_has_what_was_borrowed(
-    node_with: Any, make: Any
-) -> None:
+def test_fetched_state_is_served_only_after_first_step(node_with: Any, make: Any) -> None:
     """A worker serves a fetched state only after a step, when it is certainly installed."""
-    borrower = late(node_with(optimizer_wait_s=5.0), make)
+    borrower = make_late_node(node_with(optimizer_wait_s=5.0), make)
     assert only(borrower.hear(chunk()), ev.InstallOptimizer).payload == b"0"
     assert not borrower.me.transfers.is_source
     borrower.step(ev.ActivityChanged(Activity.STEPPING))
@@ -178,11 +176,11 @@ def test_nothing_is_lent_before_the_trainer_has_what_was_borrowed(
     assert borrower.me.transfers.is_source
 
 
-def test_a_borrowed_state_is_lent_on_and_a_fresh_one_never(node_with: Any, make: Any) -> None:
+def test_late_worker_becomes_source_only_with_fetched_state(node_with: Any, make: Any) -> None:
     """A latecomer with a fetched state becomes a source; one with a fresh state never does."""
-    borrower = late(node_with(optimizer_wait_s=5.0), make)
+    borrower = make_late_node(node_with(optimizer_wait_s=5.0), make)
     borrower.hear(chunk())
-    fresh = late(node_with(optimizer_wait_s=5.0), make)
+    fresh = make_late_node(node_with(optimizer_wait_s=5.0), make)
     fresh.tick(5.1)
     for node, lends in ((borrower, True), (fresh, False)):
         node.step(ev.ActivityChanged(Activity.STEPPING))
@@ -194,7 +192,7 @@ def test_a_borrowed_state_is_lent_on_and_a_fresh_one_never(node_with: Any, make:
 
 
 @pytest.mark.parametrize("welcome", [{"batch": 3}, {"epoch": 1}, {"steps": 3}])
-def test_who_goes_on_in_the_middle_borrows_whatever_the_slowest_has_done(
+def test_successor_in_mid_partition_fetches_optimizer_state(
     node_with: Any, make: Any, welcome: dict[str, int]
 ) -> None:
     """A successor in mid-partition fetches a state even if the slowest worker has 0 steps."""
@@ -207,7 +205,7 @@ def test_who_goes_on_in_the_middle_borrows_whatever_the_slowest_has_done(
     assert sent(node.tick(), OptimizerRequest) == [OptimizerRequest(1, None, 0)]
 
 
-def test_who_is_there_from_the_start_does_not_borrow(node_with: Any) -> None:
+def test_worker_present_from_start_fetches_no_optimizer_state(node_with: Any) -> None:
     """A worker that is there from the start trains at once, without fetching a state."""
     assert node_with(optimizer_wait_s=5.0).training().order is Command.TRAIN
 
@@ -215,21 +213,21 @@ def test_who_is_there_from_the_start_does_not_borrow(node_with: Any) -> None:
 # -- sources -----------------------------------------------------------------------------------
 
 
-def trained(node: Any) -> Any:
+def train_one_step(node: Any) -> Any:
     """Let the node train one step, after which others may copy its optimizer state."""
     node.training().step(ev.StepCompleted(0, 1, 1))
     return node
 
 
-def test_a_parent_that_has_trained_lends_its_own(node: Any) -> None:
+def test_trained_worker_serves_its_state_to_child_and_master(node: Any) -> None:
     """A worker that has trained serves its state to a child, and to the master."""
-    trained(node).with_child(5)
+    train_one_step(node).with_child(5)
     ask = OptimizerRequest(5, None, 0)
     assert node.hear(ask, sender=5) == [ev.SendOptimizerChunk(5, ask)]
     assert node.told(ask) == [ev.SendOptimizerChunk(0, ask)]  # as the master asked
 
 
-def test_one_that_has_not_trained_asks_above_but_answers_no_for_itself(node: Any) -> None:
+def test_untrained_worker_only_forwards_requests_of_children(node: Any) -> None:
     """An untrained worker forwards a child's request, and ignores the master's."""
     node.training().with_child(5)
     ask = OptimizerRequest(5, None, 0)
@@ -237,9 +235,7 @@ def test_one_that_has_not_trained_asks_above_but_answers_no_for_itself(node: Any
     assert node.told(ask) == []
 
 
-def test_the_master_asks_the_same_worker_again_and_brings_the_answer_down(
-    master: Any, make: Any
-) -> None:
+def test_master_forwards_requests_to_one_source_and_chunks_to_asker(master: Any, make: Any) -> None:
     """The master forwards requests to one source, and the source's chunks to the asker."""
     master.running()
     ask = OptimizerRequest(2, None, 0)
@@ -248,11 +244,11 @@ def test_the_master_asks_the_same_worker_again_and_brings_the_answer_down(
     assert master.hear(2, ask) == []  # no worker is a source
     master.say(1, steps=3, activity=Activity.STEPPING, lends=True)
     for _ in range(2):
-        assert answers(master.hear(2, ask), OptimizerRequest, "w0") == [ask]
+        assert sent_by_master(master.hear(2, ask), OptimizerRequest, "w0") == [ask]
     assert sent(master.hear(1, chunk(asker=2)), OptimizerChunk, 2) == [chunk(asker=2)]
 
 
-def test_who_was_asked_first_is_asked_for_the_rest_whoever_has_trained_more_since(
+def test_source_stays_same_while_it_lives(
     master_with: Any,
 ) -> None:
     """The source stays the same while it lives: chunks of two sources form no copy."""
@@ -260,17 +256,17 @@ def test_who_was_asked_first_is_asked_for_the_rest_whoever_has_trained_more_sinc
     ask = OptimizerRequest(3, None, 0)
     for node, steps in ((1, 5), (2, 3)):
         master.say(node, steps=steps, activity=Activity.STEPPING, lends=True)
-    assert answers(master.hear(3, ask), OptimizerRequest, "w0") == [ask]
+    assert sent_by_master(master.hear(3, ask), OptimizerRequest, "w0") == [ask]
     master.say(2, steps=9, activity=Activity.STEPPING, lends=True)
-    assert answers(master.hear(3, ask), OptimizerRequest, "w0") == [ask]
+    assert sent_by_master(master.hear(3, ask), OptimizerRequest, "w0") == [ask]
     master.evict(1)
-    assert answers(master.hear(3, ask), OptimizerRequest, "w1") == [ask]
+    assert sent_by_master(master.hear(3, ask), OptimizerRequest, "w1") == [ask]
 
 
 # -- forwarding --------------------------------------------------------------------------------
 
 
-def test_a_chunk_goes_down_to_whoever_leads_to_the_asker_and_else_up(node: Any, make: Any) -> None:
+def test_chunk_is_forwarded_towards_asker_or_else_up(node: Any, make: Any) -> None:
     """A chunk is forwarded to the child that leads to the asker, or else to the parent."""
     node.training().with_child(5).with_child(6)
     node.hear(make.report(make.status(8)), sender=5)
@@ -280,7 +276,7 @@ def test_a_chunk_goes_down_to_whoever_leads_to_the_asker_and_else_up(node: Any, 
 
 
 @pytest.mark.parametrize(("sender", "asker"), [(0, 77), (5, 8)])
-def test_a_chunk_never_goes_back_where_it_came_from(
+def test_chunk_is_never_forwarded_to_its_sender(
     node: Any, make: Any, sender: int, asker: int
 ) -> None:
     """A chunk never goes back to its sender: two nodes could exchange it forever."""

@@ -19,7 +19,9 @@ LEASE_S = 10.0
 # -- leases --------------------------------------------------------------------------------------
 
 
-def beat(leases: Leases, until_s: float, from_s: float = 0.0) -> list[tuple[int, float]]:
+def tick_until_lease_expires(
+    leases: Leases, until_s: float, from_s: float = 0.0
+) -> list[tuple[int, float]]:
     """Check the leases every second until one expires; return (node, seconds of silence)."""
     lost: list[tuple[int, float]] = []
     now_s = from_s
@@ -29,23 +31,23 @@ def beat(leases: Leases, until_s: float, from_s: float = 0.0) -> list[tuple[int,
     return lost
 
 
-def test_whoever_is_silent_for_a_lease_is_lost() -> None:
+def test_node_silent_for_longer_than_lease_is_lost() -> None:
     """A node is lost once it has been silent for longer than a lease."""
     leases = Leases(LEASE_S, 0.0)
     leases.renew(1, 0.0)
     leases.renew(2, 5.0)
-    assert beat(leases, 30.0) == [(1, 11.0)]
+    assert tick_until_lease_expires(leases, 30.0) == [(1, 11.0)]
     leases.drop(1)
-    assert beat(leases, 30.0, 11.0) == [(2, 11.0)]
+    assert tick_until_lease_expires(leases, 30.0, 11.0) == [(2, 11.0)]
 
 
 @pytest.mark.parametrize("slept_s", [11.0, 60.0])
-def test_a_holder_that_slept_renews_everybody(slept_s: float) -> None:
+def test_process_pause_renews_all_leases(slept_s: float) -> None:
     """A process that did not run for longer than a lease renews all leases first."""
     leases = Leases(LEASE_S, 0.0)
     leases.renew(1, 0.0)
     assert leases.expire(slept_s) == []
-    assert beat(leases, slept_s + 30.0, slept_s) == [(1, 11.0)]
+    assert tick_until_lease_expires(leases, slept_s + 30.0, slept_s) == [(1, 11.0)]
 
 
 # -- partitions ------------------------------------------------------------------------------------
@@ -76,7 +78,7 @@ def test_an_unread_partition_is_not_trained_and_an_empty_one_is() -> None:
     assert (partition.trained, partition.minibatches) == (True, 0)
 
 
-def test_an_epoch_is_whole_once_all_who_train_are_through_it() -> None:
+def test_epoch_is_finished_once_every_partition_has_finished_it() -> None:
     """An epoch is finished once every partition with rows, or not yet read, has finished it."""
     first, second, empty = whole = Partitions(Partition(index, 3) for index in range(3))
     first.record_or_compare_rows(7, 5, 3)
@@ -89,7 +91,7 @@ def test_an_epoch_is_whole_once_all_who_train_are_through_it() -> None:
 
 
 @pytest.mark.parametrize("other", [(8, 5, 3), (7, 6, 3), (7, 5, 4)])
-def test_other_rows_are_noticed(other: tuple[int, int, int]) -> None:
+def test_changed_rows_or_checksum_are_detected(other: tuple[int, int, int]) -> None:
     """A different number of rows or minibatches, or another checksum, is detected."""
     partition = Partition(0, 2)
     assert partition.record_or_compare_rows(7, 5, 3)
@@ -108,7 +110,7 @@ def test_each_file_is_granted_once_on_its_own_executor() -> None:
     assert checkpoints.granted_files == 2
 
 
-def test_what_nobody_used_is_lost_mass() -> None:
+def test_unused_residual_files_count_as_lost_mass_once() -> None:
     """Files that were not granted, or whose owner did not use them, count as lost mass, once."""
     checkpoints = ResidualCheckpoints({"e": {"f1": 1.0, "f2": 2.0}, "other": {"g": 4.0}})
     checkpoints.grant("e", 1)
@@ -120,7 +122,7 @@ def test_what_nobody_used_is_lost_mass() -> None:
     assert checkpoints.lost_mass == 2.0 + 4.0
 
 
-def test_a_grant_follows_its_process_to_another_id() -> None:
+def test_granted_file_follows_process_to_new_id() -> None:
     """A granted file follows its process to a new id."""
     checkpoints = ResidualCheckpoints({"e": {"f1": 1.0}})
     checkpoints.grant("e", 1)
@@ -132,7 +134,7 @@ def test_a_grant_follows_its_process_to_another_id() -> None:
     assert checkpoints.lost_mass == 0.0
 
 
-def test_what_is_left_is_known_by_executor() -> None:
+def test_residual_files_are_recorded_by_executor() -> None:
     """Files that workers left are recorded by executor; the newest record of a file counts."""
     checkpoints = ResidualCheckpoints({})
     checkpoints.record("e", 1, ResidualCheckpoint("p", 1.5))
@@ -143,7 +145,7 @@ def test_what_is_left_is_known_by_executor() -> None:
     assert checkpoints.files == {"e": {"p": 2.5}}
 
 
-def test_what_was_granted_to_a_worker_that_died_after_it_kept_its_residual_is_not_lost() -> None:
+def test_granted_file_is_not_lost_if_owner_saved_its_residual() -> None:
     """A granted file is not lost if its owner saved its residual, which contains the file."""
     checkpoints = ResidualCheckpoints({"e": {"f1": 1.0, "f2": 2.0}})
     checkpoints.grant("e", 1)
@@ -157,7 +159,7 @@ def test_what_was_granted_to_a_worker_that_died_after_it_kept_its_residual_is_no
 # -- members ---------------------------------------------------------------------------------------
 
 
-def test_the_slowest_is_among_those_who_train(master: Any) -> None:
+def test_slowest_counts_only_training_workers(master: Any) -> None:
     """``slowest`` counts only workers that train; without any, it keeps its value."""
     master.running()
     members = master.machine.members
@@ -173,7 +175,7 @@ def test_the_slowest_is_among_those_who_train(master: Any) -> None:
     assert members.slowest == 5, "without a worker that trains it stays"
 
 
-def test_an_update_of_the_last_one_raises_the_pace_without_looking_at_all(master: Any) -> None:
+def test_slowest_rises_when_last_slowest_worker_advances(master: Any) -> None:
     """``slowest`` rises when the last of the slowest workers advances."""
     master.running()
     members = master.machine.members
@@ -187,7 +189,7 @@ def test_an_update_of_the_last_one_raises_the_pace_without_looking_at_all(master
     assert members.slowest == 2
 
 
-def test_those_train_who_have_a_replica_and_are_not_finished(master: Any) -> None:
+def test_finished_or_evicted_workers_do_not_count_as_training(master: Any) -> None:
     """Live workers that have a replica and are not finished count as training."""
     master.running()
     assert master.machine.members.count_training() == 2
@@ -198,7 +200,7 @@ def test_those_train_who_have_a_replica_and_are_not_finished(master: Any) -> Non
     assert master.machine.members.count_training() == 0
 
 
-def test_a_status_that_was_overtaken_takes_no_worker_back(master: Any, make: Any) -> None:
+def test_overtaken_status_lowers_neither_steps_nor_activity(master: Any, make: Any) -> None:
     """An overtaken status lowers neither steps nor activity, and FINISHED is final."""
     master.running()
     old = make.status(1, count=1, steps=0, activity=Activity.CATCHING_UP)
@@ -214,7 +216,7 @@ def test_a_status_that_was_overtaken_takes_no_worker_back(master: Any, make: Any
 # -- the sequencer ---------------------------------------------------------------------------------
 
 
-def test_updates_are_numbered_in_their_origins_order(make: Any) -> None:
+def test_updates_are_numbered_once_in_order_of_each_origin(make: Any) -> None:
     """Updates are numbered once, in each origin's order; all others are ignored."""
     sequencer = Sequencer(10**6, IgnoredMessages())
     sequencer.admit(1)
@@ -231,7 +233,7 @@ def test_updates_are_numbered_in_their_origins_order(make: Any) -> None:
     assert [c.commit for c in sequencer.history.log.entries_after(0)] == [1, 2, 3, 4]
 
 
-def test_nothing_of_a_closed_id_is_numbered(make: Any) -> None:
+def test_updates_of_closed_id_are_not_numbered(make: Any) -> None:
     """Updates of a closed id get no number, and the id cannot be admitted again."""
     sequencer = Sequencer(10**6, IgnoredMessages())
     sequencer.admit(1)
@@ -242,7 +244,7 @@ def test_nothing_of_a_closed_id_is_numbered(make: Any) -> None:
         sequencer.admit(1)
 
 
-def test_nothing_is_numbered_once_the_final_commit_is_fixed(make: Any) -> None:
+def test_updates_after_final_commit_are_not_numbered(make: Any) -> None:
     sequencer = Sequencer(10**6, IgnoredMessages())
     sequencer.admit(1)
     sequencer.frozen = True

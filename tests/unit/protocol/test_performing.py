@@ -17,7 +17,7 @@ OPEN, CLOSE, TELL = ev.OpenEdge(0, 3, PLACE, PLACE), ev.CloseEdge(4), ev.SendDir
 ADMITTED, HASH, NOTE = ev.IdAssigned(1, 0, 0, 0, (), False), ev.HashReplica(9), ev.Note("n")
 
 
-def dying_at(*deaths: Effect) -> tuple[Callable[[Effect], None], list[Effect]]:
+def make_performer_losing_driver(*deaths: Effect) -> tuple[Callable[[Effect], None], list[Effect]]:
     """Return a function that raises DriverLost at ``deaths``, and the list of what it performed."""
     done: list[Effect] = []
 
@@ -29,8 +29,8 @@ def dying_at(*deaths: Effect) -> tuple[Callable[[Effect], None], list[Effect]]:
     return perform, done
 
 
-def test_all_is_performed_in_order() -> None:
-    perform, done = dying_at()
+def test_effects_are_performed_in_order() -> None:
+    perform, done = make_performer_losing_driver()
     perform_all([OPEN, ADMITTED, TELL], perform)
     assert done == [OPEN, ADMITTED, TELL]
 
@@ -43,25 +43,25 @@ def test_all_is_performed_in_order() -> None:
         ([TELL, NOTE, CLOSE], CLOSE, [TELL, NOTE]),
     ],
 )
-def test_what_needs_no_driver_is_performed_after_its_death(
+def test_only_effects_without_driver_are_performed_after_driver_loss(
     effects: list[Effect], death: Effect, performed: list[Effect]
 ) -> None:
     """After DriverLost, only effects that need no media driver are performed."""
-    perform, done = dying_at(death)
+    perform, done = make_performer_losing_driver(death)
     with pytest.raises(DriverLost, match=type(death).__name__):
         perform_all(effects, perform)
     assert done == performed
 
 
-def test_the_first_of_two_losses_is_raised() -> None:
+def test_first_of_two_driver_losses_is_raised() -> None:
     """Of two DriverLost errors the first is raised; nested effects may cause the second."""
-    perform, done = dying_at(CLOSE, HASH)
+    perform, done = make_performer_losing_driver(CLOSE, HASH)
     with pytest.raises(DriverLost, match="CloseEdge"):
         perform_all([CLOSE, HASH, NOTE], perform)
     assert done == [NOTE]
 
 
-def test_anything_else_is_raised_at_once() -> None:
+def test_other_errors_are_raised_at_once() -> None:
     def perform(effect: Effect) -> None:
         raise ZeroDivisionError(str(effect))
 
@@ -69,7 +69,7 @@ def test_anything_else_is_raised_at_once() -> None:
         perform_all([CLOSE, HASH], perform)
 
 
-def test_each_effect_needs_the_driver_or_does_not() -> None:
+def test_every_effect_is_classified_by_need_of_driver() -> None:
     """Each effect is in exactly one of BY_DRIVER and the set of this test."""
     without = {
         ev.ApplyCommit, ev.OwnCommitted, ev.ApplyMergedRange, ev.InstallSnapshot,

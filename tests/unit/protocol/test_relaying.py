@@ -27,7 +27,7 @@ from sparkstrom.protocol.common import events_and_effects as ev
 from sparkstrom.protocol.common.children import FlowLimits
 from sparkstrom.protocol.common.flow_control import HEADER_BYTES
 from sparkstrom.protocol.worker.parent_link import AGAIN_LEAST_S
-from tests.unit.protocol.spoken import every, only, said, sent
+from tests.unit.protocol.spoken import every, only, sent, sent_directly
 
 PARENT = 4
 LEASE_S = 10.0
@@ -40,7 +40,7 @@ def relay(node: Any) -> Any:
     return node.training().with_child(5).with_child(6)
 
 
-def below(relay: Any, *nodes: int, via: int = 5) -> Any:
+def report_nodes_below(relay: Any, *nodes: int, via: int = 5) -> Any:
     """Let the child ``via`` report statuses of these nodes."""
     statuses = [relay.make.status(node, edge=60) for node in nodes]
     relay.hear(relay.make.report(*statuses), sender=via)
@@ -50,26 +50,26 @@ def below(relay: Any, *nodes: int, via: int = 5) -> Any:
 # -- to the parent -----------------------------------------------------------------------------
 
 
-def test_updates_from_below_go_up_as_they_are(relay: Any, make: Any) -> None:
+def test_updates_of_nodes_below_are_forwarded_unchanged(relay: Any, make: Any) -> None:
     """Updates of nodes below are forwarded unchanged and not stored."""
     update = make.update(8, 3)
     assert relay.hear(update, sender=5) == [ev.Send(PARENT, update)]
     assert relay.me.in_flight.uncommitted == ()  # the origin stores them
 
 
-def test_words_from_below_go_up_as_they_are_and_once(relay: Any, make: Any) -> None:
+def test_unchanged_status_of_node_below_is_forwarded_once(relay: Any, make: Any) -> None:
     """Statuses of nodes below are forwarded unchanged; an unchanged one is not forwarded again."""
-    below(relay, 8)
+    report_nodes_below(relay, 8)
     (report,) = sent(relay.tick(0.1), Heartbeat, PARENT)
     assert make.status(8, edge=60) in report.statuses
     relay.alive(stamp=report.stamp)
-    below(relay, 8)  # unchanged
+    report_nodes_below(relay, 8)  # unchanged
     assert not relay.me.subtree.statuses.has_pending
 
 
-def test_whoever_leaves_is_not_told_of_any_more(relay: Any) -> None:
+def test_statuses_of_departed_child_and_its_subtree_are_not_reported(relay: Any) -> None:
     """After a child has left, its status and those of all nodes below it are no longer reported."""
-    below(relay, 5, 8)
+    report_nodes_below(relay, 5, 8)
     relay.hear(LeaveNotice(node=5, reason="done", checkpoint=None), sender=5)
     (report,) = sent(relay.tick(0.1), Heartbeat)
     assert not {5, 8} & {status.node for status in report.statuses}
@@ -78,7 +78,7 @@ def test_whoever_leaves_is_not_told_of_any_more(relay: Any) -> None:
 # -- to the children ---------------------------------------------------------------------------
 
 
-def test_what_comes_down_goes_on_to_all_children(relay: Any, make: Any) -> None:
+def test_commit_is_applied_and_forwarded_to_all_children(relay: Any, make: Any) -> None:
     """A commit is applied and forwarded to all children."""
     effects = relay.hear(make.committed(1))
     assert only(effects, ev.ApplyCommit).update.commit == 1
@@ -86,7 +86,7 @@ def test_what_comes_down_goes_on_to_all_children(relay: Any, make: Any) -> None:
         assert sent(effects, Commit, child) == [make.committed(1)]
 
 
-def test_its_own_update_goes_on_with_the_payload_that_it_has(relay: Any, make: Any) -> None:
+def test_commit_of_own_update_is_forwarded_with_payload(relay: Any, make: Any) -> None:
     """The commit of the relay's own update comes without a payload and is forwarded with it."""
     relay.step(make.published(1, b"mine"))
     effects = relay.hear(make.committed(1, origin=1, payload=b""))
@@ -94,9 +94,7 @@ def test_its_own_update_goes_on_with_the_payload_that_it_has(relay: Any, make: A
     assert [c.payload.data for c in sent(effects, Commit)] == [b"mine", b"mine"]
 
 
-def test_a_sum_goes_on_whole_and_a_child_that_is_not_there_takes_a_snapshot(
-    relay: Any, make: Any
-) -> None:
+def test_sum_is_forwarded_whole_and_child_inside_it_needs_snapshot(relay: Any, make: Any) -> None:
     """A sum is forwarded as a whole; a child that is inside the sum needs a snapshot."""
     relay.step(make.published(1))
     relay.hear(make.committed(1))
@@ -107,7 +105,7 @@ def test_a_sum_goes_on_whole_and_a_child_that_is_not_there_takes_a_snapshot(
     assert [b.base for b in sent(relay.hear(CommitsRequest(3), sender=6), SnapshotRequired)] == [5]
 
 
-def test_a_child_is_served_while_the_parent_is_away(relay: Any, make: Any) -> None:
+def test_children_are_served_while_relay_has_no_parent(relay: Any, make: Any) -> None:
     """Children are served while the relay has no parent."""
     relay.hear(make.committed(1))
     relay.opened()
@@ -116,7 +114,7 @@ def test_a_child_is_served_while_the_parent_is_away(relay: Any, make: Any) -> No
     assert relay.hear(ChunkRequest(0), sender=5) == [ev.SendChunk(5, 0)]
 
 
-def test_nobody_is_served_what_it_does_not_have(relay: Any, make: Any) -> None:
+def test_requests_for_missing_commits_or_chunks_are_ignored(relay: Any, make: Any) -> None:
     """Requests for commits or chunks that the relay does not have are ignored."""
     assert relay.hear(CommitsRequest(1), sender=5) == []
     assert relay.hear(ChunkRequest(1), sender=5) == []
@@ -124,9 +122,7 @@ def test_nobody_is_served_what_it_does_not_have(relay: Any, make: Any) -> None:
     assert relay.hear(ChunkRequest(0), sender=5) == []
 
 
-def test_while_it_catches_up_its_children_are_not_told_that_there_is_more(
-    relay: Any, make: Any
-) -> None:
+def test_relay_reports_head_0_to_children_while_it_fetches_snapshot(relay: Any, make: Any) -> None:
     """While a relay fetches a snapshot, its states report head 0 to the children."""
     relay.hear(make.behind(7))
     assert [s.head for s in sent(relay.alive() + relay.tick(0.1), State, 5)] == [0]
@@ -139,7 +135,7 @@ def test_while_it_catches_up_its_children_are_not_told_that_there_is_more(
     assert [s.head for s in sent(relay.alive() + relay.tick(0.1), State, 5)] == [7]
 
 
-def test_a_state_goes_on_with_what_this_node_has(relay: Any, make: Any) -> None:
+def test_forwarded_state_has_relays_own_newest_commit(relay: Any, make: Any) -> None:
     """A forwarded state has the relay's own newest commit, and otherwise the master's values."""
     relay.hear(make.committed(1))
     relay.tick(0.1)
@@ -149,7 +145,7 @@ def test_a_state_goes_on_with_what_this_node_has(relay: Any, make: Any) -> None:
     assert (state.training, state.minibatches) == (6, 70)
 
 
-def test_a_slow_child_holds_up_neither_the_node_nor_its_brothers(node_with: Any, make: Any) -> None:
+def test_full_window_of_child_delays_neither_relay_nor_sibling(node_with: Any, make: Any) -> None:
     """A child whose window is full delays neither the relay nor the other child."""
     one = HEADER_BYTES + 4
     relay = node_with(parent=PARENT, flow_limits=FlowLimits(2 * one, 10**6, 1, 10)).training()
@@ -168,9 +164,9 @@ def test_a_slow_child_holds_up_neither_the_node_nor_its_brothers(node_with: Any,
 # -- resend requests ---------------------------------------------------------------------------
 
 
-def test_the_question_for_an_origin_goes_to_the_child_that_leads_to_it(relay: Any) -> None:
+def test_resend_request_goes_to_child_that_leads_to_origin(relay: Any) -> None:
     """A resend request goes to the child that leads to the origin; it is ignored without one."""
-    below(relay, 8)
+    report_nodes_below(relay, 8)
     assert relay.hear(ResendRequest(8)) == [ev.Send(5, ResendRequest(8))]
     assert relay.hear(ResendRequest(8), AGAIN_LEAST_S / 2) == [
         ev.Send(5, ResendRequest(8))
@@ -179,7 +175,7 @@ def test_the_question_for_an_origin_goes_to_the_child_that_leads_to_it(relay: An
     assert relay.hear(ResendRequest(77)) == []
 
 
-def test_a_question_for_itself_goes_no_further(relay: Any, make: Any) -> None:
+def test_resend_request_for_own_updates_is_not_forwarded(relay: Any, make: Any) -> None:
     """A resend request for the relay's own updates is not forwarded."""
     relay.step(make.published(1))
     effects = relay.hear(ResendRequest(1), 1.0)
@@ -187,7 +183,7 @@ def test_a_question_for_itself_goes_no_further(relay: Any, make: Any) -> None:
     assert sent(effects, ResendRequest) == []
 
 
-def test_a_question_for_all_goes_to_all(relay: Any, make: Any) -> None:
+def test_resend_request_without_origin_is_obeyed_and_forwarded(relay: Any, make: Any) -> None:
     """A resend request without an origin is obeyed and forwarded to all children."""
     relay.step(make.published(1))
     effects = relay.hear(ResendRequest(None), 1.0)
@@ -201,7 +197,7 @@ def test_a_question_for_all_goes_to_all(relay: Any, make: Any) -> None:
 # -- leases ------------------------------------------------------------------------------------
 
 
-def complaints(relay: Any, seconds: float, *speaking: int) -> list[ChildSilent]:
+def collect_silence_reports(relay: Any, seconds: float, *speaking: int) -> list[ChildSilent]:
     """Let time pass in which only ``speaking`` children send heartbeats; return the reports."""
     effects: list[ev.Effect] = []
     for _ in range(int(seconds * 2)):
@@ -209,23 +205,23 @@ def complaints(relay: Any, seconds: float, *speaking: int) -> list[ChildSilent]:
         for child in speaking:
             relay.hear(relay.make.report(), sender=child)
         effects += relay.tick(0.5)
-    return said(effects, ChildSilent)
+    return sent_directly(effects, ChildSilent)
 
 
-def test_a_silent_child_is_complained_of_until_something_is_done(relay: Any) -> None:
+def test_silent_child_is_reported_until_disowned(relay: Any) -> None:
     """A silent child is reported every quarter lease until the master disowns it."""
     edge = relay.me.children.by_node[5].edge
-    assert complaints(relay, LEASE_S, 6) == []
-    assert complaints(relay, 1.0, 6) == [ChildSilent(1, 5, edge)]
-    repeated = complaints(relay, LEASE_S, 6)
+    assert collect_silence_reports(relay, LEASE_S, 6) == []
+    assert collect_silence_reports(relay, 1.0, 6) == [ChildSilent(1, 5, edge)]
+    repeated = collect_silence_reports(relay, LEASE_S, 6)
     assert 3 <= len(repeated) <= 4
     assert set(repeated) == {ChildSilent(1, 5, edge)}
     relay.told(Disown(5, edge))
-    assert complaints(relay, 2 * LEASE_S, 6) == []
+    assert collect_silence_reports(relay, 2 * LEASE_S, 6) == []
 
 
 @pytest.mark.parametrize("say", ["report", "update", "attach", "ask"])
-def test_anything_that_a_child_says_renews_its_lease(relay: Any, make: Any, say: str) -> None:
+def test_any_message_of_child_renews_its_lease(relay: Any, make: Any, say: str) -> None:
     """Any message of a child renews its lease."""
     words = {
         "report": make.report(),
@@ -234,26 +230,26 @@ def test_anything_that_a_child_says_renews_its_lease(relay: Any, make: Any, say:
         "ask": ChunkRequest(9),
     }
     for _ in range(2):
-        assert complaints(relay, LEASE_S - 1, 6) == []
+        assert collect_silence_reports(relay, LEASE_S - 1, 6) == []
         relay.hear(words[say], sender=5)
 
 
-def test_a_node_that_slept_complains_of_nobody_at_once(relay: Any) -> None:
+def test_process_pause_causes_no_silence_reports(relay: Any) -> None:
     """After a pause of its own process, a relay reports no child as silent at once."""
     relay.hear(relay.make.state(beat=5), 60.0)
-    assert said(relay.tick(), ChildSilent) == []
+    assert sent_directly(relay.tick(), ChildSilent) == []
 
 
 # -- edges -------------------------------------------------------------------------------------
 
 
-def test_its_own_parent_is_never_its_child(relay: Any, make: Any) -> None:
+def test_order_to_adopt_own_parent_is_ignored(relay: Any, make: Any) -> None:
     """An order to adopt the node's own parent is ignored, as it would form a cycle."""
     assert relay.told(make.adopt(PARENT, 99)) == []
     assert PARENT not in relay.me.children.by_node
 
 
-def test_a_child_that_becomes_its_parent_is_its_child_no_more(relay: Any, make: Any) -> None:
+def test_child_that_becomes_parent_is_removed_from_children(relay: Any, make: Any) -> None:
     """A child that becomes the parent is removed from the children."""
     effects = relay.told(make.welcome(parent=5, edge=70))
     assert ev.CloseEdge(5) in effects
@@ -262,7 +258,7 @@ def test_a_child_that_becomes_its_parent_is_its_child_no_more(relay: Any, make: 
     assert list(relay.me.children.by_node) == [6]
 
 
-def test_children_come_and_go_by_the_masters_word_alone(relay: Any, make: Any) -> None:
+def test_only_master_can_add_and_remove_children(relay: Any, make: Any) -> None:
     """Only the master can add and remove children."""
     assert relay.hear(make.adopt(7)) == []
     assert relay.hear(Disown(5, 1000)) == []
@@ -270,7 +266,7 @@ def test_children_come_and_go_by_the_masters_word_alone(relay: Any, make: Any) -
     assert only(relay.told(make.adopt(7)), ev.OpenEdge).node == 7
 
 
-def test_a_goodbye_of_an_older_edge_does_not_end_the_newer_one(relay: Any, make: Any) -> None:
+def test_disown_over_older_edge_is_ignored(relay: Any, make: Any) -> None:
     """An order to disown a child over an older edge is ignored."""
     old = relay.me.children.by_node[5].edge
     relay.told(make.adopt(5, old + 1))
@@ -278,29 +274,31 @@ def test_a_goodbye_of_an_older_edge_does_not_end_the_newer_one(relay: Any, make:
     assert relay.told(Disown(5, old + 1)) == [ev.CloseEdge(5)]
 
 
-def test_over_a_newer_edge_everything_is_told_again(relay: Any, make: Any) -> None:
+def test_new_edge_to_child_removes_statuses_received_through_it(relay: Any, make: Any) -> None:
     """A new edge to a child removes the statuses that came through it; they are reported again."""
-    below(relay, 8)
+    report_nodes_below(relay, 8)
     relay.told(make.adopt(5, relay.me.children.by_node[5].edge + 1))
     assert relay.me.subtree.statuses.child_towards(8) is None
-    below(relay, 8)
+    report_nodes_below(relay, 8)
     assert relay.me.subtree.statuses.child_towards(8) == 5
 
 
-def test_the_children_stay_when_the_edge_upwards_is_opened_anew(relay: Any) -> None:
+def test_new_edge_to_parent_keeps_edges_to_children(relay: Any) -> None:
     """A new edge to the parent leaves the children's edges open."""
     relay.opened()
     assert list(relay.me.children.by_node) == [5, 6]
 
 
-def test_all_edges_are_gone_with_the_media_driver(relay: Any) -> None:
+def test_death_of_media_driver_closes_all_edges(relay: Any) -> None:
     """After the media driver died, all edges are closed."""
     effects = relay.opened(alone=True)
     assert {closed.node for closed in every(effects, ev.CloseEdge)} == {PARENT, 5, 6}
     assert relay.me.children.by_node == {}
 
 
-def test_what_only_parents_or_the_master_say_is_nothing_from_a_child(relay: Any, make: Any) -> None:
+def test_messages_reserved_for_parent_or_master_are_ignored_from_child(
+    relay: Any, make: Any
+) -> None:
     """Messages that only a parent or the master may send are ignored from a child."""
     for message in (make.committed(1), make.state(Phase.DONE), make.welcome(edge=99), Probe(1)):
         assert relay.hear(message, sender=5) == []

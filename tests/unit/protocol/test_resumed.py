@@ -23,18 +23,18 @@ from sparkstrom.protocol.common.events_and_effects import IgnoreReason
 from sparkstrom.protocol.common.fit_spec import FitSpec, PartitionStart
 from sparkstrom.protocol.master.members import Partitions
 from tests.unit.protocol.conftest import MasterDriver
-from tests.unit.protocol.spoken import aborted, answers, only, sent
+from tests.unit.protocol.spoken import only, only_abort, sent, sent_by_master
 
 # -- starts of partitions ----------------------------------------------------------------------
 
 
-def spec_of(*positions: tuple[int, int], rows: int = 7, batches: int = 3) -> FitSpec:
+def make_resumed_spec(*positions: tuple[int, int], rows: int = 7, batches: int = 3) -> FitSpec:
     """Return the spec of a resumed fit whose partitions start at these positions."""
     starts = tuple(PartitionStart(Position(*at), rows, 5, batches) for at in positions)
     return FitSpec(len(positions), epochs=2, n_params=1, version="v", starts=starts)
 
 
-def master_of(make: Any, spec: FitSpec) -> MasterDriver:
+def make_resumed_master(make: Any, spec: FitSpec) -> MasterDriver:
     """Return a master whose partitions resume from the spec's starts."""
     driver = MasterDriver(make, spec.workers)
     for partition, start in zip(driver.machine.partitions, spec.starts, strict=True):
@@ -42,9 +42,9 @@ def master_of(make: Any, spec: FitSpec) -> MasterDriver:
     return driver
 
 
-def test_partitions_begin_where_they_were_and_count_what_was_trained() -> None:
+def test_partitions_start_at_positions_of_checkpoint() -> None:
     """Partitions start at the checkpoint's positions, and earlier minibatches count as resumed."""
-    spec = spec_of((0, 2), (1, 0))
+    spec = make_resumed_spec((0, 2), (1, 0))
     partitions = Partitions.from_spec(spec, 0.0)
     assert [p.position for p in partitions] == [(0, 2), (1, 0)]
     assert [p.as_start() for p in partitions] == list(spec.starts)
@@ -54,59 +54,59 @@ def test_partitions_begin_where_they_were_and_count_what_was_trained() -> None:
     assert spec.start_of(1) == (1, 0)
 
 
-def test_beyond_the_last_epoch_there_is_nothing_left() -> None:
+def test_start_beyond_last_epoch_counts_as_trained() -> None:
     """A start beyond the last epoch is moved to its end, so the partition counts as trained."""
-    (partition,) = Partitions.from_spec(spec_of((5, 2)), 0.0)
+    (partition,) = Partitions.from_spec(make_resumed_spec((5, 2)), 0.0)
     assert partition.trained
     assert partition.position == (2, 0)
 
 
-def test_without_a_checkpoint_all_begin_at_their_first_minibatch() -> None:
+def test_partitions_without_checkpoint_start_at_first_minibatch() -> None:
     spec = FitSpec(2, 1, 1, "v")
     assert [p.position for p in Partitions.from_spec(spec, 0.0)] == [(0, 0), (0, 0)]
     assert spec.start_of(1) == (0, 0)
 
 
-def test_who_joins_is_told_where_to_go_on(make: Any) -> None:
+def test_welcome_names_position_where_partition_resumes(make: Any) -> None:
     """The welcome of a worker names the position where its partition resumes."""
-    master = master_of(make, spec_of((0, 2), (1, 0)))
-    (welcome,) = answers(master.join(1, rows=7, checksum=5, batches=3), Welcome)
+    master = make_resumed_master(make, make_resumed_spec((0, 2), (1, 0)))
+    (welcome,) = sent_by_master(master.join(1, rows=7, checksum=5, batches=3), Welcome)
     assert (welcome.epoch, welcome.batch) == (1, 0)
 
 
 @pytest.mark.parametrize("changed", [{"rows": 8}, {"checksum": 6}, {"batches": 4}])
-def test_other_rows_than_the_checkpoints_end_it_with_a_remedy(
+def test_rows_other_than_in_checkpoint_abort_with_advice(
     make: Any, changed: dict[str, int]
 ) -> None:
     """Rows that differ from the checkpoint's abort the fit, with advice in the message."""
-    master = master_of(make, spec_of((0, 2), (1, 0)))
-    abort = aborted(master.join(1, **({"rows": 7, "checksum": 5, "batches": 3} | changed)))
+    master = make_resumed_master(make, make_resumed_spec((0, 2), (1, 0)))
+    abort = only_abort(master.join(1, **({"rows": 7, "checksum": 5, "batches": 3} | changed)))
     assert abort.kind is ev.Failure.USAGE
     assert "when its checkpoint was written" in abort.reason
     assert "resume=False" in abort.reason
 
 
-def test_rows_that_change_between_attempts_are_said_to_do_so(make: Any) -> None:
+def test_rows_changed_between_attempts_abort_with_that_reason(make: Any) -> None:
     """After an attempt with the checkpoint's rows, other rows have changed between attempts."""
-    master = master_of(make, spec_of((0, 2), (1, 0)))
+    master = make_resumed_master(make, make_resumed_spec((0, 2), (1, 0)))
     master.join(1, rows=7, checksum=5, batches=3)
-    abort = aborted(master.join(1, rows=8, checksum=5, batches=3, token=99, attempt=99))
+    abort = only_abort(master.join(1, rows=8, checksum=5, batches=3, token=99, attempt=99))
     assert "when its task is tried again" in abort.reason
 
 
-def test_where_all_is_trained_it_ends_without_anybody(make: Any) -> None:
+def test_fully_trained_fit_ends_without_workers(make: Any) -> None:
     """A fit whose partitions are all trained ends without workers, and refuses joins."""
-    master = master_of(make, spec_of((2, 0), (2, 0)))
+    master = make_resumed_master(make, make_resumed_spec((2, 0), (2, 0)))
     effects = [*master.tick(), *master.tick()]
     assert master.phase is Phase.AUDIT
     assert only(effects, ev.HashReplica).commit == 0
     master.step(ev.ReplicaHashed(0, "d", None))
     assert master.phase is Phase.DONE
-    (refused,) = answers(master.join(0, rows=7, checksum=5, batches=3), JoinRefusal)
+    (refused,) = sent_by_master(master.join(0, rows=7, checksum=5, batches=3), JoinRefusal)
     assert not refused.fatal
 
 
-def test_who_begins_where_the_fit_did_borrows_no_updater(node_with: Any, make: Any) -> None:
+def test_worker_at_resumed_position_fetches_no_optimizer_state(node_with: Any, make: Any) -> None:
     """A worker that starts where the fit resumed, even in mid-epoch, fetches no optimizer state."""
     node = node_with(optimizer_wait_s=5.0)
     me = node.machine.membership
@@ -120,7 +120,7 @@ def test_who_begins_where_the_fit_did_borrows_no_updater(node_with: Any, make: A
     assert sent(node.tick(), OptimizerRequest) == []
 
 
-def test_who_could_not_read_its_rows_says_so_and_does_not_join(node: Any) -> None:
+def test_worker_with_unreadable_rows_reports_failure_without_joining(node: Any) -> None:
     """A worker that cannot read its rows reports that, and does not join with wrong rows."""
     told = node.step(ev.TrainerFailed("no room on the disk", "trace"))
     message = only(told, ev.SendDirect).message
@@ -139,37 +139,37 @@ def chunk_for_driver(index: int, content: bytes) -> OptimizerChunk:
     )
 
 
-def lending(master: Any) -> Any:
+def train_with_one_source(master: Any) -> Any:
     """Start training with node 1 as the only source of optimizer state."""
     master.running()
     master.say(1, steps=3, activity=Activity.STEPPING, lends=True)
     return master
 
 
-def test_the_driver_takes_a_copy_while_training_goes_on(master: Any) -> None:
+def test_master_copies_optimizer_state_during_training(master: Any) -> None:
     """The master copies an optimizer state chunk by chunk while training continues."""
-    lending(master)
+    train_with_one_source(master)
     master.step(ev.OptimizerCopyRequest())
-    (ask,) = answers(master.tick(), OptimizerRequest, "w0")
+    (ask,) = sent_by_master(master.tick(), OptimizerRequest, "w0")
     assert ask == OptimizerRequest(MASTER, None, 0)
-    (rest,) = answers(master.hear(1, chunk_for_driver(0, b"ab")), OptimizerRequest, "w0")
+    (rest,) = sent_by_master(master.hear(1, chunk_for_driver(0, b"ab")), OptimizerRequest, "w0")
     assert rest.index == 1
     copied = only(master.hear(1, chunk_for_driver(1, b"ab")), ev.OptimizerCopied)
     assert copied.payloads == (b"ab",)
     assert master.phase is Phase.RUNNING
-    assert answers(master.tick(), OptimizerRequest) == []
+    assert sent_by_master(master.tick(), OptimizerRequest) == []
 
 
-def test_two_wishes_at_once_get_one_copy(master: Any) -> None:
+def test_second_request_during_copy_starts_no_other_copy(master: Any) -> None:
     """A second request while a copy is being fetched does not start another one."""
-    lending(master)
+    train_with_one_source(master)
     master.step(ev.OptimizerCopyRequest())
     master.tick()
     master.step(ev.OptimizerCopyRequest())
     assert only(master.hear(1, chunk_for_driver(0, b"a")), ev.OptimizerCopied).payloads == (b"a",)
 
 
-def test_where_nobody_lends_it_is_given_up(master: Any) -> None:
+def test_copy_without_sources_ends_empty_after_lease(master: Any) -> None:
     """Without any source, the copy is given up after a lease, with no payload."""
     master.running()
     master.step(ev.OptimizerCopyRequest())
@@ -181,14 +181,14 @@ def test_where_nobody_lends_it_is_given_up(master: Any) -> None:
     assert only(effects, ev.OptimizerCopied).payloads == ()
 
 
-def test_what_comes_after_that_is_counted_and_dropped(master: Any) -> None:
+def test_chunk_without_running_copy_is_ignored_and_counted(master: Any) -> None:
     """A chunk is ignored and counted if no copy is being fetched."""
-    lending(master)
+    train_with_one_source(master)
     assert master.hear(1, chunk_for_driver(0, b"a")) == []
     assert master.machine.ignored.counts["OptimizerChunk", IgnoreReason.LATE] == 1
 
 
-def all_lending(master: Any) -> Any:
+def train_with_three_sources(master: Any) -> Any:
     """Start training with three sources, of which node 2 has taken the most steps."""
     master.running()
     for node, steps in ((1, 5), (2, 7), (3, 3)):
@@ -196,40 +196,40 @@ def all_lending(master: Any) -> Any:
     return master
 
 
-def test_everybodys_come_one_after_another_who_has_trained_most_first(master_with: Any) -> None:
+def test_all_states_are_copied_one_by_one_most_steps_first(master_with: Any) -> None:
     """A request for all states copies them one after another, most steps first."""
-    master = all_lending(master_with(partitions=3))
+    master = train_with_three_sources(master_with(partitions=3))
     master.step(ev.OptimizerCopyRequest(everybody=True))
     effects: list[ev.Effect] = master.tick()
     for name, node, content in (("w1", 2, b"b"), ("w0", 1, b"a"), ("w2", 3, b"c")):
-        assert [a.index for a in answers(effects, OptimizerRequest, name)] == [0]
-        assert len(answers(effects, OptimizerRequest)) == 1  # no other worker is asked yet
+        assert [a.index for a in sent_by_master(effects, OptimizerRequest, name)] == [0]
+        assert len(sent_by_master(effects, OptimizerRequest)) == 1  # no other worker is asked yet
         effects = master.hear(node, chunk_for_driver(0, content))
     assert only(effects, ev.OptimizerCopied).payloads == (b"b", b"a", b"c")
 
 
-def test_who_is_gone_or_does_not_answer_is_left_out(master_with: Any) -> None:
+def test_departed_or_silent_source_is_skipped(master_with: Any) -> None:
     """A source that has left, or does not answer within a lease, is skipped."""
-    master = all_lending(master_with(partitions=3))
+    master = train_with_three_sources(master_with(partitions=3))
     master.step(ev.OptimizerCopyRequest(everybody=True))
     master.tick()
     effects: list[ev.Effect] = master.evict(2)  # the source of the present copy
-    assert answers(effects, OptimizerRequest, "w0")
+    assert sent_by_master(effects, OptimizerRequest, "w0")
     effects = []
     for _ in range(30):  # node 1 is alive but sends no chunk
         for node in (1, 3):
             master.say(node, lends=True)
         effects = master.tick(1.0)
-        if answers(effects, OptimizerRequest, "w2"):
+        if sent_by_master(effects, OptimizerRequest, "w2"):
             break
-    assert answers(effects, OptimizerRequest, "w2")
+    assert sent_by_master(effects, OptimizerRequest, "w2")
     effects = master.hear(3, chunk_for_driver(0, b"c"))
     assert only(effects, ev.OptimizerCopied).payloads == (b"c",)
 
 
-def test_a_chunk_that_comes_again_is_not_the_next_ones(master_with: Any) -> None:
+def test_repeated_chunk_of_finished_copy_is_ignored(master_with: Any) -> None:
     """A repeated chunk of a finished copy is ignored while the next copy is being fetched."""
-    master = all_lending(master_with(partitions=3))
+    master = train_with_three_sources(master_with(partitions=3))
     master.step(ev.OptimizerCopyRequest(everybody=True))
     master.tick()
     master.hear(2, chunk_for_driver(0, b"b"))
@@ -240,11 +240,11 @@ def test_a_chunk_that_comes_again_is_not_the_next_ones(master_with: Any) -> None
     assert only(effects, ev.OptimizerCopied).payloads == (b"b", b"a", b"c")
 
 
-def test_where_nobody_can_lend_yet_the_first_who_can_is_taken(master: Any) -> None:
+def test_first_worker_that_becomes_source_is_used(master: Any) -> None:
     """If there is no source yet, the first worker that becomes one is asked."""
     master.running()
     master.step(ev.OptimizerCopyRequest(everybody=True))
     master.say(1, steps=3, activity=Activity.STEPPING, lends=True)
-    assert answers(master.tick(3.0), OptimizerRequest, "w0")
+    assert sent_by_master(master.tick(3.0), OptimizerRequest, "w0")
     effects = master.hear(1, chunk_for_driver(0, b"a"))
     assert only(effects, ev.OptimizerCopied).payloads == (b"a",)

@@ -66,7 +66,7 @@ def called_by(machine: Any, event: ev.Event) -> set[str]:
 
 @pytest.mark.parametrize("way", Way, ids=lambda way: way.name)
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
-def test_a_message_is_taken_as_the_table_says_and_nowhere_else(
+def test_message_reaches_only_its_handler_in_routes_table(
     kind: type, way: Way, make: Make, node_with: Any, master_with: Any
 ) -> None:
     """The handler in the table is called for a message; on any other way the message is ignored."""
@@ -77,11 +77,11 @@ def test_a_message_is_taken_as_the_table_says_and_nowhere_else(
     assert NAMED.get((kind, way), "IgnoredMessages.count") in called
 
 
-def test_every_message_has_a_way() -> None:
+def test_routes_table_covers_every_message_type() -> None:
     assert {route.kind for route in ROUTES} == set(KINDS)
     assert len(NAMED) == len(ROUTES)
 
 
 @pytest.mark.parametrize("table", [messages_table, stages_table])
-def test_the_document_has_the_table(table: Any) -> None:
+def test_protocol_document_contains_table(table: Any) -> None:
     assert table() in DOCUMENT.read_text(), f"put this into {DOCUMENT.name}:\n{table()}"

@@ -83,7 +83,7 @@ class Wire:
 # -- weights -----------------------------------------------------------------------------------
 
 
-def test_what_a_message_counts_is_the_same_at_both_ends(make: Any) -> None:
+def test_message_weight_of_each_message_type(make: Any) -> None:
     """The weight follows from what both ends know; the bytes of chunks do not count.
 
     That both ends of an edge reach the same sum is checked below.
@@ -113,7 +113,7 @@ def test_sender_and_receiver_count_the_same_bytes(parent: Any, node_with: Any, m
     assert child.me.link.bytes_received == parent.child().link.sent > CHUNK_BYTES
 
 
-def test_a_sum_has_as_many_entries_as_fall_on_different_places() -> None:
+def test_entries_in_sum_is_expected_number_of_distinct_parameters() -> None:
     """A sum's expected number of entries is the expected number of distinct parameters."""
     assert entries_in_sum(0, 100) == 0
     assert entries_in_sum(10, 10**9) == 10
@@ -124,7 +124,7 @@ def test_a_sum_has_as_many_entries_as_fall_on_different_places() -> None:
 # -- room --------------------------------------------------------------------------------------
 
 
-def test_an_empty_link_takes_one_message_of_any_size() -> None:
+def test_empty_link_takes_message_of_any_size() -> None:
     link = SendWindow(1000, 0.0)
     assert link.has_room(10**9)
     link.on_sent(10**9, 0.0)
@@ -135,7 +135,7 @@ def test_an_empty_link_takes_one_message_of_any_size() -> None:
     assert link.has_room(10**9)
 
 
-def test_the_window_is_never_more_than_the_most_that_is_allowed() -> None:
+def test_window_never_exceeds_its_maximum() -> None:
     link = SendWindow(1000, 0.0)
     assert link.has_room(1000)
     link.on_sent(400, 0.0)
@@ -146,7 +146,7 @@ def test_the_window_is_never_more_than_the_most_that_is_allowed() -> None:
     assert wire.link.window == 400 * KIB
 
 
-def test_only_what_the_neighbour_is_done_with_makes_room() -> None:
+def test_only_forwarded_bytes_make_room() -> None:
     """Only forwarded bytes make room; bytes that merely arrived still wait there."""
     link = SendWindow(1000, 0.0)
     link.on_sent(1000, 0.0)
@@ -157,7 +157,7 @@ def test_only_what_the_neighbour_is_done_with_makes_room() -> None:
     assert link.under_way == 300
 
 
-def test_an_overtaken_word_takes_nothing_back() -> None:
+def test_overtaken_acknowledgement_changes_nothing() -> None:
     """An overtaken acknowledgement with lower counts changes nothing."""
     link = SendWindow(1000, 0.0)
     link.on_sent(900, 0.0)
@@ -166,7 +166,7 @@ def test_an_overtaken_word_takes_nothing_back() -> None:
     assert (link.under_way, link.acked) == (0, 900)
 
 
-def test_nobody_is_done_with_more_than_was_handed_over() -> None:
+def test_acknowledged_bytes_beyond_sent_bytes_are_ignored() -> None:
     """Acknowledged bytes beyond those sent are ignored.
 
     Parts of an optimizer state, which has weight 0, are briefly included in the neighbour's count.
@@ -189,7 +189,7 @@ def test_nobody_is_done_with_more_than_was_handed_over() -> None:
 
 @pytest.mark.parametrize("rate", [125e3, 1.25e6, 12.5e6, 125e6])
 @pytest.mark.parametrize("delay_s", [0.0, 0.02, 0.5])
-def test_a_link_is_used_and_its_queue_stays_short(rate: float, delay_s: float) -> None:
+def test_link_is_used_at_85_percent_with_short_queue(rate: float, delay_s: float) -> None:
     """From 1 Mbit/s to 1 Gbit/s, 85 % of the rate is used; queues are at most 5 * QUEUE_S."""
     wire = Wire(rate, delay_s, size=max(8 * KIB, int(rate / 500)))
     wire.run(20.0)
@@ -200,7 +200,7 @@ def test_a_link_is_used_and_its_queue_stays_short(rate: float, delay_s: float) -
     assert wire.queued_s <= 5 * QUEUE_S
 
 
-def test_the_window_shrinks_when_the_link_narrows_and_grows_when_it_widens() -> None:
+def test_window_shrinks_and_grows_with_rate_of_link() -> None:
     wire = Wire(12.5e6)
     wire.run(20.0)
     wide = wire.link.window
@@ -216,14 +216,14 @@ def test_the_window_shrinks_when_the_link_narrows_and_grows_when_it_widens() -> 
     assert wire.link.window > 5 * narrow
 
 
-def test_the_window_has_a_least_size() -> None:
+def test_window_never_shrinks_below_window_least() -> None:
     """On a very slow link the window shrinks to WINDOW_LEAST and no further."""
     wire = Wire(1e4, size=1000)
     wire.run(100.0)
     assert wire.link.window == WINDOW_LEAST
 
 
-def test_a_queue_is_answered_once_not_for_every_message_in_it() -> None:
+def test_one_long_queue_halves_window_once() -> None:
     """One long queue halves the window once, not once for each message in it."""
     link = SendWindow(PLENTY, 0.0)
     for _ in range(2):  # now the shortest delay is known
@@ -237,7 +237,7 @@ def test_a_queue_is_answered_once_not_for_every_message_in_it() -> None:
     assert link.window == before / 2
 
 
-def test_a_queue_that_turns_out_twice_as_long_is_answered_again() -> None:
+def test_window_shrinks_again_if_queueing_time_doubles() -> None:
     """The window shrinks again if later messages of a queue waited twice as long."""
     wire = Wire(12.5e6, 0.001, window_max=4 << 20)
     wire.run(20.0)
@@ -252,7 +252,7 @@ def test_a_queue_that_turns_out_twice_as_long_is_answered_again() -> None:
     assert (wire.sent - sent) * wire.size >= 0.85 * 50.0 * wire.rate
 
 
-def test_a_window_that_holds_nothing_back_does_not_grow() -> None:
+def test_window_does_not_grow_while_no_message_waits() -> None:
     """The window does not grow while no message waits: the link's limit is not reached."""
     link = SendWindow(PLENTY, 0.0)
     for i in range(100):
@@ -262,7 +262,7 @@ def test_a_window_that_holds_nothing_back_does_not_grow() -> None:
     assert link.window == WINDOW_FIRST
 
 
-def test_to_have_held_something_back_once_says_nothing_of_later() -> None:
+def test_message_that_waited_once_grows_window_once() -> None:
     """A message that waited once lets the window grow once, not with each later acknowledgement."""
     link = SendWindow(PLENTY, 0.0)
     link.on_sent(WINDOW_FIRST, 0.0)
@@ -280,7 +280,7 @@ def test_to_have_held_something_back_once_says_nothing_of_later() -> None:
 # -- measurements ------------------------------------------------------------------------------
 
 
-def test_the_rate_is_what_goes_through_while_something_is_under_way() -> None:
+def test_rate_excludes_idle_time() -> None:
     """The rate counts only time in which something is under way; idle time is left out."""
     wire = Wire(1e6)
     assert wire.link.rate == 0.0
@@ -291,7 +291,7 @@ def test_the_rate_is_what_goes_through_while_something_is_under_way() -> None:
     assert wire.link.rate == pytest.approx(1e6, rel=0.1)
 
 
-def test_the_oldest_without_a_sign_of_arrival_is_known_by_its_time() -> None:
+def test_since_s_is_send_time_or_last_sign_of_arrival() -> None:
     """``since_s``: when the oldest message without a sign of arrival was sent, or the last sign."""
     link = SendWindow(PLENTY, 0.0)
     link.on_sent(100, 1.0)
@@ -308,7 +308,7 @@ def test_the_oldest_without_a_sign_of_arrival_is_known_by_its_time() -> None:
     assert link.since_s == 16.0
 
 
-def test_a_link_that_slept_with_nothing_under_way_waits_for_nothing() -> None:
+def test_pause_of_idle_link_starts_no_wait() -> None:
     """A pause of the process starts no wait if nothing is under way."""
     link = SendWindow(PLENTY, 0.0)
     link.shift_deadlines(10.0)

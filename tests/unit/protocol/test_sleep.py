@@ -76,7 +76,7 @@ def times_in(parts: dict[str, Any]) -> dict[str, float]:
 
 
 @pytest.fixture
-def busy(node: Any, make: Any) -> Any:
+def waiting_node(node: Any, make: Any) -> Any:
     """A node in which every wait has begun: updates in flight, a fetch, a leave, a failure."""
     node.training()
     node.step(make.published(), 1.0)
@@ -91,11 +91,11 @@ def busy(node: Any, make: Any) -> Any:
     return node
 
 
-def test_every_time_is_shifted_or_is_named_with_its_reason(busy: Any) -> None:
+def test_pause_postpones_every_unlisted_time_of_node(waiting_node: Any) -> None:
     """Each time that a node stores is postponed by the pause, or listed in NOT_SHIFTED."""
-    before = times_of(busy.machine)
-    busy.machine._deadlines.shift_after_pause(busy.now_s + SLEPT_S)
-    after = times_of(busy.machine)
+    before = times_of(waiting_node.machine)
+    waiting_node.machine._deadlines.shift_after_pause(waiting_node.now_s + SLEPT_S)
+    after = times_of(waiting_node.machine)
     same = {name for name in before if after[name] == before[name]}
     assert same - NOT_SHIFTED.keys() == set()
     assert NOT_SHIFTED.keys() <= before.keys()
@@ -108,15 +108,17 @@ def test_every_time_is_shifted_or_is_named_with_its_reason(busy: Any) -> None:
     assert shifted & NOT_SHIFTED.keys() == set()
 
 
-def test_a_short_pause_is_no_sleep(busy: Any) -> None:
+def test_pause_of_quarter_lease_shifts_no_time(waiting_node: Any) -> None:
     """A pause of a quarter of a lease shifts no time."""
-    before = times_of(busy.machine)
-    busy.machine._deadlines.shift_after_pause(busy.now_s + busy.machine.limits.lease_s / 4)
-    after = times_of(busy.machine)
+    before = times_of(waiting_node.machine)
+    waiting_node.machine._deadlines.shift_after_pause(
+        waiting_node.now_s + waiting_node.machine.limits.lease_s / 4
+    )
+    after = times_of(waiting_node.machine)
     assert after == before
 
 
-def test_every_time_of_a_master_is_shifted_or_is_named_with_its_reason(master: Any) -> None:
+def test_pause_postpones_every_unlisted_time_of_master(master: Any) -> None:
     """The master postpones its times before the first event after a pause takes effect."""
     master.running().evict(2)
     master.step(ev.OptimizerCopyRequest())

@@ -10,7 +10,7 @@ from sparkstrom.protocol.worker.replication import ASKED_AT_ONCE, SnapshotFetch
 PLENTY, ONE = 10**6, 1  # bytes: room for all commits of these tests, or for the newest alone
 
 
-def test_chunks_are_asked_for_a_few_at_a_time_and_once(make: Any) -> None:
+def test_each_chunk_is_requested_once_a_few_at_a_time(make: Any) -> None:
     """Each chunk is requested once, however long it takes: it arrives or its stream is gone."""
     catchup = SnapshotFetch(Log(PLENTY), 10, 0.0)
     assert catchup.next_requests() == list(range(ASKED_AT_ONCE))
@@ -20,7 +20,7 @@ def test_chunks_are_asked_for_a_few_at_a_time_and_once(make: Any) -> None:
     assert catchup.next_requests() == []
 
 
-def test_it_is_ready_with_all_chunks_and_every_commit_inside_them(make: Any) -> None:
+def test_fetch_is_ready_with_all_chunks_and_commits_inside_them(make: Any) -> None:
     held = Log(PLENTY, base=3)
     catchup = SnapshotFetch(held, 2, 0.0)
     catchup.add_chunk(make.chunk(3, 0), 0.0)
@@ -34,20 +34,20 @@ def test_it_is_ready_with_all_chunks_and_every_commit_inside_them(make: Any) -> 
     assert [entry.commit for entry in catchup.held] == [4, 5]
 
 
-def passes(catchup: SnapshotFetch, held: Log, *commits: Any) -> None:
+def append_commits(catchup: SnapshotFetch, held: Log, *commits: Any) -> None:
     """Append commits to the log while the fetch is running."""
     for commit in commits:
         held.append(commit)
     catchup.drop_useless_chunks()
 
 
-def test_a_chunk_that_is_older_than_what_is_held_is_worthless(make: Any) -> None:
+def test_chunk_older_than_log_is_requested_again(make: Any) -> None:
     """A chunk is requested again if the log no longer has all commits after it."""
     held = Log(ONE)
     catchup = SnapshotFetch(held, 2, 0.0)
     catchup.add_chunk(make.chunk(0, 0), 0.0)
     catchup.add_chunk(make.chunk(1, 1), 0.0)
-    passes(catchup, held, make.committed(1), make.committed(2))
+    append_commits(catchup, held, make.committed(1), make.committed(2))
     assert not catchup.ready(0.0)
     assert catchup.next_requests() == [0]
     catchup.add_chunk(make.chunk(0, 0), 0.0)
@@ -56,20 +56,22 @@ def test_a_chunk_that_is_older_than_what_is_held_is_worthless(make: Any) -> None
     assert catchup.ready(0.0)
 
 
-def test_a_chunk_beyond_the_last_is_ignored(make: Any) -> None:
+def test_chunk_with_index_beyond_last_is_ignored(make: Any) -> None:
     catchup = SnapshotFetch(Log(ONE), 1, 0.0)
     catchup.add_chunk(make.chunk(0, 1), 0.0)
     assert not catchup.ready(0.0)
 
 
-def test_progress_is_to_hold_more_chunks_than_ever(make: Any) -> None:
+def test_progress_requires_more_chunks_than_ever_before(make: Any) -> None:
     """Progress means to hold more chunks than ever before, also in a replaced fetch."""
     held = Log(ONE)
     catchup = SnapshotFetch(held, 3, 0.0)
     catchup.add_chunk(make.chunk(0, 0), 1.0)
     catchup.add_chunk(make.chunk(0, 1), 2.0)
     assert catchup.progress_s == 2.0
-    passes(catchup, held, make.committed(1), make.committed(2))  # both chunks are too old now
+    append_commits(
+        catchup, held, make.committed(1), make.committed(2)
+    )  # both chunks are too old now
     catchup.add_chunk(make.chunk(2, 0), 3.0)
     catchup.add_chunk(make.chunk(2, 1), 4.0)
     assert catchup.progress_s == 2.0
@@ -78,7 +80,7 @@ def test_progress_is_to_hold_more_chunks_than_ever(make: Any) -> None:
     assert again.progress_s == 2.0
 
 
-def test_waiting_for_the_trainer_is_another_wait(make: Any) -> None:
+def test_complete_snapshot_restarts_deadline_while_trainer_is_awaited(make: Any) -> None:
     """When the snapshot is complete and only the trainer is awaited, the deadline is restarted."""
     catchup = SnapshotFetch(Log(ONE), 1, 0.0)
     catchup.add_chunk(make.chunk(0, 0), 1.0)
@@ -86,7 +88,7 @@ def test_waiting_for_the_trainer_is_another_wait(make: Any) -> None:
     assert catchup.progress_s == 50.0
 
 
-def test_another_parent_is_asked_for_what_is_lacking_at_once(make: Any) -> None:
+def test_resume_requests_only_missing_chunks_from_new_parent(make: Any) -> None:
     """Chunks of the old parent are kept; only missing ones are requested from the new one."""
     catchup = SnapshotFetch(Log(PLENTY), 3, 0.0)
     catchup.next_requests()
@@ -95,14 +97,14 @@ def test_another_parent_is_asked_for_what_is_lacking_at_once(make: Any) -> None:
     assert catchup.next_requests() == [0, 2]
 
 
-def test_a_chunk_with_half_a_sum_in_it_is_asked_for_again(make: Any) -> None:
+def test_chunk_with_part_of_sum_is_requested_again(make: Any) -> None:
     """A chunk is useless if it contains part of a sum; with none or all of it, it is kept."""
     held = Log(PLENTY, base=3)
     catchup = SnapshotFetch(held, 4, 0.0)
     catchup.next_requests()
     for index, commit in enumerate((3, 4, 5, 8)):
         catchup.add_chunk(make.chunk(commit, index), 0.0)
-    passes(catchup, held, make.committed(4), make.merged(4, 8))
+    append_commits(catchup, held, make.committed(4), make.merged(4, 8))
     assert catchup.next_requests() == [2]
     catchup.add_chunk(make.chunk(6, 2), 0.0)  # the parent sent it before it sent the sum
     assert catchup.next_requests() == [2]

@@ -11,7 +11,7 @@ from sparkstrom.protocol.master import commit_order as module
 from sparkstrom.protocol.master.commit_order import Staleness
 
 
-def turns(workers: int, rounds: int, late: int = 1) -> Staleness:
+def simulate_turns(workers: int, rounds: int, late: int = 1) -> Staleness:
     """Return the staleness when workers take turns, one minibatch each.
 
     Each worker has seen all commits up to its own update of ``late`` rounds ago.
@@ -24,19 +24,19 @@ def turns(workers: int, rounds: int, late: int = 1) -> Staleness:
 
 
 @pytest.mark.parametrize("workers", [1, 2, 8])
-def test_who_takes_turns_is_a_round_late(workers: int) -> None:
+def test_staleness_of_k_workers_in_turns_is_k_minus_1(workers: int) -> None:
     """With k workers that take turns, the staleness is k - 1."""
-    staleness = turns(workers, 100)
+    staleness = simulate_turns(workers, 100)
     assert staleness.most == workers - 1
     assert staleness.mean == pytest.approx(workers - 1, abs=0.05 * workers)
 
 
-def test_who_sees_only_every_other_round_is_two_late() -> None:
+def test_seeing_commits_one_round_later_doubles_staleness() -> None:
     """Workers that see commits one round later are stale by two rounds."""
-    assert turns(4, 100, late=2).most == 2 * 3
+    assert simulate_turns(4, 100, late=2).most == 2 * 3
 
 
-def test_own_minibatches_are_known_before_they_have_a_number() -> None:
+def test_own_minibatches_cause_no_staleness() -> None:
     """A worker's own minibatches do not make it stale, even if it has not seen their commits."""
     staleness = Staleness()
     for commit in range(1, 10):
@@ -44,7 +44,7 @@ def test_own_minibatches_are_known_before_they_have_a_number() -> None:
     assert (staleness.mean, staleness.most) == (0.0, 0.0)
 
 
-def test_steps_that_were_held_back_count_from_where_each_was_made() -> None:
+def test_steps_of_late_publication_are_assumed_evenly_spaced() -> None:
     """The steps of one late publication are assumed to be evenly spaced since the previous one.
 
     Here the first of four steps had seen two of the eight minibatches of others, the last all
@@ -71,7 +71,7 @@ def test_minibatches_without_an_update_count_with_the_next_commit() -> None:
     assert (staleness.most, staleness.mean) == (6.0, 6 / 4)
 
 
-def test_what_adds_no_minibatch_counts_for_nothing() -> None:
+def test_update_without_minibatches_does_not_change_staleness() -> None:
     """An update without minibatches, such as one with buffers, does not change the staleness."""
     staleness = Staleness()
     staleness.on_commit(2, 1, 0, 1)
@@ -79,7 +79,7 @@ def test_what_adds_no_minibatch_counts_for_nothing() -> None:
     assert (staleness.most, staleness.mean) == (0.0, 0.0)
 
 
-def test_a_worker_that_comes_back_begins_anew() -> None:
+def test_forget_discards_earlier_publications_of_worker() -> None:
     """After ``forget``, a worker's next publication is not compared with its earlier ones."""
     staleness = Staleness()
     staleness.on_commit(1, 1, 0, 1)
@@ -90,7 +90,9 @@ def test_a_worker_that_comes_back_begins_anew() -> None:
     assert staleness.most == 0.0
 
 
-def test_memory_is_bounded_and_older_counts_as_the_oldest(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_seen_commit_beyond_memory_counts_as_oldest_remembered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Only the newest commits are remembered; an older ``seen`` counts as the oldest."""
     monkeypatch.setattr(module, "REMEMBERED", 8)
     staleness = Staleness()
@@ -101,7 +103,7 @@ def test_memory_is_bounded_and_older_counts_as_the_oldest(monkeypatch: pytest.Mo
     assert len(staleness._at) == 8
 
 
-def test_the_master_counts_updates_and_what_was_told_without_one(master: Any, make: Any) -> None:
+def test_master_counts_minibatches_with_and_without_update(master: Any, make: Any) -> None:
     """The master counts minibatches of updates, and those reported without an update."""
     master.running()
     staleness = master.machine.order.staleness

@@ -26,12 +26,12 @@ def filled(make: Any, *known: int, via: int = 5) -> StatusTable:
     return ledger
 
 
-def hear_all(ledger: StatusTable) -> None:
+def acknowledge_next_report(ledger: StatusTable) -> None:
     """Acknowledge the next report."""
     ledger.on_ack(ledger.next_report()[0])
 
 
-def test_what_is_new_is_told_until_it_was_heard(make: Any) -> None:
+def test_new_status_is_reported_until_acknowledged(make: Any) -> None:
     """A new status is in every report until the parent acknowledges it."""
     ledger = filled(make, 1, 2)
     stamp, news = ledger.next_report()
@@ -42,7 +42,7 @@ def test_what_is_new_is_told_until_it_was_heard(make: Any) -> None:
     assert ledger.next_report() == (stamp, [])
 
 
-def test_only_what_changed_since_is_told_then(make: Any) -> None:
+def test_status_changed_after_report_stays_pending(make: Any) -> None:
     """A status that changes after a report stays pending when that report is acknowledged."""
     ledger = filled(make, 1, 2)
     stamp, _ = ledger.next_report()
@@ -52,14 +52,14 @@ def test_only_what_changed_since_is_told_then(make: Any) -> None:
     assert (status.node, status.steps) == (2, 9)
 
 
-def test_a_report_that_was_lost_is_in_the_next_one(make: Any) -> None:
+def test_lost_report_is_repeated_in_next_report(make: Any) -> None:
     ledger = filled(make, 1)
     ledger.next_report()
     ledger.update(make.status(2), 5)
     assert nodes(ledger) == [1, 2]
 
 
-def test_older_words_change_nothing(make: Any) -> None:
+def test_status_with_older_edge_or_count_is_ignored(make: Any) -> None:
     """A status with a lower edge, or with the same edge and no higher count, is ignored."""
     ledger = filled(make, 1)
     assert ledger.update(make.status(1, edge=2, count=1, steps=7), 5)
@@ -68,29 +68,29 @@ def test_older_words_change_nothing(make: Any) -> None:
     assert [status.steps for status in ledger.next_report()[1]] == [7]
 
 
-def test_an_old_acknowledgement_takes_nothing_back(make: Any) -> None:
+def test_old_acknowledgement_changes_no_pending_status(make: Any) -> None:
     """An overtaken acknowledgement neither restores nor removes pending statuses."""
     ledger = filled(make, 1)
     old, _ = ledger.next_report()
     ledger.update(make.status(2), 5)
-    hear_all(ledger)
+    acknowledge_next_report(ledger)
     ledger.update(make.status(3), 5)
     ledger.on_ack(old)
     assert nodes(ledger) == [3]
 
 
-def test_a_report_takes_the_oldest_news_and_as_much_as_fits(make: Any) -> None:
+def test_report_has_longest_pending_statuses_up_to_cost_limit(make: Any) -> None:
     """A report has the statuses that have been pending longest, up to the cost limit."""
     plain = COST_MAX
     ledger = filled(make, *range(1, plain + 11))
     told = []
     while ledger.has_pending:
         told.append(nodes(ledger))
-        hear_all(ledger)
+        acknowledge_next_report(ledger)
     assert told == [list(range(1, plain + 1)), list(range(plain + 1, plain + 11))]
 
 
-def test_counters_and_hashes_take_more_room(make: Any) -> None:
+def test_counters_and_hashes_raise_cost_of_status(make: Any) -> None:
     """Statuses with counters or a hash cost more, so fewer of them fit into a report."""
     counters = {str(i): 1.0 for i in range(COUNTERS_PER_COST * AUDIT_COST)}
     rich = COST_MAX // (1 + AUDIT_COST)
@@ -101,7 +101,7 @@ def test_counters_and_hashes_take_more_room(make: Any) -> None:
     assert nodes(ledger) == list(range(1, rich + 1))
 
 
-def test_what_costs_more_than_a_report_may_goes_alone(make: Any, monkeypatch: Any) -> None:
+def test_status_above_cost_limit_is_sent_alone(make: Any, monkeypatch: Any) -> None:
     """A status that alone exceeds the cost limit is sent in a report of its own."""
     monkeypatch.setattr("sparkstrom.protocol.worker.node_state.COST_MAX", AUDIT_COST)
     ledger = StatusTable()
@@ -110,10 +110,10 @@ def test_what_costs_more_than_a_report_may_goes_alone(make: Any, monkeypatch: An
     assert nodes(ledger) == [1]
 
 
-def test_a_new_parent_is_told_everything(make: Any) -> None:
+def test_new_parent_gets_all_statuses(make: Any) -> None:
     """A new parent gets all statuses; acknowledgements of earlier reports do not count for it."""
     ledger = filled(make, 1, 2)
-    hear_all(ledger)
+    acknowledge_next_report(ledger)
     ledger.resend_all()
     assert nodes(ledger) == [1, 2]
     before, _ = ledger.next_report()
@@ -122,7 +122,7 @@ def test_a_new_parent_is_told_everything(make: Any) -> None:
     assert nodes(ledger) == [1, 2]
 
 
-def test_of_whoever_left_and_all_below_nothing_is_known(make: Any) -> None:
+def test_drop_subtree_removes_child_and_all_nodes_below(make: Any) -> None:
     """Dropping a child removes its status and those of all nodes below it."""
     ledger = filled(make, 1, 2, via=5)
     ledger.update(make.status(3), 6)
@@ -133,7 +133,7 @@ def test_of_whoever_left_and_all_below_nothing_is_known(make: Any) -> None:
     assert ledger.child_towards(1) == 6
 
 
-def test_whoever_is_told_of_by_another_child_stands_under_that_one_now(make: Any) -> None:
+def test_status_from_other_child_moves_node_to_that_child(make: Any) -> None:
     """A status from another child moves the node there; dropping the first child keeps it."""
     ledger = filled(make, 1, via=5)
     assert not ledger.update(make.status(1), 6)  # the same status is not news
@@ -142,14 +142,14 @@ def test_whoever_is_told_of_by_another_child_stands_under_that_one_now(make: Any
     assert nodes(ledger) == [1]
 
 
-def test_counters_are_told_until_they_were_heard_and_then_only_anew(make: Any) -> None:
+def test_acknowledged_counters_are_reported_again_only_if_changed(make: Any) -> None:
     """Counters are reported until they are acknowledged, and later only if they have changed."""
     ledger = StatusTable()
     ledger.update(make.status(1, stats={"steps": 1.0}), 5)
     stamp, _ = ledger.next_report()
     ledger.update(make.status(1, count=2, stats={"steps": 1.0}), 5)
     assert ledger.next_report()[1][0].stats == {"steps": 1.0}, "they may be lost"
-    hear_all(ledger)
+    acknowledge_next_report(ledger)
     ledger.update(make.status(1, count=3, stats={"steps": 1.0}), 5)
     assert ledger.next_report()[1][0].stats is None, "nothing has changed"
     ledger.update(make.status(1, count=4, stats={"steps": 2.0}), 5)
@@ -163,7 +163,7 @@ def test_a_relay_keeps_counters_that_a_later_status_leaves_out(make: Any) -> Non
     ledger.update(make.status(1, stats={"steps": 1.0}), 5)
     ledger.update(make.status(1, count=2), 5)
     assert ledger.next_report()[1][0].stats == {"steps": 1.0}
-    hear_all(ledger)
+    acknowledge_next_report(ledger)
     ledger.update(make.status(1, count=3), 5)
     assert ledger.next_report()[1][0].stats is None
     ledger.resend_all()

@@ -30,36 +30,36 @@ def rows() -> tuple[Any, Any]:
     return features, (features.sum(axis=1) > 0).astype(np.int64)
 
 
-def network(updater: Updater | None = None) -> DenseNetwork:
+def make_network(updater: Updater | None = None) -> DenseNetwork:
     return DenseNetwork([COLUMNS, 8, 2], hidden="tanh", updater=updater or Sgd(0.1), seed=1)
 
 
-def momentum_network() -> DenseNetwork:
-    return network(Nesterov(0.05, 0.9))
+def make_momentum_network() -> DenseNetwork:
+    return make_network(Nesterov(0.05, 0.9))
 
 
-def recipe(model: FlatModel | None = None, epochs: int = 3, **options: Any) -> FitRecipe:
-    model = model or network()
+def make_recipe(model: FlatModel | None = None, epochs: int = 3, **options: Any) -> FitRecipe:
+    model = model or make_network()
     initial, master = model.initial(), SharedTrainingMaster(batch_size_per_worker=8, **options)
     return FitRecipe(model, pickle.dumps(model), initial, first_exponent(initial), master, epochs)
 
 
-def sample(validation: float = 0.0) -> RowSample:
+def make_sample(validation: float = 0.0) -> RowSample:
     chosen = ColumnSpec("features", "label", None, validation or None)
     return sample_blocks(read_data_blocks(rows(), chosen), ROWS, 0)
 
 
-def partitions(made: FitRecipe, workers: int) -> list[Batches]:
-    return SampledData(made, sample()).partitions(workers)
+def make_partitions(made: FitRecipe, workers: int) -> list[Batches]:
+    return SampledData(made, make_sample()).partitions(workers)
 
 
-def conditions(**given: Any) -> Conditions:
+def make_conditions(**given: Any) -> Conditions:
     return Conditions(**{"link_bits_s": 1e9, "latency_s": 1e-3, "times": TIMES} | given)
 
 
-def simulator(made: FitRecipe, workers: int, **given: Any) -> FitSimulator:
-    return FitSimulator(made, partitions(made, workers), conditions(**given))
+def make_simulator(made: FitRecipe, workers: int, **given: Any) -> FitSimulator:
+    return FitSimulator(made, make_partitions(made, workers), make_conditions(**given))
 
 
-def simulate(made: FitRecipe, workers: int, **given: Any) -> SimulatedFit:
-    return simulator(made, workers, **given).run()
+def simulate_fit(made: FitRecipe, workers: int, **given: Any) -> SimulatedFit:
+    return make_simulator(made, workers, **given).run()

@@ -22,7 +22,7 @@ from sparkstrom.rehearsal.measurement import (
     summarize_workers,
 )
 from sparkstrom.spark.executor.rehearsal_measurement import check_barrier_stages
-from tests.unit.rehearsal.recipes import network, recipe, rows, sample
+from tests.unit.rehearsal.recipes import make_network, make_recipe, make_sample, rows
 
 
 def worker(host: str, step_s: float = 0.1, problem: str = "", **links: Any) -> WorkerMeasurement:
@@ -32,7 +32,7 @@ def worker(host: str, step_s: float = 0.1, problem: str = "", **links: Any) -> W
     )
 
 
-def test_a_link_is_as_fast_as_the_fastest_stream_and_the_slowest_host_counts() -> None:
+def test_link_rate_is_fastest_stream_of_slowest_host() -> None:
     """Host a is slow in both directions; streams between the fast hosts b and c do not show it."""
     found = summarize_workers([
         worker("a", 0.1, b=(9e7, 1e-3), c=(8e7, 1e-3)),
@@ -48,13 +48,13 @@ def test_a_link_is_as_fast_as_the_fastest_stream_and_the_slowest_host_counts() -
     )
 
 
-def test_long_steps_and_fast_links_have_no_exponents() -> None:
+def test_large_figures_are_written_without_exponents() -> None:
     """Before, the text had 1.2e+03 ms and 1.2e+03 Mbit/s."""
     found = summarize_workers([worker("a", 1.2, b=(1.2e9, 0.2)), worker("b", 1.2)])
     assert "takes 1200 ms (1200 to 1200), links 1200 Mbit/s, latency 100 ms" in found.text
 
 
-def test_workers_of_one_host_have_no_link() -> None:
+def test_workers_on_one_host_give_no_link_figures() -> None:
     """Workers on one host give no link figures."""
     found = summarize_workers([worker("a"), worker("a")])
     assert (found.link_bits_s, found.latency_s) == (None, None)
@@ -65,14 +65,14 @@ def test_workers_of_one_host_have_no_link() -> None:
 @pytest.mark.parametrize(
     ("problem", "words"), [("no port", "not measured: no port"), ("", "UDP is blocked")]
 )
-def test_links_that_could_not_be_measured_are_said(problem: str, words: str) -> None:
+def test_unmeasured_links_are_reported_with_reason(problem: str, words: str) -> None:
     """No figure is returned, so that the default is used, and the text has the reason."""
     found = summarize_workers([worker("a", b=(None, None)), worker("b", problem=problem)])
     assert found.link_bits_s is None
     assert words in found.text
 
 
-def test_a_host_that_could_not_be_measured_is_said_beside_the_links() -> None:
+def test_unmeasured_host_is_mentioned_after_link_figures() -> None:
     """If some hosts were not measured, the text mentions it after the links' figures."""
     found = summarize_workers([
         worker("a", b=(1e8, 1e-3)), worker("b", a=(1e8, 1e-3)), worker("c", problem="no port"),
@@ -81,16 +81,16 @@ def test_a_host_that_could_not_be_measured_is_said_beside_the_links() -> None:
     assert found.text.endswith("latency 0.5 ms; some hosts were not measured: no port")
 
 
-def test_tasks_get_only_the_rows_that_they_train_on() -> None:
+def test_measuring_task_gets_only_needed_row_blocks() -> None:
     """A sample for measuring has only as many blocks of rows as are trained on."""
-    made = recipe()
+    made = make_recipe()
     assert count_rows_to_measure(made) == 40 * 8
-    chosen = sample()
+    chosen = make_sample()
     assert chosen.head(1).rows == len(chosen.blocks[0].records)
     assert chosen.head(10**6) == chosen
 
 
-def marked(held: np.ndarray) -> RowSample:
+def make_sample_with_held_column(held: np.ndarray) -> RowSample:
     """Return a sample of some blocks with a column that marks held-out rows."""
     features, labels = (array[: len(held)] for array in rows())
     table = pa.table({"x": [*features], "y": labels, "held": held})
@@ -100,30 +100,30 @@ def marked(held: np.ndarray) -> RowSample:
     return sample_blocks(blocks, len(held), 0)
 
 
-def test_rows_that_a_column_holds_out_are_no_rows_to_measure_with() -> None:
+def test_measuring_skips_rows_held_out_by_column() -> None:
     """Rows that a column marks as held out are not used for measuring."""
-    chosen = marked(np.arange(100) < 50).head(25)
+    chosen = make_sample_with_held_column(np.arange(100) < 50).head(25)
     assert (chosen.rows, chosen.total) == (80, 100)
-    assert SampledData(recipe(), chosen).partitions(1)[0].rows == 30
+    assert SampledData(make_recipe(), chosen).partitions(1)[0].rows == 30
 
 
-def test_a_sample_without_rows_to_train_on_is_refused() -> None:
+def test_sample_with_all_rows_held_out_raises_usage_error() -> None:
     """A sample whose rows are all held out raises ``UsageError``."""
     with pytest.raises(UsageError, match=r"no rows to train on; check .* what validation holds"):
-        SampledData(recipe(), marked(np.ones(40, bool))).check()
+        SampledData(make_recipe(), make_sample_with_held_column(np.ones(40, bool))).check()
 
 
-def test_dynamic_allocation_is_refused() -> None:
+def test_measuring_rejects_dynamic_allocation() -> None:
     """Measuring with dynamic allocation of executors raises ``UsageError``."""
     context = SimpleNamespace(_conf={"spark.dynamicAllocation.enabled": "true"})
     with pytest.raises(UsageError, match=r"spark\.dynamicAllocation\.enabled=false"):
         check_barrier_stages(context)
 
 
-def test_there_is_no_cluster_to_measure_for_a_parallel_wrapper() -> None:
+def test_parallel_wrapper_rejects_measure_option() -> None:
     """``measure=True`` is refused by a ``ParallelWrapper``, which has no cluster."""
     with (
-        ParallelWrapper(network(), workers=2, progress=False) as wrapper,
+        ParallelWrapper(make_network(), workers=2, progress=False) as wrapper,
         pytest.raises(UsageError, match="measure=True: these workers are processes"),
     ):
         wrapper.rehearse(rows(), measure=True)

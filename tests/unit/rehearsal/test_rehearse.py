@@ -40,7 +40,7 @@ from sparkstrom.rehearsal.result import (
     make_run,
     seconds_to,
 )
-from tests.unit.rehearsal.recipes import COLUMNS, ROWS, momentum_network, network, rows
+from tests.unit.rehearsal.recipes import COLUMNS, ROWS, make_momentum_network, make_network, rows
 
 SETTINGS: dict[str, Any] = {"step": "50ms", "epochs": 4, "workers": (1, 4)}
 
@@ -100,10 +100,10 @@ def rehearsed(model: Any, **given: Any) -> Rehearsal:
 
 @pytest.fixture(scope="module")
 def simulated() -> Rehearsal:
-    return rehearsed(momentum_network(), validation=0.25, scaling="sequential,ddp", kill=1)
+    return rehearsed(make_momentum_network(), validation=0.25, scaling="sequential,ddp", kill=1)
 
 
-def test_each_number_of_workers_stands_beside_one_process_and_ddp(simulated: Rehearsal) -> None:
+def test_rehearsal_compares_worker_counts_with_one_process_and_ddp(simulated: Rehearsal) -> None:
     """Results are of one process, each number of workers per scaling rule, and DDP."""
     assert [(run.system, run.workers, run.scaling) for run in simulated.runs] == [
         (ONE_PROCESS, 1, ""), (SPARKSTROM, 1, "sequential"),
@@ -125,7 +125,7 @@ def test_each_number_of_workers_stands_beside_one_process_and_ddp(simulated: Reh
     assert [point.examples for point in ours.points] == sorted(p.examples for p in ours.points)
 
 
-class Picky(DenseNetwork):
+class SmallBatchFailingNetwork(DenseNetwork):
     """A network that fails on a small minibatch, like BatchNorm."""
 
     def step(self, batch: Batch) -> float:
@@ -134,9 +134,9 @@ class Picky(DenseNetwork):
         return super().step(batch)
 
 
-def test_a_model_that_fails_has_a_line_with_the_reason() -> None:
+def test_failed_runs_are_listed_with_reason() -> None:
     """One process and the workers have minibatches of 8 rows, DDP with 4 ranks has 32."""
-    made = rehearsed(Picky([COLUMNS, 8, 2]))
+    made = rehearsed(SmallBatchFailingNetwork([COLUMNS, 8, 2]))
     *failed, ddp = made.runs
     assert [run.system for run in failed] == [ONE_PROCESS, SPARKSTROM, SPARKSTROM]
     assert all("Expected more than 8 values, got 8" in run.error for run in failed)
@@ -146,7 +146,7 @@ def test_a_model_that_fails_has_a_line_with_the_reason() -> None:
     assert ddp.accuracy > 0.7
 
 
-class Recorded(ProgressDisplay):
+class RecordingDisplay(ProgressDisplay):
     """A display that records the figures that it is asked to show."""
 
     def __init__(self) -> None:
@@ -157,13 +157,13 @@ class Recorded(ProgressDisplay):
         self.shown.append(figures)
 
 
-def test_progress_grows_from_run_to_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_displayed_progress_grows_over_all_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     """The fraction done grows over all runs and ends at 1; each run has a phase of its own."""
-    recorded = Recorded()
+    recorded = RecordingDisplay()
     monkeypatch.setattr(parallel_wrapper, "make_progress_display", lambda _: recorded)
     # On a busy machine, another process would simulate the last runs.
     monkeypatch.setattr(runs_module, "LONG_S", math.inf)
-    rehearsed(momentum_network(), scaling="sequential,ddp")
+    rehearsed(make_momentum_network(), scaling="sequential,ddp")
     phases = list(dict.fromkeys(figures.phase for figures in recorded.shown))
     assert phases == [
         "rehearsing one process (1 of 5)",
@@ -183,7 +183,7 @@ def test_progress_grows_from_run_to_run(monkeypatch: pytest.MonkeyPatch) -> None
     assert recorded.shown[-1].to_texts(rate) == []
 
 
-def test_table_dictionary_and_pages_have_all_runs(simulated: Rehearsal, tmp_path: Path) -> None:
+def test_text_json_and_html_contain_all_runs(simulated: Rehearsal, tmp_path: Path) -> None:
     """The text, JSON and HTML contain all runs; a failed save raises ``UsageError``."""
     text = str(simulated)
     for run in simulated.runs:
@@ -202,7 +202,7 @@ def test_table_dictionary_and_pages_have_all_runs(simulated: Rehearsal, tmp_path
 
 
 @pytest.mark.parametrize("make", [torch_model, jax_model, keras_model])
-def test_every_kind_of_model_is_rehearsed_with_the_same_bits_for_a_seed(make: Any) -> None:
+def test_rehearsal_of_framework_model_is_reproducible(make: Any) -> None:
     """Rehearsals of PyTorch, JAX and Keras models are reproducible with a seed."""
     first, again = (rehearsed(make(), workers=4, epochs=2) for _ in range(2))
     assert [run.digest for run in first.runs] == [run.digest for run in again.runs]
@@ -212,16 +212,16 @@ def test_every_kind_of_model_is_rehearsed_with_the_same_bits_for_a_seed(make: An
     assert ours.replicas_equal
 
 
-def test_times_are_measured_where_no_step_is_given() -> None:
+def test_step_and_encoding_times_are_measured_without_step_option() -> None:
     """Without ``step``, the times of a step and of encoding are measured."""
-    made = rehearsed(momentum_network(), step=None, workers=1, jitter=0.3)
+    made = rehearsed(make_momentum_network(), step=None, workers=1, jitter=0.3)
     times = made.conditions.times
     assert 0 < times.step_s < 60
     assert 0 < times.encode_s < 60
     assert times.jitter == 0.3
 
 
-class CountsThreads(DenseNetwork):
+class ThreadCountingNetwork(DenseNetwork):
     """A network that records how many threads the matrix library uses in its steps."""
 
     used: ClassVar[set[int]] = set()
@@ -232,25 +232,25 @@ class CountsThreads(DenseNetwork):
 
 
 @pytest.mark.parametrize(("step", "used"), [("50ms", {1}), (None, {1, 2})])
-def test_steps_use_one_thread_but_measured_ones_those_of_a_worker(
+def test_simulated_steps_use_one_thread_and_measured_steps_more(
     monkeypatch: pytest.MonkeyPatch, step: Any, used: set[int]
 ) -> None:
     """Simulated steps use one thread; measured steps use as many as a worker has."""
     for module in (worker_pool, rehearse_module):
         monkeypatch.setattr(module, "count_cores", lambda: 4)
-    monkeypatch.setattr(CountsThreads, "used", set())
+    monkeypatch.setattr(ThreadCountingNetwork, "used", set())
     if "torch" in sys.modules:  # loaded by another test: its first call sets OpenMP's threads
         sys.modules["torch"].get_num_threads()
     with threadpool_limits(3):
         before = threadpool_info()
-        rehearsed(CountsThreads([COLUMNS, 8, 2]), workers=2, step=step)  # with 2 workers
+        rehearsed(ThreadCountingNetwork([COLUMNS, 8, 2]), workers=2, step=step)  # with 2 workers
         assert threadpool_info() == before
-    assert CountsThreads.used == used
+    assert ThreadCountingNetwork.used == used
 
 
-def test_a_loss_to_reach_may_be_out_of_reach() -> None:
+def test_unreached_to_loss_is_reported_without_time() -> None:
     """A loss that no run reaches has no time, and the text mentions it."""
-    made = rehearsed(momentum_network(), to_loss=-1.0)
+    made = rehearsed(make_momentum_network(), to_loss=-1.0)
     assert made.runs[0].seconds_to_loss is None
     assert "not reached" in str(made)
     assert math.isfinite(made.best.loss)
@@ -258,22 +258,22 @@ def test_a_loss_to_reach_may_be_out_of_reach() -> None:
 
 def test_the_loss_to_reach_is_below_the_one_before_training() -> None:
     """Where the loss improves by less than 5 %, the default target is not the initial loss."""
-    made = rehearsed(network(Sgd(3e-4)))
+    made = rehearsed(make_network(Sgd(3e-4)))
     first, lowest = (made.runs[0].points[i].measures["loss"] for i in (0, -1))
     assert lowest < first < 1.05 * lowest
     assert made.to_loss == pytest.approx(lowest + 0.05 * (first - lowest))
-    quick = rehearsed(momentum_network())
+    quick = rehearsed(make_momentum_network())
     lowest = min(point.measures["loss"] for point in quick.runs[0].points)
     assert quick.to_loss == pytest.approx(1.05 * lowest)
 
 
 def test_a_loss_before_training_is_not_called_reached_first() -> None:
     """If the target is not below the initial loss, the text asks for a lower one."""
-    made = of_fits(2.0, (ONE_PROCESS, "", 8.0, ""), (SPARKSTROM, "", 2.0, ""))
+    made = make_rehearsal(2.0, (ONE_PROCESS, "", 8.0, ""), (SPARKSTROM, "", 2.0, ""))
     assert made.verdict() == ["The loss is as low before training: give a lower to_loss."]
 
 
-def test_a_loss_is_reached_after_one_that_was_infinite() -> None:
+def test_infinite_loss_does_not_count_as_reached() -> None:
     """An infinite loss before the target is reached does not count as reached."""
     points = [
         SimpleNamespace(seconds=seconds, measures={"loss": loss})
@@ -283,7 +283,7 @@ def test_a_loss_is_reached_after_one_that_was_infinite() -> None:
     assert seconds_to(simulated, 0.5) == 2.0
 
 
-def of_fits(to_loss: float | None, *fits: tuple[str, str, float, str]) -> Rehearsal:
+def make_rehearsal(to_loss: float | None, *fits: tuple[str, str, float, str]) -> Rehearsal:
     """Return a rehearsal of fits of 100 rows, whose loss falls from 2 to 0."""
     made = [
         SimulatedFit(
@@ -315,16 +315,16 @@ def test_the_slow_workers_are_counted_as_they_were_simulated(
     straggler: str | None, text: list[str]
 ) -> None:
     """At least one worker is not slow. Before, the text had the five that were asked for."""
-    made = of_fits(None, (ONE_PROCESS, "", 8.0, ""), (SPARKSTROM, "", 2.0, ""))
+    made = make_rehearsal(None, (ONE_PROCESS, "", 8.0, ""), (SPARKSTROM, "", 2.0, ""))
     conditions = RehearsalRequest.from_options(straggler=straggler).conditions(StepTimes(1.0))
     lines = replace(made, conditions=conditions).describe()
     assert [line for line in lines if line.startswith("Slow")] == text
 
 
 @pytest.mark.parametrize("to_loss", [1.0, None])
-def test_a_run_that_failed_reaches_no_loss_and_is_not_the_best(to_loss: float | None) -> None:
+def test_failed_run_has_no_times_and_is_never_best(to_loss: float | None) -> None:
     """A failed run has no times or speedup and is never the best."""
-    made = of_fits(
+    made = make_rehearsal(
         to_loss,
         (ONE_PROCESS, "", 8.0, ""),
         (SPARKSTROM, "ddp", 1.0, "too far"),
@@ -334,24 +334,24 @@ def test_a_run_that_failed_reaches_no_loss_and_is_not_the_best(to_loss: float | 
     assert (failed.seconds_to_loss, failed.speedup, failed.accuracy) == (None, None, None)
     assert limited.speedup == 4.0
     assert (made.best_scaling, made.pays_up_to) == ("limited", 4)
-    alone = of_fits(to_loss, (ONE_PROCESS, "", 8.0, ""), (SPARKSTROM, "ddp", 1.0, "too far"))
+    alone = make_rehearsal(to_loss, (ONE_PROCESS, "", 8.0, ""), (SPARKSTROM, "ddp", 1.0, "too far"))
     assert (alone.best.system, alone.pays_up_to) == (ONE_PROCESS, 1)
     assert made.best is (limited if to_loss else made.runs[0])
 
 
-def test_no_run_is_faster_than_one_process_that_failed() -> None:
+def test_runs_have_no_speedup_if_single_process_failed() -> None:
     """If the single process failed, there are no speedups."""
-    made = of_fits(1.0, (ONE_PROCESS, "", 8.0, "too far"), (SPARKSTROM, "ddp", 1.0, ""))
+    made = make_rehearsal(1.0, (ONE_PROCESS, "", 8.0, "too far"), (SPARKSTROM, "ddp", 1.0, ""))
     assert [run.speedup for run in made.runs] == [None, None]
     assert made.best is made.runs[1]
-    without_loss = of_fits(None, (ONE_PROCESS, "", 8.0, "bad"), (SPARKSTROM, "", 1.0, ""))
+    without_loss = make_rehearsal(None, (ONE_PROCESS, "", 8.0, "bad"), (SPARKSTROM, "", 1.0, ""))
     assert without_loss.runs[1].speedup is None
 
 
-def test_there_is_no_advice_if_all_runs_failed() -> None:
+def test_verdict_has_no_advice_if_all_runs_failed() -> None:
     """If all runs failed, the verdict has no advice and lists the failures."""
     systems = ((ONE_PROCESS, ""), (SPARKSTROM, "ddp"), (SPARKSTROM, "limited"))
-    made = of_fits(None, *((*system, 1.0, "too far") for system in systems))
+    made = make_rehearsal(None, *((*system, 1.0, "too far") for system in systems))
     assert made.best is made.runs[0]
     advice, *failures = made.verdict()
     assert advice == "Every run failed, so there is no advice on the number of workers."
@@ -370,27 +370,27 @@ def test_no_run_is_called_the_fastest_if_none_reaches_a_loss(
     to_loss: float | None, advice: list[str]
 ) -> None:
     """Without a loss that is reached, the verdict does not say that one process is fastest."""
-    made = of_fits(to_loss, (ONE_PROCESS, "", 8.0, ""), (SPARKSTROM, "", 2.0, ""))
+    made = make_rehearsal(to_loss, (ONE_PROCESS, "", 8.0, ""), (SPARKSTROM, "", 2.0, ""))
     assert made.verdict()[: len(advice)] == advice
     assert "Use one machine" not in str(made)
 
 
 def test_losses_that_are_negative_are_plotted(tmp_path: Path) -> None:
     """A page draws curves of losses that fall to 0 or below, as log-likelihoods do."""
-    made = of_fits(-1.0, (ONE_PROCESS, "", 8.0, ""), (SPARKSTROM, "", 2.0, ""))
+    made = make_rehearsal(-1.0, (ONE_PROCESS, "", 8.0, ""), (SPARKSTROM, "", 2.0, ""))
     made.save(page := tmp_path / "page.html")
     assert page.read_text().count("<polyline") == 4  # two runs over time, and over rows
 
 
-def test_a_sample_is_said_to_be_one() -> None:
+def test_text_mentions_sample_size_and_total_rows() -> None:
     """If only a sample was trained, the text has both numbers of rows."""
-    made = rehearsed(momentum_network(), rows=64, workers=2)
+    made = rehearsed(make_momentum_network(), rows=64, workers=2)
     assert (made.rows, made.rows_total) == (64, ROWS)
     assert "64 of 256 rows: an epoch of all takes 4 times as long" in str(made)
 
 
 @pytest.mark.parametrize("given", [np.int64(4), np.array([4, 4]), {4}, iter([4])])
-def test_numbers_of_workers_may_be_numpys(given: Any) -> None:
+def test_workers_option_accepts_numpy_integers_and_iterables(given: Any) -> None:
     """``workers`` is an integer of Python or NumPy, or an iterable of them."""
     workers = RehearsalRequest.from_options(workers=given).workers
     assert [(type(count), count) for count in workers] == [(int, 4)]
@@ -423,36 +423,38 @@ def test_numbers_of_workers_may_be_numpys(given: Any) -> None:
         ({"stragler": "1x0.5"}, "rehearse knows no option stragler; did you mean straggler?"),
     ],
 )
-def test_what_cannot_be_is_refused_by_name(given: dict[str, Any], words: str) -> None:
+def test_invalid_option_raises_usage_error_with_name_and_value(
+    given: dict[str, Any], words: str
+) -> None:
     """An invalid option raises ``UsageError`` with its name and value."""
     with pytest.raises(UsageError, match=words):
         RehearsalRequest.from_options(**given)
 
 
-def test_rows_that_all_weigh_0_are_refused() -> None:
+def test_validation_rows_of_zero_weight_raise_usage_error() -> None:
     """Losses of rows without weight would be called infinite, as of a run that diverged."""
     features, labels = rows()
     weights = np.ones(len(labels), np.float32)
     data, held = (features, labels, weights), (features, labels, 0 * weights)
     with (
-        ParallelWrapper(momentum_network(), workers=1, progress=False) as wrapper,
+        ParallelWrapper(make_momentum_network(), workers=1, progress=False) as wrapper,
         pytest.raises(UsageError, match="on which losses are computed"),
     ):
         wrapper.rehearse(data, validation=held, **SETTINGS)
 
 
-def test_a_scaling_rule_that_is_named_twice_is_rehearsed_once() -> None:
+def test_repeated_scaling_rule_is_rehearsed_once() -> None:
     """Before, the rehearsal waited forever for a second run of the same name."""
     assert RehearsalRequest.parse(scaling="ddp,limited,ddp").scaling == ("ddp", "limited")
 
 
-def test_more_workers_than_rows_are_refused() -> None:
+def test_more_workers_than_rows_raise_usage_error() -> None:
     """More workers than rows are refused."""
     with pytest.raises(UsageError, match="workers=300: the sample has 256 rows"):
-        rehearsed(momentum_network(), workers=300)
+        rehearsed(make_momentum_network(), workers=300)
 
 
-def test_a_sample_has_its_size_and_is_the_same_for_a_seed() -> None:
+def test_sample_has_requested_size_and_depends_only_on_seed() -> None:
     """A sample has the requested size, is spread over all rows and depends only on the seed."""
     data = np.arange(40_000, dtype=np.float32).reshape(20_000, 2), np.zeros(20_000, np.int64)
 
@@ -488,7 +490,7 @@ def test_a_sample_has_held_out_rows_although_they_are_few() -> None:
         assert count <= drawn <= count + wanted
 
 
-def test_a_sample_of_parts_is_one_of_all() -> None:
+def test_merged_part_samples_have_requested_size_of_all_rows() -> None:
     """Samples of parts are merged into one of the requested size, of all parts' rows."""
     data = np.arange(4_000, dtype=np.float32).reshape(2_000, 2), np.zeros(2_000, np.int64)
     whole, merged = RowSampler(100, 0), RowSampler(100, 0)

@@ -27,37 +27,39 @@ from sparkstrom.rounds.averaging import RoundOptions
 from tests.unit.rehearsal.recipes import (
     COLUMNS,
     ROWS,
-    conditions,
-    momentum_network,
-    network,
-    partitions,
-    recipe,
+    make_conditions,
+    make_momentum_network,
+    make_network,
+    make_partitions,
+    make_recipe,
     rows,
 )
 
 MINIBATCHES = 32  # of all workers in an epoch, for 1, 2, 4 and 8 workers
-N_BYTES = 4 * network().n_params
+N_BYTES = 4 * make_network().n_params
 SLOW = StepTimes(0.1, 0.0, encode_s=0.03, apply_s=0.02)
 
 
-def in_rounds(model: FlatModel | None = None, epochs: int = 1, **options: Any) -> FitRecipe:
+def make_rounds_recipe(
+    model: FlatModel | None = None, epochs: int = 1, **options: Any
+) -> FitRecipe:
     given = {"averaging_frequency": 4, "save_updater": True, **options}
-    return replace(recipe(model, epochs), rounds=RoundOptions(**given))
+    return replace(make_recipe(model, epochs), rounds=RoundOptions(**given))
 
 
-def simulate(made: FitRecipe, workers: int, **given: Any) -> SimulatedFit:
-    return simulate_rounds(made, partitions(made, workers), conditions(**given))
+def simulate_fit_in_rounds(made: FitRecipe, workers: int, **given: Any) -> SimulatedFit:
+    return simulate_rounds(made, make_partitions(made, workers), make_conditions(**given))
 
 
 @pytest.mark.parametrize("frequency", [1, 5])
-@pytest.mark.parametrize("model", [network(), momentum_network(), network(Adam(0.01))])
-def test_one_worker_learns_what_one_process_learns_bit_by_bit(
-    model: FlatModel, frequency: int
-) -> None:
+@pytest.mark.parametrize(
+    "model", [make_network(), make_momentum_network(), make_network(Adam(0.01))]
+)
+def test_single_worker_in_rounds_equals_single_process(model: FlatModel, frequency: int) -> None:
     """Averages of one worker change nothing, and nothing is rounded to a grid."""
-    made = in_rounds(model, epochs=3, averaging_frequency=frequency)
-    ours = simulate(made, 1)
-    alone = train_synchronously(made, partitions(made, 1), conditions())
+    made = make_rounds_recipe(model, epochs=3, averaging_frequency=frequency)
+    ours = simulate_fit_in_rounds(made, 1)
+    alone = train_synchronously(made, make_partitions(made, 1), make_conditions())
     assert ours.parameters is not None
     assert alone.parameters is not None
     assert ours.parameters.tobytes() == alone.parameters.tobytes()
@@ -65,29 +67,31 @@ def test_one_worker_learns_what_one_process_learns_bit_by_bit(
     assert ours.examples == alone.examples == 3 * ROWS
 
 
-def test_rounds_of_one_step_learn_what_ddp_learns() -> None:
+def test_rounds_of_one_sgd_step_equal_ddp() -> None:
     """With SGD and one step in a round, the mean of parameters is a step of all rows."""
-    made = in_rounds(averaging_frequency=1)
-    ours = simulate(made, 4)
-    dense = train_synchronously(made, partitions(made, 4), conditions())
+    made = make_rounds_recipe(averaging_frequency=1)
+    ours = simulate_fit_in_rounds(made, 4)
+    dense = train_synchronously(made, make_partitions(made, 4), make_conditions())
     assert ours.parameters is not None
     np.testing.assert_allclose(ours.parameters, dense.parameters, atol=1e-6)
 
 
-def test_a_seed_gives_the_same_bits_and_times() -> None:
+def test_seed_determines_times_but_not_learned_bits() -> None:
     """Another seed of the step times changes the times, but not what is learned."""
-    made = in_rounds(momentum_network(), epochs=2)
-    first, again, other = (simulate(made, 4, seed=seed, kills=1) for seed in (1, 1, 2))
+    made = make_rounds_recipe(make_momentum_network(), epochs=2)
+    first, again, other = (
+        simulate_fit_in_rounds(made, 4, seed=seed, kills=1) for seed in (1, 1, 2)
+    )
     assert (first.digest, first.seconds) == (again.digest, again.seconds)
     assert first.digest == other.digest
     assert first.seconds != other.seconds
 
 
 @pytest.mark.parametrize("speed", [1.0, 0.5])
-def test_a_round_takes_a_job_transfers_and_the_slowest_workers_steps(speed: float) -> None:
+def test_round_time_has_job_transfers_and_slowest_worker(speed: float) -> None:
     """Two workers train 4 rounds of 4 minibatches; the small results go to the driver program."""
     slow = {"stragglers": 1, "straggler_speed": speed, "link_bits_s": 1e6}
-    simulated = simulate(in_rounds(network()), 2, times=SLOW, **slow)
+    simulated = simulate_fit_in_rounds(make_rounds_recipe(make_network()), 2, times=SLOW, **slow)
     moved = WIRE_OVERHEAD * 2 * N_BYTES  # each way over the driver program's link
     transfer_s = 1e-3 + 8 * moved / 1e6
     round_s = JOB_S + 2 * transfer_s + (4 * 0.1 + 0.03) / speed + 2 * 0.02
@@ -108,21 +112,23 @@ def test_a_round_takes_a_job_transfers_and_the_slowest_workers_steps(speed: floa
     ],
     ids=["none", "averaged", "own", "accumulator"],
 )
-def test_optimizer_states_are_sent_where_a_fit_sends_them(
+def test_simulated_optimizer_state_traffic_matches_save_updater(
     options: dict[str, Any], down: list[int], up: int
 ) -> None:
     """Momentum is one more vector per worker and round, unless each round starts without it."""
-    simulated = simulate(in_rounds(momentum_network(), **options), 2, times=SLOW)
+    simulated = simulate_fit_in_rounds(
+        make_rounds_recipe(make_momentum_network(), **options), 2, times=SLOW
+    )
     assert simulated.bytes_by_kind == {
         "parameters": 2 * sum(down) * N_BYTES,
         "averages": 4 * 2 * up * N_BYTES,
     }
 
 
-def test_large_results_are_added_in_a_tree() -> None:
+def test_large_results_are_summed_in_tree_by_aggregation_depth() -> None:
     """The same results, by hand for four workers at 8 Mbit/s, without latency and headers."""
     vector, add_s = 4_000_000, 0.5
-    slow = conditions(link_bits_s=8e6 * WIRE_OVERHEAD, latency_s=0.0)  # 1 MB/s of content
+    slow = make_conditions(link_bits_s=8e6 * WIRE_OVERHEAD, latency_s=0.0)  # 1 MB/s of content
 
     def collect(averaged: int, own: int, depth: int) -> float:
         return VirtualCluster(slow, 4).collect(averaged, own, depth, add_s)
@@ -138,9 +144,9 @@ def test_large_results_are_added_in_a_tree() -> None:
     assert alone == pytest.approx(add_s + 4)  # a single worker's shuffle is local
 
 
-def test_a_broadcast_leaves_the_driver_program_twice() -> None:
+def test_driver_sends_two_copies_of_broadcast() -> None:
     """Executors send the other copies to each other; a worker's own state is sent once."""
-    slow = conditions(link_bits_s=8e6 * WIRE_OVERHEAD, latency_s=0.5)
+    slow = make_conditions(link_bits_s=8e6 * WIRE_OVERHEAD, latency_s=0.5)
     cluster = VirtualCluster(slow, 4)
     assert cluster.broadcast(1_000_000, {1: 500_000}) == pytest.approx(0.5 + 2.5)
     sent, received = zip(*cluster.link_bytes.values(), strict=True)
@@ -148,24 +154,26 @@ def test_a_broadcast_leaves_the_driver_program_twice() -> None:
     assert [each / WIRE_OVERHEAD for each in received] == [0, 1e6, 1.5e6, 1e6, 1e6]
 
 
-def test_aggregation_depth_decides_who_adds_large_results() -> None:
+def test_aggregation_depth_option_reaches_simulated_cluster() -> None:
     """The option of ParameterAveragingTrainingMaster reaches the simulated cluster."""
     wide = DenseNetwork([COLUMNS, 60_000, 2], updater=Sgd(0.1), seed=1)
     seconds = []
     for depth in (1, 2):
         master = ParameterAveragingTrainingMaster(averaging_frequency=16, aggregation_depth=depth)
-        made = replace(recipe(wide, 1), rounds=master)
-        seconds.append(simulate(made, 2, times=StepTimes(0.1), link_bits_s=1e7).seconds)
+        made = replace(make_recipe(wide, 1), rounds=master)
+        seconds.append(
+            simulate_fit_in_rounds(made, 2, times=StepTimes(0.1), link_bits_s=1e7).seconds
+        )
     vector_s = 8 * WIRE_OVERHEAD * 4 * wide.n_params / 1e7
     assert seconds[0] - seconds[1] == pytest.approx(vector_s)  # two vectors instead of the mean
 
 
-def test_the_evaluation_of_held_out_rows_takes_a_job() -> None:
+def test_evaluation_takes_one_job_per_epoch() -> None:
     """It follows each epoch, the last one after the last minibatch."""
-    plain = in_rounds(epochs=2)
+    plain = make_rounds_recipe(epochs=2)
     held = replace(plain, fraction=0.2)
-    simulated = simulate_rounds(held, partitions(held, 2), conditions(times=SLOW))
-    trained = [each.batches_per_epoch for each in partitions(held, 2)]
+    simulated = simulate_rounds(held, make_partitions(held, 2), make_conditions(times=SLOW))
+    trained = [each.batches_per_epoch for each in make_partitions(held, 2)]
     assert held.rounds is not None
     rounds = 2 * -(-max(trained) // held.rounds.averaging_frequency)
     bits = 8 * WIRE_OVERHEAD * 2 * N_BYTES
@@ -173,19 +181,19 @@ def test_the_evaluation_of_held_out_rows_takes_a_job() -> None:
     assert steps_s - 2 * max(trained) * 0.1 == pytest.approx(JOB_S + 1e-3 + bits / 1e9)
 
 
-def test_a_killed_workers_task_is_repeated_and_the_result_is_the_same() -> None:
+def test_task_of_killed_worker_is_repeated_with_same_result() -> None:
     """A repeated task takes a restart, the download and its steps; all bits stay the same."""
-    made = in_rounds(momentum_network(), epochs=2)
-    calm = simulate(made, 4, times=SLOW)
-    struck = simulate(made, 4, times=SLOW, kills=2, restart_s=7.0)
+    made = make_rounds_recipe(make_momentum_network(), epochs=2)
+    calm = simulate_fit_in_rounds(made, 4, times=SLOW)
+    struck = simulate_fit_in_rounds(made, 4, times=SLOW, kills=2, restart_s=7.0)
     assert (struck.deaths, struck.digest) == (2, calm.digest)
     assert struck.minibatches == calm.minibatches
     lost_s = struck.seconds - calm.seconds - 2 * 7.0
     assert 0 < lost_s < 2 * (4 * 0.1 + 0.03) + 0.1
-    assert simulate(made, 1, kills=2).deaths == 0
+    assert simulate_fit_in_rounds(made, 1, kills=2).deaths == 0
 
 
-class Picky(DenseNetwork):
+class FailingNetwork(DenseNetwork):
     """A network that fails in the second epoch."""
 
     steps = 0
@@ -197,23 +205,30 @@ class Picky(DenseNetwork):
         return super().step(batch)
 
 
-def test_a_failure_ends_the_run_with_its_reason() -> None:
+def test_failure_in_rounds_ends_run_with_reason() -> None:
     """Errors of the model and of an accumulator, and parameters that are not finite."""
-    failed = simulate(in_rounds(Picky([COLUMNS, 8, 2]), epochs=2), 2)
+    failed = simulate_fit_in_rounds(
+        make_rounds_recipe(FailingNetwork([COLUMNS, 8, 2]), epochs=2), 2
+    )
     assert failed.error == "ValueError: no more steps"
     assert failed.minibatches == MINIBATCHES
     with np.errstate(all="ignore"):
-        wild = simulate(in_rounds(network(Sgd(3e38))), 2)
+        wild = simulate_fit_in_rounds(make_rounds_recipe(make_network(Sgd(3e38))), 2)
         assert "lower the learning" in wild.error
-    assert "accumulator returned" in simulate(in_rounds(accumulator=lambda a, b, n: a[1:]), 2).error
+    assert (
+        "accumulator returned"
+        in simulate_fit_in_rounds(make_rounds_recipe(accumulator=lambda a, b, n: a[1:]), 2).error
+    )
 
 
-def test_times_are_measured_or_estimated_for_whole_vectors(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dense_update_times_are_measured_or_estimated_unencoded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """A dense update is packed and added; no update is encoded."""
     monkeypatch.setattr(measurement, "BUDGET_S", 0.0)
-    made = in_rounds(momentum_network())
+    made = make_rounds_recipe(make_momentum_network())
     monkeypatch.setattr("sparkstrom.runtime.theta.Replica.publish", None)
-    times = measure_times(made, partitions(made, 1)[0], make_environment())
+    times = measure_times(made, make_partitions(made, 1)[0], make_environment())
     assert 0 < times.step_s < 60
     assert 0 < times.encode_s < 60
     assert 0 < times.apply_s < 60
@@ -223,7 +238,7 @@ def test_times_are_measured_or_estimated_for_whole_vectors(monkeypatch: pytest.M
 def rehearse(**given: Any) -> Any:
     options = {"training_mode": "AVERAGING", "averaging_frequency": 4, "progress": False}
     with ParallelWrapper(
-        momentum_network(), workers=2, batch_size_per_worker=8, **options
+        make_momentum_network(), workers=2, batch_size_per_worker=8, **options
     ) as wrapper:
         before = wrapper.parameters
         made = wrapper.rehearse(rows(), step="50ms", **{"workers": (1, 4), "epochs": 2, **given})
@@ -231,7 +246,7 @@ def rehearse(**given: Any) -> Any:
         return made
 
 
-def test_a_wrapper_in_rounds_is_rehearsed_with_all_outputs(tmp_path: Path) -> None:
+def test_rehearsal_in_rounds_has_all_outputs(tmp_path: Path) -> None:
     """All keys are there; staleness and density, which rounds do not have, are None."""
     made = rehearse(validation=0.25, kill=1)
     figures = json.loads(json.dumps(made.to_dict(), allow_nan=False))
@@ -262,16 +277,19 @@ def test_a_wrapper_in_rounds_is_rehearsed_with_all_outputs(tmp_path: Path) -> No
     assert "<table" in made._repr_html_()
 
 
-def test_a_fit_in_rounds_has_no_scaling_rules() -> None:
+def test_rehearsal_in_rounds_rejects_scaling_rules() -> None:
     with pytest.raises(UsageError, match="scaling='ddp': training in rounds has no scaling rules"):
         rehearse(scaling="ddp")
 
 
-def test_an_accumulator_and_an_outer_optimizer_are_played() -> None:
+def test_accumulator_and_outer_optimizer_change_simulated_result() -> None:
     """They change what is learned, as in a fit."""
     median = {"accumulator": lambda before, after, rows: np.median(after, axis=0)}
     outer = {"outer": Nesterov(0.7, 0.9), "save_updater": "own"}
-    made = [simulate(in_rounds(momentum_network(), **each), 4) for each in ({}, median, outer)]
+    made = [
+        simulate_fit_in_rounds(make_rounds_recipe(make_momentum_network(), **each), 4)
+        for each in ({}, median, outer)
+    ]
     assert len({fit.digest for fit in made}) == 3
     assert not any(fit.error for fit in made)
 
@@ -288,7 +306,7 @@ wrapper.fit((features, labels), epochs=2)
 """
 
 
-def test_a_script_that_trains_in_rounds_is_rehearsed(
+def test_scaling_rejects_rehearsal_of_script_in_rounds(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Its figures are not those from which sparkstrom scaling can predict."""
@@ -301,6 +319,6 @@ def test_a_script_that_trains_in_rounds_is_rehearsed(
     assert "that fit trains in rounds, which sparkstrom scaling does" in capsys.readouterr().err
 
 
-def test_a_recipe_in_rounds_is_sent_to_other_processes() -> None:
-    made = in_rounds(outer=Nesterov(0.7, 0.9))
+def test_recipe_in_rounds_can_be_pickled() -> None:
+    made = make_rounds_recipe(outer=Nesterov(0.7, 0.9))
     assert pickle.loads(pickle.dumps(made)).rounds == made.rounds

@@ -19,19 +19,24 @@ from sparkstrom.rehearsal.fit import SimulatedFit
 from sparkstrom.rehearsal.result import ALL_REDUCE, ONE_PROCESS, SPARKSTROM
 from sparkstrom.rehearsal.run_process import RunProcess, free_memory_bytes
 from sparkstrom.rehearsal.runs import Run, RunScheduler, RunSimulator, plan_runs
-from tests.unit.rehearsal.recipes import conditions, momentum_network, recipe, sample
+from tests.unit.rehearsal.recipes import (
+    make_conditions,
+    make_momentum_network,
+    make_recipe,
+    make_sample,
+)
 
 RUNS = plan_runs((1, 4), ("sequential", "ddp"), None)
 
 
-class Starts(list[RunProcess]):
+class StartedProcesses(list[RunProcess]):
     """The list of started processes."""
 
 
 @pytest.fixture
-def starts(monkeypatch: pytest.MonkeyPatch) -> Starts:
+def started_processes(monkeypatch: pytest.MonkeyPatch) -> StartedProcesses:
     """Count the started processes; each run counts as long, and there are three cores."""
-    made = Starts()
+    made = StartedProcesses()
 
     def start(simulator: bytes) -> RunProcess:
         made.append(RunProcess(simulator))
@@ -46,23 +51,25 @@ def starts(monkeypatch: pytest.MonkeyPatch) -> Starts:
     return made
 
 
-def simulate(plan: list[Run] = RUNS) -> list[SimulatedFit]:
-    made = recipe(momentum_network(), epochs=1)
-    simulator = RunSimulator(made, SampledData(made, sample()), conditions(), compares_rules=True)
+def simulate_runs(plan: list[Run] = RUNS) -> list[SimulatedFit]:
+    made = make_recipe(make_momentum_network(), epochs=1)
+    simulator = RunSimulator(
+        made, SampledData(made, make_sample()), make_conditions(), compares_rules=True
+    )
     return RunScheduler(simulator, plan, made.model.n_params, ProgressDisplay()).simulate_all()
 
 
 @pytest.fixture(scope="module")
-def alone() -> list[SimulatedFit]:
+def results_in_one_process() -> list[SimulatedFit]:
     """Return the results of runs in this process alone."""
-    return simulate()
+    return simulate_runs()
 
 
-def figures(results: list[SimulatedFit]) -> list[Any]:
+def comparable_results(results: list[SimulatedFit]) -> list[Any]:
     return [(fit.digest, fit.points, fit.seconds, fit.link_bytes) for fit in results]
 
 
-def test_a_rehearsal_consists_of_these_runs() -> None:
+def test_plan_has_all_worker_counts_between_baselines() -> None:
     """A rehearsal has one process, each number of workers per scaling rule, and all-reduce."""
     assert [
         Run(ONE_PROCESS, 1),
@@ -74,17 +81,19 @@ def test_a_rehearsal_consists_of_these_runs() -> None:
     assert plan_runs((2,), (), "limited")[1] == Run(SPARKSTROM, 2, "limited")
 
 
-def test_other_processes_simulate_the_same_bits(alone: list[SimulatedFit], starts: Starts) -> None:
+def test_runs_in_other_processes_give_same_results(
+    results_in_one_process: list[SimulatedFit], started_processes: StartedProcesses
+) -> None:
     """Runs in two more processes give the same results as in one."""
-    beside = simulate()
-    assert len(starts) == 2
-    assert all(process.run in RUNS[2:] for process in starts)
-    assert figures(beside) == figures(alone)
+    beside = simulate_runs()
+    assert len(started_processes) == 2
+    assert all(process.run in RUNS[2:] for process in started_processes)
+    assert comparable_results(beside) == comparable_results(results_in_one_process)
 
 
-def test_a_run_whose_process_dies_is_simulated_here(
-    alone: list[SimulatedFit],
-    starts: Starts,
+def test_run_of_dead_process_is_simulated_in_this_process(
+    results_in_one_process: list[SimulatedFit],
+    started_processes: StartedProcesses,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -97,37 +106,37 @@ def test_a_run_whose_process_dies_is_simulated_here(
 
     monkeypatch.setattr(RunProcess, "begin", begin_and_die)
     with caplog.at_level(logging.WARNING):
-        beside = simulate()
+        beside = simulate_runs()
     assert "a process that simulated a run died" in caplog.text
-    assert figures(beside) == figures(alone)
+    assert comparable_results(beside) == comparable_results(results_in_one_process)
 
 
 def raise_type_error(simulator: RunSimulator) -> bytes:
     raise TypeError("cannot pickle '_thread.lock' object")
 
 
-def test_no_process_starts_where_it_would_not_help(
-    starts: Starts, monkeypatch: pytest.MonkeyPatch
+def test_no_simulation_process_starts_without_benefit(
+    started_processes: StartedProcesses, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With JAX loaded, one core, little memory or an unpicklable model, no process starts."""
     with monkeypatch.context() as patch:
         patch.setitem(sys.modules, "jax", ModuleType("jax"))
-        simulate(RUNS[:2])
+        simulate_runs(RUNS[:2])
     with monkeypatch.context() as patch:
         patch.setattr(runs, "count_cores", lambda: 1)
-        simulate(RUNS[:2])
+        simulate_runs(RUNS[:2])
     with monkeypatch.context() as patch:
         patch.setattr(runs, "free_memory_bytes", lambda: 500e6)
-        simulate(RUNS[:2])
+        simulate_runs(RUNS[:2])
     with monkeypatch.context() as patch:
         patch.setattr(runs, "pickle_by_value", raise_type_error)
-        simulate(RUNS[:2])
-    assert starts == []
-    simulate(RUNS[:2])
-    assert len(starts) == 1
+        simulate_runs(RUNS[:2])
+    assert started_processes == []
+    simulate_runs(RUNS[:2])
+    assert len(started_processes) == 1
 
 
-def test_another_process_has_one_thread_whatever_the_user_has_set(
+def test_simulating_process_uses_one_thread_despite_omp_num_threads(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A simulating process uses one thread, whatever OMP_NUM_THREADS is."""
@@ -146,7 +155,7 @@ def test_another_process_has_one_thread_whatever_the_user_has_set(
     assert all(os.path.isabs(path) for path in made["PYTHONPATH"].split(os.pathsep))
 
 
-def test_free_memory_is_the_least_of_host_and_container(
+def test_free_memory_is_minimum_of_host_and_container(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Any
 ) -> None:
     """Free memory is the minimum of the host's and the container's."""

@@ -45,7 +45,7 @@ BATCH_ROWS = 4
 _fits = itertools.count(1)  # a Python worker caches a fit's job under this number
 
 
-def rows_of(*counts: int, seed: int = 0) -> list[Rows]:
+def make_partitions(*counts: int, seed: int = 0) -> list[Rows]:
     """Return random partitions with these numbers of rows."""
     chance = np.random.default_rng(seed)
     return [
@@ -57,10 +57,10 @@ def rows_of(*counts: int, seed: int = 0) -> list[Rows]:
 # --- Spark ----------------------------------------------------------------------------------------
 
 
-class Records:
+class PartitionRecords:
     """Records of one RDD, by partition."""
 
-    def __init__(self, each: Sequence[list[bytes]], backend: SparkHere) -> None:
+    def __init__(self, each: Sequence[list[bytes]], backend: InProcessSparkBackend) -> None:
         self._each, self._backend = each, backend
 
     def collect(self, run: Any) -> list[Any]:
@@ -72,20 +72,22 @@ class Records:
         return found
 
 
-class Cut:
+class RoundRecords:
     """The records of stored rounds, by target partition."""
 
-    def __init__(self, backend: SparkHere, cut: StoredRounds, targets: list[list[bytes]]) -> None:
+    def __init__(
+        self, backend: InProcessSparkBackend, cut: StoredRounds, targets: list[list[bytes]]
+    ) -> None:
         self._backend, self._cut, self._targets = backend, cut, targets
 
     def get_round_records(
         self, number: int, start: RoundInput, *, measures: bool = False
-    ) -> Records:
+    ) -> PartitionRecords:
         first = self._cut.first_target(number)
-        return Records(self._targets[first : first + self._cut.workers], self._backend)
+        return PartitionRecords(self._targets[first : first + self._cut.workers], self._backend)
 
 
-class InMemory:
+class InMemoryBroadcast:
     """A broadcast of the parameters whose content stays in memory."""
 
     def __init__(self, parts: Iterator[bytes]) -> None:
@@ -98,7 +100,7 @@ class InMemory:
         self._parts.clear()
 
 
-class SparkHere(SparkRoundsBackend):
+class InProcessSparkBackend(SparkRoundsBackend):
     """A backend whose Spark tasks run one after another in this process."""
 
     def __init__(self, job: SparkRoundsJob, rows: Sequence[Rows], scratch: Path) -> None:
@@ -112,27 +114,27 @@ class SparkHere(SparkRoundsBackend):
         return contextlib.nullcontext()
 
     def inspect(self, task: Any) -> list[Any]:
-        everybody = Records([[]] * len(self._rows), self)
+        everybody = PartitionRecords([[]] * len(self._rows), self)
         return everybody.collect(lambda index, _: task(read_row_blocks, index, self._rows[index]))
 
     def max_rounds_stored_at_once(self, facts: Sequence[PartitionFacts]) -> int:
         return 2
 
     @contextlib.contextmanager
-    def store_minibatches(self, cut: StoredRounds, task: Any) -> Iterator[Cut]:
+    def store_minibatches(self, cut: StoredRounds, task: Any) -> Iterator[RoundRecords]:
         targets: list[list[bytes]] = [[] for _ in range(cut.targets)]
         for target, record in self.inspect(task):
             targets[target].append(record)
-        yield Cut(self, cut, targets)
+        yield RoundRecords(self, cut, targets)
 
-    def send_parts(self, nbytes: int, parts: Iterator[bytes]) -> InMemory:
-        return InMemory(parts)
+    def send_parts(self, nbytes: int, parts: Iterator[bytes]) -> InMemoryBroadcast:
+        return InMemoryBroadcast(parts)
 
 
 # --- One machine ----------------------------------------------------------------------------------
 
 
-class Pool:
+class SingleThreadPool:
     threads = 1
 
     def __init__(self, workers: int) -> None:
@@ -145,7 +147,7 @@ class Pool:
         return contextlib.nullcontext()
 
 
-class WorkersHere:
+class InProcessWorkers:
     """``ActiveWorkers`` whose tasks run at once in this process."""
 
     def __init__(self, pool: Any) -> None:
@@ -244,7 +246,9 @@ def spark_backend(scratch: Path, patch: pytest.MonkeyPatch) -> Callable[..., Rou
             outer=rule.outer,
             accumulator=rule.accumulator,
         )
-        backend = SparkHere(SparkRoundsJob(spec, model, master, (), PieceSizes()), rows, scratch)
+        backend = InProcessSparkBackend(
+            SparkRoundsJob(spec, model, master, (), PieceSizes()), rows, scratch
+        )
         patch.setattr(tasks, "get_task_context", backend.environment)
         patch.setattr(tasks, "count_retries", lambda: 0)
         patch.setattr(tasks, "freeze_garbage_collector", lambda: None)
@@ -255,7 +259,7 @@ def spark_backend(scratch: Path, patch: pytest.MonkeyPatch) -> Callable[..., Rou
 
 def local_backend(scratch: Path, patch: pytest.MonkeyPatch) -> Callable[..., RoundsBackend]:
     """Return a function that creates a local backend; rows may be data of any kind."""
-    patch.setattr(local_rounds, "ActiveWorkers", WorkersHere)
+    patch.setattr(local_rounds, "ActiveWorkers", InProcessWorkers)
     directories = itertools.count()
 
     def make(
@@ -268,7 +272,7 @@ def local_backend(scratch: Path, patch: pytest.MonkeyPatch) -> Callable[..., Rou
             folder.mkdir(parents=True)
             files += partition_rows(read_data_blocks(own, ColumnSpec()), 1, 0, folder)
         master = SharedTrainingMaster(batch_size_per_worker=batch_rows, rng_seed=seed)
-        pool: Any = Pool(len(files))
+        pool: Any = SingleThreadPool(len(files))
         context = LocalFitContext(model, master, "a network", pool, directory)
         shared = PartitionedRows(tuple(files), directory)
         return local_rounds.LocalRounds(context, spec, rule, shared)
@@ -276,7 +280,7 @@ def local_backend(scratch: Path, patch: pytest.MonkeyPatch) -> Callable[..., Rou
     return make
 
 
-def rehearsed_backend(
+def rehearsal_backend(
     spec: FitSpec, model: Any, rule: RoundOptions, rows: Any, batch_rows: int, seed: int
 ) -> RoundsBackend:
     """Return the backend of a rehearsal, which evaluates no held-out rows."""

@@ -21,7 +21,7 @@ from sparkstrom.rounds.averaging import (
 from sparkstrom.rounds.worker_round import RoundBatch, RoundStart, train_locally
 
 
-def rows_of(count, seed=0, weighted=False):
+def make_batch(count, seed=0, weighted=False):
     chance = np.random.default_rng(seed)
     features = chance.normal(size=(count, 6)).astype(np.float32)
     labels = chance.integers(0, 3, count)
@@ -29,17 +29,17 @@ def rows_of(count, seed=0, weighted=False):
     return Batch(features, labels, weights)
 
 
-def part_of(batch, first, end):
+def slice_batch(batch, first, end):
     weights = None if batch.weights is None else batch.weights[first:end]
     return Batch(batch.features[first:end], batch.labels[first:end], weights)
 
 
-def beginning_for(model, parameters):
+def make_round_start(model, parameters):
     """Return the start of a round with these parameters and a new optimizer state."""
     return RoundStart(parameters.copy(), b"", fresh_state(copy.deepcopy(model), parameters), 0)
 
 
-def test_a_mean_counts_by_weight_and_equal_values_stay_as_they_are() -> None:
+def test_weighted_mean_of_equal_arrays_is_exact() -> None:
     """A mean is weighted, and the mean of equal arrays is exactly the array."""
     a, b = np.array([1, 2], np.float32), np.array([4, 8], np.float32)
     assert weighted_mean([a, b], [1, 2]).tolist() == [3, 6]
@@ -47,9 +47,9 @@ def test_a_mean_counts_by_weight_and_equal_values_stay_as_they_are() -> None:
     assert (weighted_mean([odd] * 7, [31, 32, 32, 5, 17, 32, 1]) == odd).all()
 
 
-def test_sums_of_sums_are_the_same_mean() -> None:
+def test_partial_sums_give_same_mean_as_one_sum() -> None:
     """Sums of partial sums give the same mean as one sum."""
-    parts = [rows_of(5, seed).features.ravel() for seed in range(6)]
+    parts = [make_batch(5, seed).features.ravel() for seed in range(6)]
     one, two, whole = WeightedSum(30), WeightedSum(30), WeightedSum(30)
     for i, part in enumerate(parts):
         (one if i < 3 else two).add(part, i + 1)
@@ -60,16 +60,16 @@ def test_sums_of_sums_are_the_same_mean() -> None:
 
 
 @pytest.mark.parametrize("weighted", [False, True])
-def test_a_round_of_one_step_of_sgd_is_the_step_of_one_machine(weighted) -> None:
+def test_round_of_one_sgd_step_equals_joint_step(weighted) -> None:
     """One step per worker equals one step on all rows, also for unequal parts and weighted rows."""
     model = DenseNetwork([6, 8, 3], updater=Sgd(0.3), seed=2)
-    began, union = model.initial(), rows_of(47, weighted=weighted)
+    began, union = model.initial(), make_batch(47, weighted=weighted)
     cuts = [0, 16, 32, 47]
     alone = [
         train_locally(
             copy.deepcopy(model),
-            beginning_for(model, began),
-            [RoundBatch(part_of(union, first, end), (0, 0, 1))],
+            make_round_start(model, began),
+            [RoundBatch(slice_batch(union, first, end), (0, 0, 1))],
         )
         for first, end in itertools.pairwise(cuts)
     ]
@@ -94,13 +94,13 @@ def test_workers_count_by_the_weights_of_their_labels(class_weights) -> None:
         torch.nn.CrossEntropyLoss(weight=weight),
         lambda p: torch.optim.SGD(p, lr=0.3),
     )
-    began, union = model.initial(), rows_of(30, weighted=True)
+    began, union = model.initial(), make_batch(30, weighted=True)
     union.labels[3:20] = -100  # the second worker has no labels
     alone = [
         train_locally(
             copy.deepcopy(model),
-            beginning_for(model, began),
-            [RoundBatch(part_of(union, first, end), (0, 0, 1))],
+            make_round_start(model, began),
+            [RoundBatch(slice_batch(union, first, end), (0, 0, 1))],
         )
         for first, end in [(0, 5), (5, 15), (15, 30)]
     ]
@@ -112,30 +112,30 @@ def test_workers_count_by_the_weights_of_their_labels(class_weights) -> None:
     assert np.abs(mean - together).max() < 1e-6
 
 
-def test_a_round_is_a_function_of_what_goes_in() -> None:
+def test_round_result_depends_only_on_its_inputs() -> None:
     """A round's result depends only on its inputs, not on earlier rounds of the model object."""
     model = DenseNetwork([6, 8, 3], updater=Adam(), seed=2)
-    turns = [RoundBatch(rows_of(8, seed), (0, seed, 3)) for seed in range(3)]
-    first = train_locally(model, beginning_for(model, model.initial()), turns)
+    turns = [RoundBatch(make_batch(8, seed), (0, seed, 3)) for seed in range(3)]
+    first = train_locally(model, make_round_start(model, model.initial()), turns)
     kept = first.parameters.copy(), {k: np.copy(v) for k, v in first.updater.items()}
-    train_locally(model, beginning_for(model, model.initial() + 1), turns[:1])
-    again = train_locally(model, beginning_for(model, model.initial()), turns)
+    train_locally(model, make_round_start(model, model.initial() + 1), turns[:1])
+    again = train_locally(model, make_round_start(model, model.initial()), turns)
     assert (again.parameters == kept[0]).all()
     assert all((again.updater[name] == kept[1][name]).all() for name in kept[1])
     assert (again.steps, again.examples, again.weight) == (3, 24, 24.0)
 
 
-def test_a_loss_that_is_no_number_names_its_minibatch() -> None:
+def test_nan_loss_names_its_minibatch() -> None:
     model = DenseNetwork([6, 8, 3], updater=Sgd(1e30), seed=2)
-    turns = [RoundBatch(rows_of(8, seed), (0, seed, 9)) for seed in range(9)]
+    turns = [RoundBatch(make_batch(8, seed), (0, seed, 9)) for seed in range(9)]
     with (
         np.errstate(all="ignore"),
         pytest.raises(TrainingError, match=r"the loss is nan in minibatch \d of its round"),
     ):
-        train_locally(model, beginning_for(model, model.initial()), turns)
+        train_locally(model, make_round_start(model, model.initial()), turns)
 
 
-def test_states_average_arrays_and_agree_on_the_rest() -> None:
+def test_optimizer_state_arrays_are_averaged_and_counts_are_maxima() -> None:
     """Float arrays are averaged; numbers are of the workers with most steps; counts are maxima."""
     one = {"mean": np.array([0, 2], np.float32), "steps": 5, "rate": 0.1, "flag": True}
     two = {"mean": np.array([3, 2], np.float32), "steps": 4, "rate": 0.1, "flag": True}
@@ -151,7 +151,7 @@ def test_states_average_arrays_and_agree_on_the_rest() -> None:
     assert late["mean"].tolist() == [3.0]
 
 
-def test_a_schedule_that_goes_on_from_its_last_rate_keeps_its_rates() -> None:
+def test_averaging_keeps_rate_of_torch_scheduler() -> None:
     """PyTorch's schedulers multiply the previous rate, so a mean of two rates would stay wrong."""
     torch = pytest.importorskip("torch", reason="torch is not here")
     torch_model = pytest.importorskip("sparkstrom.models.torch")
@@ -176,7 +176,7 @@ def test_a_schedule_that_goes_on_from_its_last_rate_keeps_its_rates() -> None:
     for number in range(3):
         done = []
         for worker, count in zip(workers, (4, 3), strict=True):
-            turns = [RoundBatch(rows_of(8, seed), (0, seed, count)) for seed in range(count)]
+            turns = [RoundBatch(make_batch(8, seed), (0, seed, count)) for seed in range(count)]
             own = {k: np.copy(v) if isinstance(v, np.ndarray) else v for k, v in state.items()}
             begun = RoundStart(worker.initial(), b"", own, 4 * number)
             done.append(train_locally(worker, begun, turns))
@@ -188,7 +188,7 @@ def test_a_schedule_that_goes_on_from_its_last_rate_keeps_its_rates() -> None:
         assert state["groups/0/lr"] == alone.param_groups[0]["lr"]
 
 
-def test_what_no_mean_is_made_of_is_of_those_who_took_the_most_steps() -> None:
+def test_state_numbers_come_from_workers_with_most_steps() -> None:
     """A schedule's position and its rate belong together, so both are of the furthest workers."""
     short, most, also = {"at": 9, "rate": 0.5}, {"at": 7, "rate": 0.1}, {"at": 7, "rate": 0.2}
     made = average_states([short, most, also], [98.0, 1.0, 1.0], [2, 4, 4])
@@ -196,7 +196,7 @@ def test_what_no_mean_is_made_of_is_of_those_who_took_the_most_steps() -> None:
     assert average_states([{"only": 5}, most], [1, 1], [2, 4]) == {"only": 5, **most}
 
 
-def test_the_outer_step_is_diloco_s() -> None:
+def test_outer_step_equals_diloco_with_nesterov_momentum() -> None:
     """Two rounds equal algorithm 1 of the DiLoCo paper with Nesterov's momentum, done by hand."""
     began = np.array([1.0, -2.0], np.float32)
     outer, velocity = OuterStep(Nesterov(0.7, 0.9)), np.zeros(2)
@@ -210,8 +210,8 @@ def test_the_outer_step_is_diloco_s() -> None:
         common = expected
 
 
-def test_an_outer_step_of_one_is_the_mean() -> None:
+def test_outer_sgd_with_rate_one_gives_mean() -> None:
     """An outer SGD with rate 1 gives the mean."""
-    began, mean = rows_of(4).features, rows_of(4, 1).features
+    began, mean = make_batch(4).features, make_batch(4, 1).features
     assert np.allclose(OuterStep(Sgd(1.0)).step(began, mean.copy()), mean, atol=1e-6)
     assert (OuterStep().step(began, mean) == mean).all()

@@ -33,7 +33,7 @@ from sparkstrom.rounds.worker_round import RoundReport
 from sparkstrom.runtime.optimizer_states import OptimizerStates
 
 
-class Advancing(RoundsControl):
+class AdvancingControl(RoundsControl):
     """A control that trains a round and takes a snapshot whenever optimizer states are copied."""
 
     def train_round(self) -> None:
@@ -55,13 +55,13 @@ class Advancing(RoundsControl):
 
 
 @pytest.mark.parametrize("save_updater", [True, "own"])
-def test_a_checkpoint_has_the_states_of_its_own_round(tmp_path: Path, save_updater: Any) -> None:
+def test_checkpoint_has_optimizer_states_of_its_round(tmp_path: Path, save_updater: Any) -> None:
     """Later rounds and snapshots do not change the states in a checkpoint, nor the outer step's."""
     model, outer = DenseNetwork([6, 5, 3], updater=Nesterov(0.1), seed=1), Nesterov(0.7, 0.9)
     master = ParameterAveragingTrainingMaster(save_updater=save_updater, outer=outer)
     spec = FitSpec(1, 1, model.n_params, "test")
     state = RoundState(model, master, model.initial(), OptimizerStates(), 0)
-    control = Advancing(spec, state, has_observer=False, abort=lambda: None)
+    control = AdvancingControl(spec, state, has_observer=False, abort=lambda: None)
     control.saves = save_updater
     control.begin_training([PartitionFacts(0, 10, 0, 1, 10, 0, "h")])
     directory = CheckpointDirectory(str(tmp_path), 9)
@@ -86,7 +86,7 @@ def test_a_checkpoint_has_the_states_of_its_own_round(tmp_path: Path, save_updat
     assert state.rounds == 2
 
 
-def test_workers_whose_rows_have_no_weight_have_trained_on_their_executors() -> None:
+def test_workers_with_zero_weight_rows_count_as_trained() -> None:
     """Workers count as trained, with executors and steps, also if their rows have weight 0."""
     model = DenseNetwork([6, 5, 3], seed=1)
     state = RoundState(
@@ -107,7 +107,7 @@ def test_workers_whose_rows_have_no_weight_have_trained_on_their_executors() -> 
     assert (outcome.commits, state.steps) == (0, 2)
 
 
-class Waiting:
+class BarrierWaiter:
     """A thread that waits at the end of the first epoch."""
 
     def __init__(self, barrier: EpochBarrier) -> None:
@@ -119,10 +119,10 @@ class Waiting:
         return not self._thread.is_alive()
 
 
-def test_rounds_wait_until_an_epoch_is_handled_not_only_received() -> None:
+def test_epoch_barrier_waits_for_second_acknowledgement() -> None:
     """The wait ends when progress with the epoch is acknowledged twice: received, then handled."""
     barrier = EpochBarrier(has_observer=True)
-    rounds = Waiting(barrier)
+    rounds = BarrierWaiter(barrier)
     for epochs in (0, 0, 0, 1):  # progress from before the epoch's end does not end the wait
         barrier.acknowledge(epochs)
         assert not rounds.has_passed(0.05)
@@ -130,12 +130,12 @@ def test_rounds_wait_until_an_epoch_is_handled_not_only_received() -> None:
     assert rounds.has_passed()
 
 
-def test_nobody_waits_without_an_observer_or_for_a_fit_that_was_given_up() -> None:
+def test_epoch_barrier_is_open_without_observer_or_after_cancel() -> None:
     """Without an observer, or after the fit was given up, nothing waits."""
-    assert Waiting(EpochBarrier(has_observer=False)).has_passed()
+    assert BarrierWaiter(EpochBarrier(has_observer=False)).has_passed()
     barrier = EpochBarrier(has_observer=True)
-    rounds = Waiting(barrier)
+    rounds = BarrierWaiter(barrier)
     assert not rounds.has_passed(0.05)
     barrier.open()
     assert rounds.has_passed()
-    assert Waiting(barrier).has_passed()
+    assert BarrierWaiter(barrier).has_passed()

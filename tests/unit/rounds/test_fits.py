@@ -21,13 +21,13 @@ from sparkstrom.observe.epoch_history import EpochHistory
 from sparkstrom.rounds import averaging as rounds_state
 from sparkstrom.rounds.backend import EpochPlan
 from sparkstrom.runtime.optimizer_states import OptimizerStates
-from tests.unit.rounds.fits_here import BACKENDS, Fit, rehearsed_backend, rows_of
+from tests.unit.rounds.fits_here import BACKENDS, Fit, make_partitions, rehearsal_backend
 
 EPOCHS, WORKERS = 3, 2
 MakeFit = Callable[..., Fit]
 
 
-def network(updater: Any = None) -> DenseNetwork:
+def make_network(updater: Any = None) -> DenseNetwork:
     return DenseNetwork([6, 5, 3], updater=updater or Nesterov(0.1), seed=1)
 
 
@@ -37,7 +37,7 @@ def make_fit(
 ) -> MakeFit:
     """Return ``make_fit(model, rows, ...)`` for one of the backends; by default 45 and 30 rows."""
     backend = BACKENDS[request.param](tmp_path, monkeypatch)
-    rows = rows_of(45, 30)
+    rows = make_partitions(45, 30)
 
     def make(model: Any, rows: Any = rows, *begun: Any, **options: Any) -> Fit:
         return Fit(backend, model, rows, *begun, **options)
@@ -46,7 +46,9 @@ def make_fit(
 
 
 @pytest.fixture
-def on_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Fit]]:
+def make_fit_on_each_backend(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., list[Fit]]:
     """Return a function that creates the same fit on each backend."""
 
     def make(*given: Any, **options: Any) -> list[Fit]:
@@ -59,7 +61,7 @@ def on_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., li
 # --- What fits learn ------------------------------------------------------------------------------
 
 
-def median(before: Any, after: Any, rows: Any) -> Any:
+def median_accumulator(before: Any, after: Any, rows: Any) -> Any:
     assert after.shape == (len(rows), before.size)
     return np.median(after, axis=0)
 
@@ -70,18 +72,20 @@ def median(before: Any, after: Any, rows: Any) -> Any:
         {},
         {"save_updater": "own", "averaging_frequency": 3},
         {"outer": Nesterov(0.7, 0.9), "save_updater": "own"},
-        {"accumulator": median},
-        {"accumulator": median, "outer": Sgd(0.5), "save_updater": "own"},
+        {"accumulator": median_accumulator},
+        {"accumulator": median_accumulator, "outer": Sgd(0.5), "save_updater": "own"},
     ],
     ids=["averaged", "own", "diloco", "accumulator", "accumulator-outer-own"],
 )
-def test_all_backends_come_to_the_same_bits(
-    on_each: Callable[..., list[Fit]], options: dict[str, Any]
+def test_all_backends_give_same_bits(
+    make_fit_on_each_backend: Callable[..., list[Fit]], options: dict[str, Any]
 ) -> None:
     """Parameters, states and histories are equal, also with an outer optimizer or accumulator."""
     given = {"epochs": 2, "fraction": 0.2, **options}
-    spark, local = on_each(network(Adam()), rows_of(45, 30, 17), **given)
-    rehearsed = Fit(rehearsed_backend, network(Adam()), rows_of(45, 30, 17), **given)
+    spark, local = make_fit_on_each_backend(
+        make_network(Adam()), make_partitions(45, 30, 17), **given
+    )
+    rehearsed = Fit(rehearsal_backend, make_network(Adam()), make_partitions(45, 30, 17), **given)
     histories = [fit.history() for fit in (spark, local)]
     rehearsed.run()  # evaluates no held-out rows, so that its history lacks them
     assert spark.state.digest() == local.state.digest() == rehearsed.state.digest()
@@ -95,7 +99,7 @@ def test_all_backends_come_to_the_same_bits(
             assert all(np.array_equal(ours[name], theirs[name]) for name in ours)
 
 
-def test_an_accumulator_gets_the_workers_that_trained_in_the_round(make_fit: MakeFit) -> None:
+def test_accumulator_gets_rows_of_trained_workers_and_readonly_params(make_fit: MakeFit) -> None:
     """The accumulator gets the rows of workers that trained, and read-only parameters."""
     seen: list[tuple[list[int], bool]] = []
 
@@ -104,14 +108,14 @@ def test_an_accumulator_gets_the_workers_that_trained_in_the_round(make_fit: Mak
         before[:] = 0  # a copy
         return after[0]
 
-    fit = make_fit(network(Sgd(0.1)), epochs=1, accumulator=first, outer=Sgd(1.0))
+    fit = make_fit(make_network(Sgd(0.1)), epochs=1, accumulator=first, outer=Sgd(1.0))
     fit.run()
     both, alone = [8, 8], [[8], [5]]
     assert [rows for rows, _ in seen] == [*[both] * 3, [8, 6], *alone]
     assert not any(writeable for _, writeable in seen)
 
 
-def test_an_accumulator_that_returns_no_parameters_ends_the_fit(make_fit: MakeFit) -> None:
+def test_invalid_accumulator_result_ends_fit_with_reason(make_fit: MakeFit) -> None:
     """An accumulator that fails or returns wrong parameters ends the fit with the reason."""
     for accumulator, why in (
         (lambda before, after, rows: before[:3], r"accumulator returned float32\[3\], or values"),
@@ -119,19 +123,19 @@ def test_an_accumulator_that_returns_no_parameters_ends_the_fit(make_fit: MakeFi
         (lambda before, after, rows: 1 / 0, "accumulator raised ZeroDivisionError"),
     ):
         with pytest.raises(TrainingError, match=why), np.errstate(all="ignore"):
-            make_fit(network(), accumulator=accumulator).run()
+            make_fit(make_network(), accumulator=accumulator).run()
 
 
-def test_parameters_that_are_not_finite_are_reported_as_such(make_fit: MakeFit) -> None:
+def test_nonfinite_parameters_after_last_step_raise_training_error(make_fit: MakeFit) -> None:
     """Parameters that diverge in a fit's last step appear in no loss."""
-    rows = [[(50 * x, y) for x, y in part] for part in rows_of(45, 30)]
+    rows = [[(50 * x, y) for x, y in part] for part in make_partitions(45, 30)]
     words = r"layer . \w+ is -?(inf|nan) after round 1: "
     with np.errstate(all="ignore"), pytest.raises(TrainingError, match=words) as raised:
-        make_fit(network(Sgd(3e38)), rows, batch_rows=99).run()
+        make_fit(make_network(Sgd(3e38)), rows, batch_rows=99).run()
     assert "accumulator" not in str(raised.value)
 
 
-class Weighing(DenseNetwork):
+class WeightRecordingNetwork(DenseNetwork):
     """A network whose buffers are the weights with which they were averaged last."""
 
     last = b"-"
@@ -149,8 +153,8 @@ class Weighing(DenseNetwork):
         return repr([*weights]).encode()
 
 
-def test_buffers_count_by_rows(make_fit: MakeFit) -> None:
-    fit = make_fit(Weighing([6, 3]), epochs=1, batch_rows=99)
+def test_buffers_are_weighted_by_rows(make_fit: MakeFit) -> None:
+    fit = make_fit(WeightRecordingNetwork([6, 3]), epochs=1, batch_rows=99)
     fit.run()
     assert fit.state.buffers == b"[45.0, 30.0]"
 
@@ -158,7 +162,7 @@ def test_buffers_count_by_rows(make_fit: MakeFit) -> None:
 # --- Schedules ------------------------------------------------------------------------------------
 
 
-class Scheduled(DenseNetwork):
+class ScheduleRecordingNetwork(DenseNetwork):
     """A network that records the positions and fit lengths that it is given."""
 
     positions: ClassVar[list[tuple[int, int]]] = []
@@ -171,7 +175,7 @@ class Scheduled(DenseNetwork):
         self.lengths.append(length)
 
 
-class ScheduledByOwnSteps(Scheduled):
+class OwnStepsNetwork(ScheduleRecordingNetwork):
     """A scheduled network that counts each worker's own steps, like DL4J's."""
 
     counts_own_steps = True
@@ -180,40 +184,42 @@ class ScheduledByOwnSteps(Scheduled):
 @pytest.fixture(autouse=True)
 def _forget() -> None:
     """Clear the recorded positions and lengths."""
-    Scheduled.positions.clear()
-    Scheduled.lengths.clear()
+    ScheduleRecordingNetwork.positions.clear()
+    ScheduleRecordingNetwork.lengths.clear()
 
 
-def test_schedules_follow_the_minibatches_of_all_workers(make_fit: MakeFit) -> None:
+def test_schedule_position_counts_minibatches_of_all_workers(make_fit: MakeFit) -> None:
     """An epoch has 12 and 8 minibatches, in rounds of two per worker; earlier fits had 100."""
-    make_fit(Scheduled([6, 5, 3]), epochs=2, minibatches_before=100).run()
+    make_fit(ScheduleRecordingNetwork([6, 5, 3]), epochs=2, minibatches_before=100).run()
     both = [at for first in range(0, 16, 4) for at in (first, first + 2, first, first + 2)]
     epoch = [*both, 16, 17, 18, 19]
-    assert Scheduled.positions == [(1, 100 + start + at) for start in (0, 20) for at in epoch]
+    assert ScheduleRecordingNetwork.positions == [
+        (1, 100 + start + at) for start in (0, 20) for at in epoch
+    ]
 
 
-def test_networks_of_dl4j_count_each_workers_own_steps(make_fit: MakeFit) -> None:
-    make_fit(ScheduledByOwnSteps([6, 5, 3]), epochs=1).run()
+def test_dl4j_schedule_counts_own_steps_of_each_worker(make_fit: MakeFit) -> None:
+    make_fit(OwnStepsNetwork([6, 5, 3]), epochs=1).run()
     both = [at for first in range(0, 8, 2) for at in (first, first + 1, first, first + 1)]
-    assert Scheduled.positions == [(1, at) for at in [*both, 8, 9, 10, 11]]
+    assert ScheduleRecordingNetwork.positions == [(1, at) for at in [*both, 8, 9, 10, 11]]
 
 
-def test_models_get_the_length_of_the_fit(make_fit: MakeFit) -> None:
+def test_model_gets_fit_length(make_fit: MakeFit) -> None:
     before = {"first_epoch": 7, "minibatches_before": 100}
-    make_fit(Scheduled([6, 5, 3]), epochs=2, **before).run()
-    assert set(Scheduled.lengths) == {FitLength(2, 2 * (12 + 8), 7, 100)}
+    make_fit(ScheduleRecordingNetwork([6, 5, 3]), epochs=2, **before).run()
+    assert set(ScheduleRecordingNetwork.lengths) == {FitLength(2, 2 * (12 + 8), 7, 100)}
 
 
 # --- Epochs, snapshots and checkpoints ------------------------------------------------------------
 
 
-class Ending(Exception):
+class ProgramEnd(Exception):
     """An exception in place of the end of the program."""
 
 
-def saved_before_measuring(make_fit: MakeFit, epoch: int) -> Any:
+def checkpoint_before_evaluation(make_fit: MakeFit, epoch: int) -> Any:
     """Return a checkpoint's content from just before this epoch is measured."""
-    fit, book, saved = make_fit(network(), epochs=EPOCHS, fraction=0.2), EpochHistory(), []
+    fit, book, saved = make_fit(make_network(), epochs=EPOCHS, fraction=0.2), EpochHistory(), []
 
     def save(plan: EpochPlan) -> None:
         progress = fit.control.progress
@@ -225,28 +231,28 @@ def saved_before_measuring(make_fit: MakeFit, epoch: int) -> Any:
             at = {index: one.position.epoch for index, one in enumerate(snapshot.partitions)}
             figures = json.loads(json.dumps(book.report(at)))
             saved.append((snapshot, OptimizerStates.from_copies(copies), figures))
-            raise Ending
+            raise ProgramEnd
 
     fit.on_measure = save
-    with pytest.raises(Ending):
+    with pytest.raises(ProgramEnd):
         fit.run()
     return saved[0]
 
 
 @pytest.mark.parametrize("epoch", [0, 1, 2])
-def test_an_epoch_that_is_trained_and_not_measured_is_measured_by_the_resumed_fit(
+def test_resumed_fit_evaluates_epoch_trained_before_checkpoint(
     make_fit: MakeFit, epoch: int
 ) -> None:
     """The resumed fit has the same bits and figures as one fit, and counts no row twice."""
-    whole = make_fit(network(), epochs=EPOCHS, fraction=0.2)
+    whole = make_fit(make_network(), epochs=EPOCHS, fraction=0.2)
     expected = whole.history()
-    snapshot, states, figures = saved_before_measuring(make_fit, epoch)
+    snapshot, states, figures = checkpoint_before_evaluation(make_fit, epoch)
     book = EpochHistory()
     book.restore(figures)
     assert book.epochs_resumed_from == epoch
     options: dict[str, Any] = {"starts": snapshot.partitions, "epochs": EPOCHS, "fraction": 0.2}
-    rows = rows_of(45, 30)
-    again = make_fit(network(), rows, snapshot.parameters, states, **options)
+    rows = make_partitions(45, 30)
+    again = make_fit(make_network(), rows, snapshot.parameters, states, **options)
     found = again.history(book)
     assert [one.validation for one in found] == [one.validation for one in expected]
     assert [one.epoch for one in found] == [1, 2, 3]
@@ -258,23 +264,23 @@ def test_an_epoch_that_is_trained_and_not_measured_is_measured_by_the_resumed_fi
     assert trained == outcome.minibatches_trained
 
 
-def test_a_partition_that_an_older_version_has_measured_before_the_others_is_not_measured_again(
+def test_partition_evaluated_by_older_version_is_not_evaluated_again(
     make_fit: MakeFit,
 ) -> None:
     """Older versions measured each partition of a machine after its own last round of the epoch."""
-    snapshot, states, _ = saved_before_measuring(make_fit, 1)
+    snapshot, states, _ = checkpoint_before_evaluation(make_fit, 1)
     first, second = snapshot.partitions
     starts = (first, replace(second, position=Position(2, 0)))
     options: dict[str, Any] = {"starts": starts, "epochs": EPOCHS, "fraction": 0.2}
-    fit = make_fit(network(), rows_of(45, 30), snapshot.parameters, states, **options)
+    fit = make_fit(make_network(), make_partitions(45, 30), snapshot.parameters, states, **options)
     reports = [json.loads(said)["epochs"] for said in fit.run()]
     epochs = [[one["epoch"] for one in report["epochs"]] for report in reports]
     assert epochs == [[1, 2], [2]]
 
 
-def test_reading_progress_changes_nothing(make_fit: MakeFit) -> None:
+def test_reading_progress_does_not_move_positions(make_fit: MakeFit) -> None:
     """Only ``acknowledge`` moves the partitions' positions past the end of an epoch."""
-    fit = make_fit(network(), epochs=1, fraction=0.2, has_observer=True)
+    fit = make_fit(make_network(), epochs=1, fraction=0.2, has_observer=True)
     control, positions = fit.control, list[list[Position]]()
 
     def seen() -> list[Position]:
@@ -297,11 +303,11 @@ def test_reading_progress_changes_nothing(make_fit: MakeFit) -> None:
     assert positions == [[Position(0, b) for b in batches]] * 3
 
 
-def test_a_snapshot_is_behind_an_epoch_once_its_figures_are_acknowledged(
+def test_snapshot_passes_epoch_end_after_acknowledgement(
     make_fit: MakeFit,
 ) -> None:
     """A checkpoint has an epoch's figures, or else a resumed fit measures the epoch again."""
-    fit = make_fit(network(), epochs=1, fraction=0.2)
+    fit = make_fit(make_network(), epochs=1, fraction=0.2)
     control, positions, before = fit.control, list[list[Position]](), fit.control.progress
 
     def seen() -> list[Position]:
@@ -324,17 +330,17 @@ def test_a_snapshot_is_behind_an_epoch_once_its_figures_are_acknowledged(
     assert positions == [[Position(0, b) for b in batches], [Position(1, 0)] * WORKERS]
 
 
-def test_without_held_out_rows_epochs_end_all_the_same(make_fit: MakeFit) -> None:
-    fit = make_fit(network(), epochs=2)
+def test_epochs_end_without_held_out_rows(make_fit: MakeFit) -> None:
+    fit = make_fit(make_network(), epochs=2)
     assert [one.examples for one in fit.history()] == [75, 75]
     assert [one.position for one in fit.control.partitions] == [Position(2, 0)] * WORKERS
 
 
-def test_a_snapshot_of_parameters_alone_encodes_no_states(
+def test_parameter_snapshot_does_not_encode_optimizer_states(
     make_fit: MakeFit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Encoding would delay the rounds at each of early stopping's snapshots."""
-    fit = make_fit(network())
+    fit = make_fit(make_network())
     fit.run()
     with monkeypatch.context() as patch:
         patch.setattr(rounds_state, "encode_state", lambda state: pytest.fail("encoded"))
@@ -342,11 +348,11 @@ def test_a_snapshot_of_parameters_alone_encodes_no_states(
     assert fit.control.copy_optimizer_states(everybody=True).result() == ()
 
 
-def test_a_snapshot_of_parameters_alone_keeps_the_states_of_an_earlier_one(
+def test_parameter_snapshot_keeps_states_of_earlier_snapshot(
     make_fit: MakeFit,
 ) -> None:
     """Otherwise a checkpoint could have parameters of one round and states of another."""
-    fit, taken = make_fit(network(), epochs=1), list[tuple[bytes, ...]]()
+    fit, taken = make_fit(make_network(), epochs=1), list[tuple[bytes, ...]]()
 
     def look(order: Any) -> None:
         taken.append(fit.control.optimizer_copies)
@@ -366,10 +372,12 @@ def test_a_snapshot_of_parameters_alone_keeps_the_states_of_an_earlier_one(
 # --- Held-out rows --------------------------------------------------------------------------------
 
 
-def test_a_partition_whose_rows_are_all_held_out_is_measured(make_fit: MakeFit) -> None:
+def test_partition_with_only_held_out_rows_is_evaluated(make_fit: MakeFit) -> None:
     """A split of rows by time can leave a partition without rows to train on."""
     for seed in range(20):
-        fit = make_fit(network(), rows_of(45, 1), epochs=2, fraction=0.6, rng_seed=seed)
+        fit = make_fit(
+            make_network(), make_partitions(45, 1), epochs=2, fraction=0.6, rng_seed=seed
+        )
         found = fit.history()
         facts = [tally.facts for tally in fit.control._tallies.values()]
         if facts[1].held_out:
@@ -378,18 +386,21 @@ def test_a_partition_whose_rows_are_all_held_out_is_measured(make_fit: MakeFit) 
     assert [one.held_weight for one in found] == [facts[0].held_out + 1] * 2
 
 
-class MeasuresItself(DenseNetwork):
+class ParameterSumLossNetwork(DenseNetwork):
     """A network whose loss on held-out rows is the sum of its parameters."""
 
     def loss(self, batch: Any) -> tuple[float, float]:
         return batch.rows * float(self._params.sum(dtype=np.float64)), float(batch.rows)
 
 
-def test_held_out_rows_are_measured_with_the_parameters_of_the_epochs_end(
+def test_evaluation_uses_parameters_of_epoch_end(
     make_fit: MakeFit,
 ) -> None:
     """All partitions are measured with the last round's parameters, also one with fewer rounds."""
-    fit, expected = make_fit(MeasuresItself([6, 3]), rows_of(45, 9), epochs=2, fraction=0.3), []
+    fit, expected = (
+        make_fit(ParameterSumLossNetwork([6, 3]), make_partitions(45, 9), epochs=2, fraction=0.3),
+        [],
+    )
     fit.on_measure = lambda plan: expected.append(fit.state.parameters.sum(dtype=np.float64))
     found = [one.validation for one in fit.history()]
     assert fit.control.partitions[1].batches < fit.control.partitions[0].batches
@@ -399,7 +410,7 @@ def test_held_out_rows_are_measured_with_the_parameters_of_the_epochs_end(
 # --- What models print and raise ------------------------------------------------------------------
 
 
-class Printing(DenseNetwork):
+class PrintingNetwork(DenseNetwork):
     """A network that prints when it is measured, and then raises ``wrong`` if that is set."""
 
     wrong: type[Exception] | None = None
@@ -411,31 +422,31 @@ class Printing(DenseNetwork):
         return super().loss(batch)
 
 
-class Wrong(Printing):
+class ValueErrorNetwork(PrintingNetwork):
     wrong = ValueError
 
 
-class Refused(Printing):
+class UsageErrorNetwork(PrintingNetwork):
     wrong = UsageError
 
 
-class FailsInAStep(DenseNetwork):
+class FailingStepNetwork(DenseNetwork):
     def step(self, batch: Any) -> float:
         print("class 7 is nan")
         raise ValueError("no")
 
 
-def test_what_was_printed_in_the_round_that_fails_is_shown(make_fit: MakeFit) -> None:
+def test_output_of_failed_round_is_reported(make_fit: MakeFit) -> None:
     """The error names the failed step's place, and the round's printed lines are reported."""
-    fit = make_fit(FailsInAStep([6, 3]))
+    fit = make_fit(FailingStepNetwork([6, 3]))
     with pytest.raises(TrainingError, match=r"^ValueError: no \(partition 0 on .*, training\)"):
         fit.run()
     lines = fit.control.progress.heard
     assert {(line.phase, line.text) for line in lines} == {("training", "class 7 is nan")}
 
 
-def test_what_is_printed_while_measuring_is_shown(make_fit: MakeFit) -> None:
-    fit = make_fit(Printing([6, 3], updater=Sgd(0.1)), epochs=1, fraction=0.5)
+def test_output_during_evaluation_is_reported(make_fit: MakeFit) -> None:
+    fit = make_fit(PrintingNetwork([6, 3], updater=Sgd(0.1)), epochs=1, fraction=0.5)
     fit.run()
     lines = fit.control.progress.heard
     assert {line.phase for line in lines} == {"measuring"}
@@ -443,9 +454,9 @@ def test_what_is_printed_while_measuring_is_shown(make_fit: MakeFit) -> None:
     assert fit.control.progress.stats[1].training.epochs  # type: ignore[union-attr]
 
 
-def test_what_a_loss_raises_while_measuring_has_its_place(make_fit: MakeFit) -> None:
+def test_evaluation_error_names_partition_and_phase(make_fit: MakeFit) -> None:
     """An error while measuring names the place; a ``UsageError`` is raised unchanged."""
-    fit = make_fit(Wrong([6, 3], updater=Sgd(0.1)), epochs=1, fraction=0.5)
+    fit = make_fit(ValueErrorNetwork([6, 3], updater=Sgd(0.1)), epochs=1, fraction=0.5)
     with pytest.raises(TrainingError) as raised:
         fit.run()
     words = r"^ValueError: this loss of a user's \(partition 0 on \w+, measuring\)"
@@ -453,14 +464,14 @@ def test_what_a_loss_raises_while_measuring_has_its_place(make_fit: MakeFit) -> 
     assert "is wrong" in raised.value.trace
     assert {line.phase for line in fit.control.progress.heard} == {"measuring"}
     with pytest.raises(UsageError):
-        make_fit(Refused([6, 3]), epochs=1, fraction=0.5).run()
+        make_fit(UsageErrorNetwork([6, 3]), epochs=1, fraction=0.5).run()
 
 
 # --- The end --------------------------------------------------------------------------------------
 
 
-def test_no_round_is_trained_for_a_fit_that_was_given_up(make_fit: MakeFit) -> None:
-    fit, trained = make_fit(network(), epochs=3), list[int]()
+def test_cancelled_fit_trains_no_further_round(make_fit: MakeFit) -> None:
+    fit, trained = make_fit(make_network(), epochs=3), list[int]()
 
     def look(order: Any) -> None:
         trained.append(order.number)
@@ -473,17 +484,19 @@ def test_no_round_is_trained_for_a_fit_that_was_given_up(make_fit: MakeFit) -> N
     assert trained == [0, 1]
 
 
-def test_a_requested_stop_ends_the_fit_after_the_round(make_fit: MakeFit) -> None:
-    fit = make_fit(network(), epochs=3)
+def test_requested_stop_ends_fit_after_current_round(make_fit: MakeFit) -> None:
+    fit = make_fit(make_network(), epochs=3)
     fit.on_train = lambda order: fit.control.request_stop("enough") if order.number else None
     fit.run()
     outcome = fit.control.outcome()
     assert (outcome.commits, outcome.stop_reason) == (2, "enough")
 
 
-def test_rows_of_no_weight_change_nothing(make_fit: MakeFit) -> None:
+def test_zero_weight_rows_keep_parameters(make_fit: MakeFit) -> None:
     """A round in which all rows have weight 0 leaves the parameters as they were."""
-    fit = make_fit(network(), [[(x, y, 0.0) for x, y in part] for part in rows_of(45, 30)])
+    fit = make_fit(
+        make_network(), [[(x, y, 0.0) for x, y in part] for part in make_partitions(45, 30)]
+    )
     before = fit.state.parameters
     fit.run()
     assert fit.state.parameters is before

@@ -33,31 +33,31 @@ from sparkstrom.runtime.optimizer_states import OptimizerStates
 CHANCE = np.random.default_rng(0)
 
 
-def master_of(**options: Any) -> ParameterAveragingTrainingMaster:
+def make_training_master(**options: Any) -> ParameterAveragingTrainingMaster:
     return ParameterAveragingTrainingMaster(**options)
 
 
-def turns(count: int) -> Iterator[RoundBatch]:
+def make_round_batches(count: int) -> Iterator[RoundBatch]:
     """Yield this many random minibatches of a round."""
     for number in range(count):
         features = CHANCE.normal(size=(8, 4)).astype(np.float32)
         yield RoundBatch(Batch(features, CHANCE.integers(0, 2, 8)), (0, number, count))
 
 
-def report_of(worker: int, done: LocalRoundResult) -> RoundReport:
+def make_report(worker: int, done: LocalRoundResult) -> RoundReport:
     counts: Any = {"steps": done.steps, "weight": done.weight}
     return RoundReport(worker, **counts, buffers=done.buffers)
 
 
-def a_round(model: Any, common: RoundState, steps: Sequence[int]) -> None:
+def train_round(model: Any, common: RoundState, steps: Sequence[int]) -> None:
     """Train a round with this many steps per worker, and advance the common state."""
     reports, parameters, states = [], [], []
     for worker, count in enumerate(steps):
         twin = copy.deepcopy(model)
         state = {k: np.copy(v) if is_averaged(v) else v for k, v in common.updater.items()}
         beginning = RoundStart(common.parameters.copy(), common.buffers, state, common.steps)
-        done = train_locally(twin, beginning, turns(count))
-        reports.append(report_of(worker, done))
+        done = train_locally(twin, beginning, make_round_batches(count))
+        reports.append(make_report(worker, done))
         parameters.append(done.parameters)
         states.append(done.updater)
     weights = [one.weight for one in reports]
@@ -74,7 +74,9 @@ def a_round(model: Any, common: RoundState, steps: Sequence[int]) -> None:
         ("OneCycleLR", {"max_lr": 0.3, "total_steps": 40}),
     ],
 )
-def test_a_schedule_is_where_one_that_is_stepped_alone_is(scheduler: str, options: Any) -> None:
+def test_averaged_scheduler_state_equals_scheduler_stepped_alone(
+    scheduler: str, options: Any
+) -> None:
     """Schedulers multiply the previous rate, so a mean of rates at two places would stay wrong."""
     torch = pytest.importorskip("torch")
     from sparkstrom.models.torch import TorchModel
@@ -88,11 +90,11 @@ def test_a_schedule_is_where_one_that_is_stepped_alone_is(scheduler: str, option
         scheduler=make,
         scheduler_interval="step",
     )
-    common = RoundState(model, master_of(), model.initial(), OptimizerStates(), 0)
+    common = RoundState(model, make_training_master(), model.initial(), OptimizerStates(), 0)
     alone = sgd([torch.nn.Parameter(torch.zeros(1))])
     schedule = make(alone)
     for each in ((4, 3), (2, 4), (4, 4), (3, 4)):
-        a_round(model, common, each)
+        train_round(model, common, each)
         for _ in range(4):
             alone.step()
             schedule.step()
@@ -100,9 +102,9 @@ def test_a_schedule_is_where_one_that_is_stepped_alone_is(scheduler: str, option
         assert common.updater["groups/0/lr"] == pytest.approx(alone.param_groups[0]["lr"])
 
 
-def test_a_saved_state_that_is_no_worker_s_own_is_nobody_s() -> None:
+def test_saved_state_of_partition_minus_one_is_ignored() -> None:
     """The state of partition -1 in older checkpoints is ignored, or it would be kept for ever."""
-    model, master = DenseNetwork([4, 2], updater=Adam()), master_of(save_updater="own")
+    model, master = DenseNetwork([4, 2], updater=Adam()), make_training_master(save_updater="own")
     (fresh,) = (
         RoundState(model, master, model.initial(), OptimizerStates(), 0).copy_states().encoded()
     )
@@ -110,7 +112,7 @@ def test_a_saved_state_that_is_no_worker_s_own_is_nobody_s() -> None:
     assert [*RoundState(model, master, model.initial(), saved, 0).own] == [1]
 
 
-def statistics_of(mean: float, seen: int) -> Any:
+def make_batch_norm_model(mean: float, seen: int) -> Any:
     """Return a model as a worker has it after minibatches with this mean."""
     torch = pytest.importorskip("torch")
     from sparkstrom.models.torch import TorchModel
@@ -121,25 +123,31 @@ def statistics_of(mean: float, seen: int) -> Any:
     return TorchModel(norm, torch.nn.MSELoss(), torch.optim.SGD)
 
 
-def report_with(model: Any, worker: int, weight: float) -> RoundReport:
+def make_buffers_report(model: Any, worker: int, weight: float) -> RoundReport:
     options: Any = {"steps": 1, "weight": weight, "buffers": model.buffers_bytes()}
     return RoundReport(worker, **options)
 
 
-def test_buffers_count_by_rows_as_parameters_do() -> None:
+def test_buffers_are_averaged_with_row_weights() -> None:
     """Buffers are averaged with the rows' weights, like parameters."""
-    model = statistics_of(0.0, 0)
-    common = RoundState(model, master_of(), model.initial(), OptimizerStates(), 0)
-    few, many, none = statistics_of(8.0, 5), statistics_of(4.0, 3), statistics_of(99.0, 99)
+    model = make_batch_norm_model(0.0, 0)
+    common = RoundState(model, make_training_master(), model.initial(), OptimizerStates(), 0)
+    few, many, none = (
+        make_batch_norm_model(8.0, 5),
+        make_batch_norm_model(4.0, 3),
+        make_batch_norm_model(99.0, 99),
+    )
     weights = {few: 1.0, many: 3.0, none: 0.0}
-    reports = [report_with(one, at, weight) for at, (one, weight) in enumerate(weights.items())]
+    reports = [
+        make_buffers_report(one, at, weight) for at, (one, weight) in enumerate(weights.items())
+    ]
     common.advance(RoundResults(reports, model.initial()))
     mean, variance = np.frombuffer(common.buffers, np.float32, 2)
     assert (mean, variance) == (5.0, 1.0)
     assert np.frombuffer(common.buffers, np.int64, 1, 8) == 5
 
 
-class WithBuffers(DenseNetwork):
+class BufferedNetwork(DenseNetwork):
     """A user's network whose ``average_buffers`` takes no weights."""
 
     def buffers_bytes(self) -> bytes:
@@ -152,20 +160,22 @@ class WithBuffers(DenseNetwork):
         return b"+".join(reports)
 
 
-def test_models_of_before_average_their_buffers_as_ever() -> None:
+def test_model_without_weighed_buffers_averages_unweighted() -> None:
     """Models without ``weighed_buffers`` average their buffers without weights."""
-    model = WithBuffers([4, 2])
-    common = RoundState(model, master_of(), model.initial(), OptimizerStates(), 0)
-    reports = [report_with(model, at, at + 1.0) for at in (0, 1)]
+    model = BufferedNetwork([4, 2])
+    common = RoundState(model, make_training_master(), model.initial(), OptimizerStates(), 0)
+    reports = [make_buffers_report(model, at, at + 1.0) for at in (0, 1)]
     common.advance(RoundResults(reports, model.initial()))
     assert common.buffers == b"bytes+bytes"
 
 
 @pytest.mark.parametrize("outer", [None, Nesterov(0.7, 0.9)])
-def test_parameters_that_are_none_end_the_fit_by_their_layer_s_name(outer: Any) -> None:
+def test_nonfinite_parameters_end_fit_naming_layer(outer: Any) -> None:
     """Parameters that diverge in a worker's last step appear in no loss."""
     model = DenseNetwork([4, 3, 2])
-    common = RoundState(model, master_of(outer=outer), model.initial(), OptimizerStates(), 0)
+    common = RoundState(
+        model, make_training_master(outer=outer), model.initial(), OptimizerStates(), 0
+    )
     began, mean = common.parameters, model.initial()
     mean[[3, 14]] = -np.inf, np.nan
     words = r"layer 1 weights is -?inf after round 1: training diverges.*lower the learning rate"

@@ -28,7 +28,7 @@ TRAIN = Directive(Command.TRAIN)
 Script = list[tuple[list[TrainerItem], Directive]]
 
 
-class Scripted(TrainerChannel):
+class ScriptedChannel(TrainerChannel):
     """A channel whose ``take`` returns the script's next line; ``wait`` returns at once."""
 
     def __init__(self, script: Script) -> None:
@@ -54,11 +54,11 @@ class Scripted(TrainerChannel):
                 return events
 
 
-class Bench:
+class TrainerHarness:
     """A trainer on 10 rows, with minibatches of 4 and two epochs, and all that it needs."""
 
     def __init__(self, model: Any, script: Script, rows: int = 10, **schedule: Any) -> None:
-        self.channel = Scripted(script)
+        self.channel = ScriptedChannel(script)
         self.granted: list[tuple[str, ...]] = []
         self.model, self.lender = model, OptimizerStateServer(SystemClock())
         encoder = Encoder(N, K, FixedThreshold(TAU), backend=backend())

@@ -18,7 +18,7 @@ class NoLock:
     def __exit__(self, *error: object) -> None: ...
 
 
-class OrdersFirst(TrainerChannel):
+class DirectiveFirstChannel(TrainerChannel):
     """A channel that shows a directive to the trainer before the items that belong to it."""
 
     def publish(self, items: list[TrainerItem], command: Directive) -> None:
@@ -27,7 +27,7 @@ class OrdersFirst(TrainerChannel):
         super().publish(items, command)
 
 
-class TakesTwice(TrainerChannel):
+class UnlockedReadChannel(TrainerChannel):
     """A channel that takes the items and then reads the directive without holding the lock."""
 
     def take(self) -> tuple[list[TrainerItem], Directive]:

@@ -17,17 +17,17 @@ from sparkstrom.encoding.encoder import Encoder
 from sparkstrom.encoding.grid import quantum
 from sparkstrom.encoding.thresholds import FixedThreshold
 from sparkstrom.models.base import Batch, Flat, State
-from tests.unit.runtime.benches import TAU, Bench, N, Script
+from tests.unit.runtime.benches import TAU, N, Script, TrainerHarness
 from tests.unit.runtime.fits import Mesh
-from tests.unit.runtime.memories import seen
-from tests.unit.runtime.offices import Office, join
+from tests.unit.runtime.memories import as_host_array
+from tests.unit.runtime.offices import Peer, open_edge_between
 
 K = 10  # q = 1/1024
 
 MakeCommit = Callable[..., Commit]
 
 
-class Pushing:
+class ConstantStepModel:
     """A model that adds ``push`` to all parameters per step; its loss is the step's number."""
 
     def __init__(self, n_params: int, push: float = TAU) -> None:
@@ -41,7 +41,7 @@ class Pushing:
         return np.zeros(self.n_params, np.float32)
 
     def bind(self, params: Flat) -> None:
-        self.params = seen(params)
+        self.params = as_host_array(params)
 
     def step(self, batch: Batch) -> float:
         self.seen.append(batch)
@@ -65,7 +65,7 @@ class Pushing:
         return f"layer {index}"
 
     def describe(self) -> dict[str, Any]:
-        return {"kind": "pushing"}
+        return {"kind": "constant_step_model"}
 
 
 @pytest.fixture
@@ -89,12 +89,12 @@ def make_commit() -> MakeCommit:
 
 
 @pytest.fixture
-def pushing() -> Callable[..., Pushing]:
-    return Pushing
+def constant_step_model() -> Callable[..., ConstantStepModel]:
+    return ConstantStepModel
 
 
 @pytest.fixture
-def on_grid() -> Callable[[int, int], Flat]:
+def draw_grid_parameters() -> Callable[[int, int], Flat]:
     """A function that draws random parameters f32[n] on the grid, from a seed."""
 
     def draw(n_params: int, seed: int = 0) -> Flat:
@@ -124,19 +124,19 @@ def network() -> MemoryNetwork:
 
 
 @pytest.fixture
-def pair(network: MemoryNetwork) -> tuple[Office, Office]:
+def pair(network: MemoryNetwork) -> tuple[Peer, Peer]:
     """The endpoints of the master and of node 7, connected by edge 3."""
-    master, node = Office(network, MASTER, 10), Office(network, 7, 20)
+    master, node = Peer(network, MASTER, 10), Peer(network, 7, 20)
     node.room.listen(node.address)
-    join(master, node, edge=3)
+    open_edge_between(master, node, edge=3)
     return master, node
 
 
 @pytest.fixture
-def bench(pushing: Callable[..., Any]) -> Callable[..., Bench]:
+def make_trainer(constant_step_model: Callable[..., Any]) -> Callable[..., TrainerHarness]:
     """A factory of benches whose model adds ``push`` to every parameter in each step."""
 
-    def make(script: Script, push: float = TAU, **options: Any) -> Bench:
-        return Bench(pushing(N, push), script, **options)
+    def make(script: Script, push: float = TAU, **options: Any) -> TrainerHarness:
+        return TrainerHarness(constant_step_model(N, push), script, **options)
 
     return make

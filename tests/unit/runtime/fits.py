@@ -45,7 +45,7 @@ MODEL = DenseNetwork([5, 8, 3], seed=3)
 LONG = MasterLimits(lease_s=30.0)
 
 
-class Mortal(MemoryTransport):
+class DyingTransport(MemoryTransport):
     """A transport whose driver dies at the n-th received frame; that poll's frames are lost."""
 
     frames_left = -1
@@ -58,7 +58,7 @@ class Mortal(MemoryTransport):
         return arrivals
 
 
-class Opening:
+class TransportFactory:
     """A function that opens transports, at the given endpoint if any; the first one may die."""
 
     def __init__(self, network: MemoryNetwork, dies_at_frame: int = -1) -> None:
@@ -67,7 +67,7 @@ class Opening:
 
     def __call__(self, before: Endpoint | None) -> MemoryTransport:
         self.opened.append(before)
-        transport = Mortal(self._network, before or self._network.open().endpoint)
+        transport = DyingTransport(self._network, before or self._network.open().endpoint)
         if before is None:
             transport.frames_left = self._dies_at_frame
         return transport
@@ -87,7 +87,7 @@ class Mesh:
         self.seal = Seal(secrets.token_bytes(KEY_BYTES), 1)
         self.theta = Theta(MODEL.n_params, K)
         self.theta.load(round_to_grid(MODEL.initial(), K))
-        self.opening = Opening(self.network)
+        self.opening = TransportFactory(self.network)
         self.limits, self.partitions = limits, partitions
         self.nodes: list[NodeThread] = []
         self.stations: list[TrainerChannel] = []
@@ -157,7 +157,7 @@ class Mesh:
         meeting = JoinAddress(self.master.endpoint, self.master.join_stream)
         node = NodeThread(
             NodePlan(identity, limits, meeting, 1 << 20, 1024),
-            open_transport=opening or Opening(self.network),
+            open_transport=opening or TransportFactory(self.network),
             seal=self.seal,
             inbox=TrainerInbox(1 << 20, theta.new_sum),
             read_output=said,
@@ -209,7 +209,7 @@ class Mesh:
         self.master.end()
 
 
-def check_whole(mesh: Mesh, outcome: FitOutcome) -> None:
+def assert_fit_complete(mesh: Mesh, outcome: FitOutcome) -> None:
     """Assert that all replicas are equal, all minibatches are trained and no worker failed."""
     assert len(set(outcome.hashes.values())) == 1
     assert outcome.hashes["driver"] == mesh.theta.digest()

@@ -28,14 +28,14 @@ def make_theta(n_params: int, k: int, layers: Layers | None = None) -> Theta:
     return Theta(n_params, k, layers, backend())
 
 
-def seen(array: Any) -> Flat:
+def as_host_array(array: Any) -> Flat:
     """Return the array as a host array; a simulated device array is one inside."""
     flat: Flat = array._ary if SIMULATED and hasattr(array, "_ary") else array
     return flat
 
 
-class OnMemory(DenseNetwork):
+class BackendDenseNetwork(DenseNetwork):
     """A dense network whose parameters lie in the memory of this run."""
 
     def bind(self, params: Any) -> None:
-        super().bind(seen(params))
+        super().bind(as_host_array(params))

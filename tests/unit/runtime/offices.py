@@ -25,7 +25,7 @@ KEY, JOB = bytes(range(KEY_BYTES)), 5
 LOBBY = 77
 
 
-class Recording(Seal):
+class RecordingSeal(Seal):
     """A cipher that records the nonce of each frame that it encrypts."""
 
     def __init__(self) -> None:
@@ -37,7 +37,7 @@ class Recording(Seal):
         return super().close(header, body, token)
 
 
-class Office:
+class Peer:
     """A message endpoint with its transport and the address where it listens for its parent."""
 
     def __init__(
@@ -49,7 +49,7 @@ class Office:
         beside: MemoryTransport | None = None,
     ) -> None:
         self.transport = network.open(beside=beside)
-        self.seal, self.token = Recording(), secrets.randbits(63)
+        self.seal, self.token = RecordingSeal(), secrets.randbits(63)
         self.room = MessageEndpoint(
             self.transport,
             self.seal,
@@ -66,7 +66,7 @@ class Office:
         return Address(here.host, here.port, stream, stream + 1)
 
     def answer(
-        self, to: Office, message: Message, node: int | None = None, at: Address | None = None
+        self, to: Peer, message: Message, node: int | None = None, at: Address | None = None
     ) -> None:
         """As the master, queue a direct message for ``to``, at its own address or at ``at``."""
         self.room.send_to_process(SendToProcess(at or to.address, to.token, message, node))
@@ -76,7 +76,7 @@ class Office:
         return list(self.room.receive(0.0))
 
 
-def join(parent: Office, node: Office, edge: int) -> Address:
+def open_edge_between(parent: Peer, node: Peer, edge: int) -> Address:
     """Open an edge at both ends; return the address where the parent receives on it."""
     up = parent.at(1000 + 4 * edge)
     parent.room.open_edge(node.room.me, edge, up, node.address)
@@ -84,7 +84,7 @@ def join(parent: Office, node: Office, edge: int) -> Address:
     return up
 
 
-def update(seq: int = 1, payload: bytes = b"bits", origin: int = 7) -> Update:
+def make_update(seq: int = 1, payload: bytes = b"bits", origin: int = 7) -> Update:
     """Return an update of node ``origin``."""
     return Update(
         origin=origin,
@@ -97,7 +97,7 @@ def update(seq: int = 1, payload: bytes = b"bits", origin: int = 7) -> Update:
     )
 
 
-def joining(address: Address, **fields: object) -> Join:
+def make_join_request(address: Address, **fields: object) -> Join:
     """Return a join request from ``address``; ``fields`` replaces fields of it."""
     given = {
         "token": 1, "count": 0, "request": 1, "partition": 0, "attempt": 0, "rows": 1,
@@ -107,7 +107,7 @@ def joining(address: Address, **fields: object) -> Join:
     return Join(**(given | fields))  # type: ignore[arg-type]
 
 
-def welcome(node: int) -> Welcome:
+def make_welcome(node: int) -> Welcome:
     """Return the master's answer that admits a process as ``node``."""
     return Welcome(
         token=1, count=0, request=1, node=node, parent=MASTER, edge=3, up=Address("h", 1, 1, 2),
@@ -115,7 +115,7 @@ def welcome(node: int) -> Welcome:
     )  # fmt: skip
 
 
-def offer(office: Office, at: Address, *frame: bytes, control: bool = True) -> None:
+def send_raw_frames(office: Peer, at: Address, *frame: bytes, control: bool = True) -> None:
     """Send raw frames to a stream of this address, past the office's own endpoint."""
     stream = at.control_stream if control else at.data_stream
     sender = office.transport.open_sender(Endpoint(at.host, at.port), stream, control=control)

@@ -17,13 +17,13 @@ from sparkstrom.protocol.common import events_and_effects as ev
 from sparkstrom.protocol.master.members import MasterLimits
 from sparkstrom.runtime.node_thread import SUCCESSIVE_DEATHS_MAX, NodeThread
 from sparkstrom.transport.base import ReceivedFrame, SentBytes
-from tests.unit.runtime.fits import Mesh, check_whole, wait_until
+from tests.unit.runtime.fits import Mesh, assert_fit_complete, wait_until
 
 Death = tuple[str, int]  # (method, number of its call at which the media driver dies)
 SOON_S = 20.0  # shorter than any deadline of the fit
 
 
-class Doomed(MemoryTransport):
+class DyingTransport(MemoryTransport):
     """A transport whose media driver dies at ``death`` and stays dead; only closing still works."""
 
     death: Death | None = None
@@ -62,15 +62,15 @@ class Doomed(MemoryTransport):
         super().close()
 
 
-class Opening:
+class DyingTransportFactory:
     """A function that opens transports, of which the first ones die as in ``deaths``."""
 
     def __init__(self, network: MemoryNetwork, *deaths: Death) -> None:
         self._network, self._deaths = network, list(deaths)
-        self.opened: list[Doomed] = []
+        self.opened: list[DyingTransport] = []
 
-    def __call__(self, before: Endpoint | None) -> Doomed:
-        transport = Doomed(self._network, before or self._network.open().endpoint)
+    def __call__(self, before: Endpoint | None) -> DyingTransport:
+        transport = DyingTransport(self._network, before or self._network.open().endpoint)
         transport.driver = f"driver {len(self.opened)}"
         if self._deaths:
             transport.death = self._deaths.pop(0)
@@ -78,7 +78,7 @@ class Opening:
         return transport
 
 
-def knows_itself(node: NodeThread) -> bool:
+def has_consistent_id(node: NodeThread) -> bool:
     """Return whether the node's endpoint has the id that its machine has."""
     return node._message_endpoint.me == node._machine.node > 0
 
@@ -99,18 +99,18 @@ def knows_itself(node: NodeThread) -> bool:
     ],
     ids=lambda deaths: ", ".join(f"{method} {call}" for method, call in deaths),
 )
-def test_a_node_keeps_its_id_and_all_else_that_it_was_given(
+def test_node_keeps_id_and_byte_counts_after_driver_deaths(
     make_mesh: Callable[..., Mesh], deaths: list[Death]
 ) -> None:
     """A fit succeeds, and a node keeps its id and byte counts, if its drivers die like this."""
     mesh = make_mesh()
-    opening = Opening(mesh.network, *deaths)
+    opening = DyingTransportFactory(mesh.network, *deaths)
     mesh.begin()
     mesh.add_worker(0, opening=opening)
     mesh.add_worker(1)
-    check_whole(mesh, mesh.finish(SOON_S))
+    assert_fit_complete(mesh, mesh.finish(SOON_S))
     assert len(opening.opened) == len(deaths) + 1
-    assert knows_itself(mesh.nodes[0])
+    assert has_consistent_id(mesh.nodes[0])
     assert sum_link_bytes([mesh.nodes[0]._link_bytes.update(opening.opened[-1])]) == 100 * len(
         opening.opened
     )
@@ -128,24 +128,24 @@ def test_a_node_keeps_its_id_and_all_else_that_it_was_given(
     ],
     ids=lambda deaths: ", ".join(f"{method} {call}" for method, call in deaths),
 )
-def test_a_master_goes_on_from_whatever_it_wanted(
+def test_fit_succeeds_on_same_endpoint_after_master_driver_deaths(
     make_mesh: Callable[..., Mesh], deaths: list[Death]
 ) -> None:
     """A fit succeeds, at the master's same endpoint, if its media drivers die at these calls."""
     mesh = make_mesh(MasterLimits(lease_s=2.0))
-    opening = Opening(mesh.network, *deaths)
+    opening = DyingTransportFactory(mesh.network, *deaths)
     mesh.opening = opening  # type: ignore[assignment]
     mesh.begin()
     for partition in range(2):
         mesh.add_worker(partition)
     outcome = mesh.finish(SOON_S)
-    check_whole(mesh, outcome)
+    assert_fit_complete(mesh, outcome)
     assert len(opening.opened) == len(deaths) + 1
     assert sum_link_bytes([outcome.wire]) == 100 * len(opening.opened)
     assert {transport.endpoint for transport in opening.opened} == {mesh.master.endpoint}
 
 
-class Standing(DenseNetwork):
+class BlockedModel(DenseNetwork):
     """A model whose first step waits for ``goes_on``."""
 
     def __init__(self, *args: Any) -> None:
@@ -158,13 +158,13 @@ class Standing(DenseNetwork):
         return super().step(batch)
 
 
-def test_a_master_in_audit_has_its_own_digest(make_mesh: Callable[..., Mesh]) -> None:
+def test_driver_death_at_final_commit_keeps_master_digest(make_mesh: Callable[..., Mesh]) -> None:
     """The driver dies when the master closes the last missing worker and fixes the final commit."""
     mesh = make_mesh(MasterLimits(lease_s=1.0))
-    opening = Opening(mesh.network)
+    opening = DyingTransportFactory(mesh.network)
     mesh.opening = opening  # type: ignore[assignment]
     mesh.begin()
-    stands = Standing([5, 8, 3])
+    stands = BlockedModel([5, 8, 3])
     mesh.add_worker(0)
     mesh.add_worker(1, model=stands)
     assert stands.begun.wait(SOON_S)
@@ -180,16 +180,16 @@ def test_a_master_in_audit_has_its_own_digest(make_mesh: Callable[..., Mesh]) ->
         mesh.stations[1].fail(RuntimeError("the test is over"))
 
 
-def each_dies(network: MemoryNetwork) -> Opening:
+def make_failing_transports(network: MemoryNetwork) -> DyingTransportFactory:
     """Return an opening whose drivers all die, one more than a recovery accepts."""
-    return Opening(network, *[("open_receiver", 1)] * (SUCCESSIVE_DEATHS_MAX + 1))
+    return DyingTransportFactory(network, *[("open_receiver", 1)] * (SUCCESSIVE_DEATHS_MAX + 1))
 
 
-def test_where_no_driver_lives_a_task_fails_and_says_so(make_mesh: Callable[..., Mesh]) -> None:
+def test_too_many_driver_deaths_fail_task_with_setup_error(make_mesh: Callable[..., Mesh]) -> None:
     """A task fails with a SetupError if too many media drivers of its executor die."""
     mesh = make_mesh()
     mesh.begin()
-    opening = each_dies(mesh.network)
+    opening = make_failing_transports(mesh.network)
     mesh.add_worker(0, opening=opening)
     wait_until(lambda: bool(mesh.errors), SOON_S)
     assert isinstance(mesh.errors[0], SetupError)
@@ -197,22 +197,22 @@ def test_where_no_driver_lives_a_task_fails_and_says_so(make_mesh: Callable[...,
     assert len(opening.opened) == SUCCESSIVE_DEATHS_MAX + 1
 
 
-def test_where_no_driver_lives_a_fit_fails_and_says_so(make_mesh: Callable[..., Mesh]) -> None:
+def test_too_many_driver_deaths_fail_fit_with_setup_error(make_mesh: Callable[..., Mesh]) -> None:
     """A fit fails with a SetupError if too many media drivers of the driver program die."""
     mesh = make_mesh()
-    mesh.opening = each_dies(mesh.network)  # type: ignore[assignment]
+    mesh.opening = make_failing_transports(mesh.network)  # type: ignore[assignment]
     mesh.begin()
     assert mesh.master.finished.wait(SOON_S)
     assert isinstance(mesh.master.failure, SetupError)
     assert "the media driver of the driver program died" in str(mesh.master.failure)
 
 
-def test_a_driver_that_dies_over_the_last_words_breaks_nothing(
+def test_driver_death_during_final_flush_is_ignored(
     make_mesh: Callable[..., Mesh],
 ) -> None:
     """The death of the media driver during a node's final flush is not an error."""
     mesh = make_mesh()
-    opening = Opening(mesh.network)
+    opening = DyingTransportFactory(mesh.network)
     mesh.begin()
     mesh.add_worker(0, opening=opening)
     mesh.add_worker(1)
@@ -232,7 +232,7 @@ def test_a_driver_that_dies_over_the_last_words_breaks_nothing(
     assert opening.opened[0].death == ("open_sender", 0)
 
 
-def test_last_words_wait_until_there_is_room(make_mesh: Callable[..., Mesh]) -> None:
+def test_final_flush_repeats_until_all_frames_are_accepted(make_mesh: Callable[..., Mesh]) -> None:
     """A node's final flush repeats until the transport has accepted all frames."""
     mesh = make_mesh()
     mesh.begin()

@@ -12,15 +12,15 @@ from sparkstrom.codec.wire import COMMITTED_HEADER, Kind, encode
 from sparkstrom.protocol.common.events_and_effects import SendMerged
 from sparkstrom.runtime import message_endpoint as encoded_once
 from sparkstrom.runtime.message_endpoint import EncodingCache, MergeCache
-from tests.unit.runtime.offices import Office, join
+from tests.unit.runtime.offices import Peer, open_edge_between
 
 
-def commit(number: int, data: bytes = b"bits") -> Commit:
+def make_numbered_commit(number: int, data: bytes = b"bits") -> Commit:
     return Commit(commit=number, origin=9, seq=number, payload=Payload(1, 2, 1, data))
 
 
 @pytest.fixture
-def encoded(monkeypatch: pytest.MonkeyPatch) -> list[Message]:
+def encoded_messages(monkeypatch: pytest.MonkeyPatch) -> list[Message]:
     """The messages that were encoded."""
     out: list[Message] = []
 
@@ -32,56 +32,61 @@ def encoded(monkeypatch: pytest.MonkeyPatch) -> list[Message]:
     return out
 
 
-def test_a_commit_for_three_children_is_encoded_once(
-    network: MemoryNetwork, encoded: list[Message]
+def test_commit_for_several_children_is_encoded_once_per_flush(
+    network: MemoryNetwork, encoded_messages: list[Message]
 ) -> None:
     """A relay encodes a commit for its children once; a flush empties the cache."""
-    relay = Office(network, 7, 20)
-    children = [Office(network, node, 30 + 10 * node) for node in (8, 9, 10)]
+    relay = Peer(network, 7, 20)
+    children = [Peer(network, node, 30 + 10 * node) for node in (8, 9, 10)]
     for edge, child in enumerate(children, 1):
-        join(relay, child, edge)
-    burst = [commit(1, bytes(100_000 - COMMITTED_HEADER.size)), commit(2)]
+        open_edge_between(relay, child, edge)
+    burst = [
+        make_numbered_commit(1, bytes(100_000 - COMMITTED_HEADER.size)),
+        make_numbered_commit(2),
+    ]
     for child in children:
         for one in burst:
             relay.room.send(child.room.me, one)
-    assert encoded == burst
+    assert encoded_messages == burst
     relay.room.flush()
     assert [child.got() for child in children] == [[(7, one) for one in burst]] * 3
     relay.room.send(8, burst[0])
-    assert encoded == [*burst, burst[0]]  # the flush emptied the cache
+    assert encoded_messages == [*burst, burst[0]]  # the flush emptied the cache
 
 
-def test_what_goes_to_one_is_not_kept(network: MemoryNetwork, encoded: list[Message]) -> None:
+def test_message_for_single_peer_is_not_cached(
+    network: MemoryNetwork, encoded_messages: list[Message]
+) -> None:
     """Messages that are not for several children are encoded each time."""
-    node, ask = Office(network, 7, 20), CommitsRequest(1)
-    join(Office(network, MASTER, 10), node, 3)
+    node, ask = Peer(network, 7, 20), CommitsRequest(1)
+    open_edge_between(Peer(network, MASTER, 10), node, 3)
     node.room.send(MASTER, ask)
     node.room.send(MASTER, ask)
-    assert encoded == [ask, ask]
+    assert encoded_messages == [ask, ask]
 
 
-def test_equal_ids_of_messages_that_are_gone_do_not_mix_them_up() -> None:
+def test_cache_is_not_misled_by_reused_object_ids() -> None:
     """The cache is not misled by a new message that has the id of a deleted one."""
     bodies = EncodingCache()
     for number in range(1, 50):
-        one = commit(number)
+        one = make_numbered_commit(number)
         assert bodies.encode(one, 1000) == (Kind.COMMITTED, [encode(one)[1]])
         del one
 
 
-def test_another_length_of_pieces_cuts_anew() -> None:
+def test_cache_distinguishes_piece_lengths() -> None:
     """The cache distinguishes piece lengths: a new media driver may take shorter frames."""
-    bodies, one = EncodingCache(), commit(1, bytes(500))
+    bodies, one = EncodingCache(), make_numbered_commit(1, bytes(500))
     for piece_bytes in (1000, 100):
         assert bodies.encode(one, piece_bytes)[1] == split_body(encode(one)[1], piece_bytes)
 
 
-def wanted(to: int, after: int = 0, commit: int = 2, count: int = 5) -> SendMerged:
+def make_merge_order(to: int, after: int = 0, commit: int = 2, count: int = 5) -> SendMerged:
     """Return an order to send a sum of commits to the child ``to``."""
     return SendMerged(to, after, commit, [(9, commit)], count, ())
 
 
-def test_a_range_is_summed_once_until_it_is_forgotten() -> None:
+def test_commit_range_is_summed_once_until_cache_is_cleared() -> None:
     """A range of commits is summed once for all children, until the cache is cleared."""
     asked: list[SendMerged] = []
 
@@ -92,12 +97,16 @@ def test_a_range_is_summed_once_until_it_is_forgotten() -> None:
         )
 
     sums = MergeCache(merge)
-    assert sums.merge(wanted(5)) is sums.merge(wanted(6))
-    others = [wanted(5, after=1), wanted(5, commit=3), wanted(5, count=6)]
+    assert sums.merge(make_merge_order(5)) is sums.merge(make_merge_order(6))
+    others = [
+        make_merge_order(5, after=1),
+        make_merge_order(5, commit=3),
+        make_merge_order(5, count=6),
+    ]
     for other in others:
         made = sums.merge(other)
         assert (made.after, made.commit, made.count) == (other.after, other.commit, other.count)
-    assert asked == [wanted(5), *others]
+    assert asked == [make_merge_order(5), *others]
     sums.clear()
-    sums.merge(wanted(6))
-    assert asked[-1] == wanted(6)
+    sums.merge(make_merge_order(6))
+    assert asked[-1] == make_merge_order(6)

@@ -28,7 +28,7 @@ WHY = "row 3 of partition 1: column 'x' is null: fill or drop it"
 
 
 @pytest.mark.parametrize("copied", [False, True])
-def test_a_row_that_a_worker_refuses_is_a_usage_error_as_on_one_machine(copied: bool) -> None:
+def test_abort_while_reading_rows_raises_usage_error_naming_row(copied: bool) -> None:
     """An abort while reading rows becomes a RowsRefused, which pickles, with host and trace."""
     abort = ev.Abort(WHY, "trace", partition=1, host="here", phase=READING_ROWS)
     error = error_from_abort(abort)
@@ -41,7 +41,7 @@ def test_a_row_that_a_worker_refuses_is_a_usage_error_as_on_one_machine(copied: 
     assert (error.partition, error.host, error.trace) == (1, "here", "trace")
 
 
-def test_what_fails_later_is_the_training_s() -> None:
+def test_abort_after_reading_rows_is_not_usage_error() -> None:
     """An abort in a later phase than reading rows is not a usage error."""
     error = error_from_abort(ev.Abort("NaN", "trace", partition=1, host="here", phase="training"))
     assert not isinstance(error, UsageError)
@@ -49,7 +49,7 @@ def test_what_fails_later_is_the_training_s() -> None:
 
 @pytest.mark.parametrize("kind", [ValueError, UsageError])
 @pytest.mark.parametrize("count", [1, 20_000])
-def test_a_text_that_utf_8_cannot_encode_reaches_the_master(
+def test_error_text_with_lone_surrogates_reaches_master_escaped(
     kind: type[Exception], count: int
 ) -> None:
     """Lone surrogates in an error's text are escaped, however long the text is."""
@@ -63,15 +63,15 @@ def test_a_text_that_utf_8_cannot_encode_reaches_the_master(
     assert "\\ud83d" in received.trace
 
 
-class Speechless(ValueError):
+class UnprintableError(ValueError):
     """An exception of the user's code whose ``__str__`` raises."""
 
     def __str__(self) -> str:
         raise KeyError("text")
 
 
-@pytest.mark.parametrize("error", [Speechless(), UsageError("")])
-def test_an_exception_without_text_reaches_the_master(error: Exception) -> None:
+@pytest.mark.parametrize("error", [UnprintableError(), UsageError("")])
+def test_exception_without_text_is_reported_as_no_reason(error: Exception) -> None:
     """An exception without text, or whose ``__str__`` raises, is reported with "no reason"."""
     events: list[Any] = []
     session = SimpleNamespace(channel=SimpleNamespace(post=events.append))
@@ -83,7 +83,7 @@ class Panic(BaseException):
     """An exception not derived from ``Exception``, as libraries in Rust raise."""
 
 
-def train_on_spark(fail: Callable[..., Any]) -> None:
+def run_spark_task(fail: Callable[..., Any]) -> None:
     """Run a Spark task whose trainer fails; raise what the task reports to the controller."""
     reports = list[Any]()
     session: Any = SimpleNamespace(
@@ -117,12 +117,12 @@ def train_one_round(fail: Callable[..., Any]) -> None:
     raise_failure([report])
 
 
-def run_in_a_process(fail: Callable[..., Any]) -> None:
+def run_worker_process_task(fail: Callable[..., Any]) -> None:
     """Run a failing task as a worker process does; raise the error of its result."""
     raise run_task(cast(Any, SimpleNamespace(run=fail))).as_error(0)
 
 
-def accumulate(fail: Callable[..., Any]) -> None:
+def run_accumulator(fail: Callable[..., Any]) -> None:
     """Run an accumulator of averaging that fails."""
     apply_accumulator(fail, np.zeros(2, np.float32), np.zeros((1, 2), np.float32), [1])
 
@@ -135,7 +135,7 @@ def run_rounds(fail: Callable[..., Any]) -> None:
     raise thread.error
 
 
-def run_processes(fail: Callable[..., Any]) -> None:
+def run_process_job(fail: Callable[..., Any]) -> None:
     """Run a job whose worker processes fail to start; raise the job's error."""
     workers = SimpleNamespace(begin=fail, drop=lambda partitions: None)
     job = ProcessJob(cast(Any, None), cast(Any, None), print)
@@ -145,7 +145,7 @@ def run_processes(fail: Callable[..., Any]) -> None:
     raise job.error
 
 
-def run_a_job_on_spark(fail: Callable[..., Any]) -> None:
+def run_spark_job(fail: Callable[..., Any]) -> None:
     """Run a Spark job that fails; raise its error as a TrainingError."""
     context = SimpleNamespace(setJobGroup=lambda *_, **__: None)
     job = SparkJob(context, "group", fail)
@@ -160,16 +160,16 @@ def run_a_job_on_spark(fail: Callable[..., Any]) -> None:
 @pytest.mark.parametrize(
     "train",
     [
-        train_on_spark,
+        run_spark_task,
         train_one_round,
-        run_in_a_process,
-        accumulate,
+        run_worker_process_task,
+        run_accumulator,
         run_rounds,
-        run_processes,
-        run_a_job_on_spark,
+        run_process_job,
+        run_spark_job,
     ],
 )
-def test_whatever_a_user_s_code_raises_ends_the_fit_and_is_named(
+def test_any_user_code_exception_becomes_training_error(
     train: Callable[[Callable[..., Any]], None], error: BaseException
 ) -> None:
     """Every place that runs user code turns any exception into a TrainingError that names it."""

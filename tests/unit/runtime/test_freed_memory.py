@@ -35,7 +35,7 @@ print(within - resident())
 
 
 @pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallopt"), reason="needs the GNU C library")
-def test_steps_reuse_what_was_freed_and_the_end_gives_it_back() -> None:
+def test_freed_memory_is_reused_and_returned_at_end() -> None:
     """20 MB per step are 4,883 pages of 4 KiB or 10 of 2 MiB; each new page is a page fault."""
     done = subprocess.run([sys.executable, "-c", WORK], capture_output=True, text=True, check=True)
     in_ten_steps, pages_back = map(int, done.stdout.split())

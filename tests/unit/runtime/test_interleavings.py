@@ -30,14 +30,14 @@ from sparkstrom.runtime.node_thread import NodeThread
 from sparkstrom.runtime.theta import Replica, snapshot_chunk_count
 from sparkstrom.runtime.trainer_thread import TrainerChannel
 from sparkstrom.runtime.training_loop import MergedCommits, TrainerInbox, TrainerItem
-from tests.unit.runtime.careless import NoLock, OrdersFirst, TakesTwice
+from tests.unit.runtime.careless import DirectiveFirstChannel, NoLock, UnlockedReadChannel
 from tests.unit.runtime.fits import Mesh
 from tests.unit.runtime.interleaved import at_every_instruction
 from tests.unit.runtime.memories import backend, make_theta
 
 K, N, TAU = 10, 300, 0.125
 FILES = ("runtime/theta.py", "encoding/encoder.py", "encoding/residual.py")
-CHANNELS = ("runtime/trainer_thread.py", "runtime/careless.py")
+CHANNELS = ("runtime/trainer_thread.py", "runtime/faulty_channels.py")
 ITEMS = get_args(trainer_inbox.TrainerEffect)
 BATCH = Batch(np.zeros((1, 1), np.float32), np.zeros(1, np.int64))
 TRAIN = Directive(Command.TRAIN, steps_max=3)
@@ -49,39 +49,39 @@ Work = Callable[[Replica, MakeCommit], None]
 # -- a chunk is served while the trainer changes theta ----------------------------------------
 
 
-def applies(replica: Replica, make_commit: MakeCommit) -> None:
+def apply_commit(replica: Replica, make_commit: MakeCommit) -> None:
     replica.apply_update(make_commit(1, 100))
 
 
-def publishes(replica: Replica, make_commit: MakeCommit) -> None:
+def publish_update(replica: Replica, make_commit: MakeCommit) -> None:
     replica.step(BATCH)
     assert isinstance(replica.publish(), Payload)
 
 
-def sees_its_own_committed(replica: Replica, make_commit: MakeCommit) -> None:
-    publishes(replica, make_commit)
+def commit_own_update(replica: Replica, make_commit: MakeCommit) -> None:
+    publish_update(replica, make_commit)
     replica.mark_committed(1)
 
 
-def applies_a_sum(replica: Replica, make_commit: MakeCommit) -> None:
+def apply_sum(replica: Replica, make_commit: MakeCommit) -> None:
     total = np.full(N, 3, np.int32)
     payload = encode_quanta(UpdateSum.of_array(total))
     merged = MergedRange(after=0, commit=4, last=[], count=N, payload=payload)
     replica.apply_range(ApplyMergedRange(merged, ()))
 
 
-def applies_a_sum_with_its_own_in_it(replica: Replica, make_commit: MakeCommit) -> None:
-    publishes(replica, make_commit)
+def apply_sum_with_own_update(replica: Replica, make_commit: MakeCommit) -> None:
+    publish_update(replica, make_commit)
     total = replica.theta.new_sum()
     assert total.add_update(make_commit(1, 100))
     replica.apply_merged(MergedCommits(total, 2, 1))
 
 
-def takes_buffers(replica: Replica, make_commit: MakeCommit) -> None:
+def take_averaged_buffers(replica: Replica, make_commit: MakeCommit) -> None:
     replica.take_buffers(b"average", 1)
 
 
-def installs(replica: Replica, make_commit: MakeCommit) -> None:
+def install_snapshot(replica: Replica, make_commit: MakeCommit) -> None:
     """Install a snapshot of another replica, with a commit that it lacks."""
     other = make_theta(N, K)
     other.add(other.decode(make_commit(1, 7).payload))
@@ -91,23 +91,25 @@ def installs(replica: Replica, make_commit: MakeCommit) -> None:
 
 
 WORKS = [
-    applies,
-    publishes,
-    sees_its_own_committed,
-    applies_a_sum,
-    applies_a_sum_with_its_own_in_it,
-    takes_buffers,
-    installs,
+    apply_commit,
+    publish_update,
+    commit_own_update,
+    apply_sum,
+    apply_sum_with_own_update,
+    take_averaged_buffers,
+    install_snapshot,
 ]
 
 
 @pytest.fixture
-def replica(pushing: Callable[..., Any]) -> Replica:
+def replica(constant_step_model: Callable[..., Any]) -> Replica:
     encoder = Encoder(N, K, FixedThreshold(TAU), train_on="replica", backend=backend())
-    return Replica(pushing(N, TAU), make_theta(N, K), encoder, local=False)
+    return Replica(constant_step_model(N, TAU), make_theta(N, K), encoder, local=False)
 
 
-def contents_served(replica: Replica, make_commit: MakeCommit, work: Work) -> tuple[Any, int]:
+def serve_snapshots_during(
+    replica: Replica, make_commit: MakeCommit, work: Work
+) -> tuple[Any, int]:
     """Serve a snapshot before each instruction of ``work``.
 
     Return (commit -> the different contents served for it, how often the lock was held).
@@ -131,11 +133,11 @@ def contents_served(replica: Replica, make_commit: MakeCommit, work: Work) -> tu
 
 
 @pytest.mark.parametrize("work", WORKS)
-def test_a_chunk_is_what_its_commit_says_wherever_it_comes_in(
+def test_snapshot_during_change_has_one_content_per_commit(
     replica: Replica, make_commit: MakeCommit, work: Work
 ) -> None:
     """Each commit is served with one content, whenever the snapshot is read during a change."""
-    served, waited = contents_served(replica, make_commit, work)
+    served, waited = serve_snapshots_during(replica, make_commit, work)
     assert waited > 1
     assert {commit: len(contents) for commit, contents in served.items()} == dict.fromkeys(
         sorted({0, replica.theta.commit}), 1
@@ -143,20 +145,20 @@ def test_a_chunk_is_what_its_commit_says_wherever_it_comes_in(
 
 
 @pytest.mark.parametrize("work", WORKS)
-def test_without_the_lock_a_commit_with_two_contents_is_seen(
+def test_content_check_detects_missing_lock(
     replica: Replica, make_commit: MakeCommit, work: Work, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The test above detects a missing lock."""
     monkeypatch.setattr(replica, "_lock", NoLock())
-    served, _ = contents_served(replica, make_commit, work)
+    served, _ = serve_snapshots_during(replica, make_commit, work)
     assert any(len(contents) > 1 for contents in served.values())
 
 
-def test_a_commit_that_comes_while_a_chunk_is_made_is_in_it_whole_or_not_at_all(
+def test_chunk_has_concurrent_commit_whole_or_not_at_all(
     replica: Replica, make_commit: MakeCommit
 ) -> None:
     """The reverse: the trainer applies a commit between two instructions of the copy."""
-    publishes(replica, make_commit)  # subtracting an own update adds instructions to the copy
+    publish_update(replica, make_commit)  # subtracting an own update adds instructions to the copy
     contents = {0: replica.chunk(0).payload}
     at_line, lines = 0, 1
     while at_line <= lines:
@@ -183,7 +185,7 @@ def test_a_commit_that_comes_while_a_chunk_is_made_is_in_it_whole_or_not_at_all(
 # -- the trainer takes while the node's thread publishes, and the reverse ----------------------
 
 
-def made(kind: type[TrainerChannel] = TrainerChannel) -> TrainerChannel:
+def make_channel(kind: type[TrainerChannel] = TrainerChannel) -> TrainerChannel:
     """Return a channel whose lock has ``locked``."""
     channel = kind(TrainerInbox(10_000, make_theta(N, K).new_sum), wake=lambda: None)
     channel._changed = threading.Condition(threading.Lock())  # has ``locked``
@@ -196,7 +198,7 @@ def is_held(channel: TrainerChannel) -> bool:
     return bool(lock.locked())
 
 
-def look_while_it_publishes(channel: TrainerChannel, item: TrainerItem) -> int:
+def read_during_publish(channel: TrainerChannel, item: TrainerItem) -> int:
     """Read the channel before each instruction of ``publish``; return the number of reads.
 
     Raise AssertionError if the directive is seen without its item.
@@ -220,25 +222,25 @@ def look_while_it_publishes(channel: TrainerChannel, item: TrainerItem) -> int:
     return looks
 
 
-def test_who_sees_a_command_has_the_items_that_came_with_it(make_commit: MakeCommit) -> None:
+def test_directive_is_never_seen_before_its_items(make_commit: MakeCommit) -> None:
     """The trainer never sees a directive before the items that were published with it."""
-    assert look_while_it_publishes(made(), ApplyCommit(make_commit(1, 1))) > 4
+    assert read_during_publish(make_channel(), ApplyCommit(make_commit(1, 1))) > 4
 
 
-def test_a_command_that_comes_before_its_items_is_seen(make_commit: MakeCommit) -> None:
+def test_publish_check_detects_directive_before_its_items(make_commit: MakeCommit) -> None:
     """The check detects a channel that sets the directive before it adds the items."""
     with pytest.raises(AssertionError):
-        look_while_it_publishes(made(OrdersFirst), ApplyCommit(make_commit(1, 1)))
+        read_during_publish(make_channel(DirectiveFirstChannel), ApplyCommit(make_commit(1, 1)))
 
 
-def publish_while_it_takes(kind: type[TrainerChannel], item: TrainerItem) -> int:
+def publish_during_take(kind: type[TrainerChannel], item: TrainerItem) -> int:
     """Publish at each point of ``take`` in turn; return the number of points.
 
     Raise AssertionError if ``take`` returns the item without its directive, or the reverse.
     """
     at_point, points = 0, 1
     while at_point <= points:
-        channel, points = made(kind), 0
+        channel, points = make_channel(kind), 0
         published = False
 
         def publish(channel: TrainerChannel = channel, wanted: int = at_point) -> None:
@@ -259,23 +261,23 @@ def publish_while_it_takes(kind: type[TrainerChannel], item: TrainerItem) -> int
     return points
 
 
-def test_what_is_published_while_somebody_takes_comes_whole_and_once(
+def test_item_published_during_take_is_taken_once_with_directive(
     make_commit: MakeCommit,
 ) -> None:
     """An item and its directive, published during ``take``, are taken together and once."""
-    assert publish_while_it_takes(TrainerChannel, ApplyCommit(make_commit(1, 1))) > 2
+    assert publish_during_take(TrainerChannel, ApplyCommit(make_commit(1, 1))) > 2
 
 
-def test_a_command_that_is_taken_apart_from_its_items_is_seen(make_commit: MakeCommit) -> None:
+def test_take_check_detects_directive_taken_apart_from_items(make_commit: MakeCommit) -> None:
     """The check detects a channel that takes items and directive separately."""
     with pytest.raises(AssertionError):
-        publish_while_it_takes(TakesTwice, ApplyCommit(make_commit(1, 1)))
+        publish_during_take(UnlockedReadChannel, ApplyCommit(make_commit(1, 1)))
 
 
 # -- what a duty cycle of the node's thread publishes -------------------------------------------
 
 
-def torn_cycles(mesh: Mesh, monkeypatch: pytest.MonkeyPatch) -> list[Directive]:
+def find_torn_cycles(mesh: Mesh, monkeypatch: pytest.MonkeyPatch) -> list[Directive]:
     """Run a fit; return the directives that were published before items that preceded them."""
     waiting, torn = Counter[TrainerChannel](), list[Directive]()
     perform, publish = NodeThread._perform, TrainerChannel.publish
@@ -299,14 +301,14 @@ def torn_cycles(mesh: Mesh, monkeypatch: pytest.MonkeyPatch) -> list[Directive]:
     return torn
 
 
-def test_a_cycle_makes_a_command_known_with_all_items_before_it(
+def test_duty_cycle_publishes_directive_with_all_preceding_items(
     make_mesh: Callable[..., Mesh], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A duty cycle of the node publishes a directive together with all items before it."""
-    assert torn_cycles(make_mesh(), monkeypatch) == []
+    assert find_torn_cycles(make_mesh(), monkeypatch) == []
 
 
-def test_a_cycle_that_tells_commands_at_once_is_seen(
+def test_cycle_check_detects_directive_published_too_early(
     make_mesh: Callable[..., Mesh], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The check detects a node that publishes directives before the end of the cycle."""
@@ -317,4 +319,4 @@ def test_a_cycle_that_tells_commands_at_once_is_seen(
         self._channel.publish([], self._machine.directive)
 
     monkeypatch.setattr(NodeThread, "_step", hasty)
-    assert torn_cycles(make_mesh(), monkeypatch)
+    assert find_torn_cycles(make_mesh(), monkeypatch)

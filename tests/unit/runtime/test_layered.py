@@ -20,7 +20,7 @@ LAYERS = Layers((100, N), (1, 5))
 MakeCommit = Callable[..., Commit]
 
 
-def test_an_entry_adds_its_layers_multiple(make_commit: MakeCommit) -> None:
+def test_update_entry_adds_tau_times_layer_multiplier(make_commit: MakeCommit) -> None:
     """An update's entry adds tau times the multiplier of the entry's layer."""
     plain, layered = make_theta(N, K), make_theta(N, K, LAYERS)
     for theta in (plain, layered):
@@ -30,7 +30,7 @@ def test_an_entry_adds_its_layers_multiple(make_commit: MakeCommit) -> None:
     assert (layered.to_host()[where] == plain.to_host()[where] * LAYERS.multipliers_at(where)).all()
 
 
-def test_a_sum_ends_before_multiples_of_tau_could_overflow_it(
+def test_inbox_starts_new_sum_before_layer_multiples_overflow(
     make_commit: MakeCommit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The inbox begins another sum before multiples of tau could overflow an entry."""

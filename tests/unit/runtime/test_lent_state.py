@@ -34,7 +34,7 @@ def replica(local: bool = False) -> Replica:
     return Replica(model, theta, encoder, local=local)
 
 
-def trained(local: bool = False) -> Replica:
+def make_trained_replica(local: bool = False) -> Replica:
     """Return a replica after three steps, each published."""
     made = replica(local)
     rows = np.eye(4, dtype=np.float32)
@@ -45,9 +45,9 @@ def trained(local: bool = False) -> Replica:
 
 
 @pytest.mark.parametrize("local", [True, False])
-def test_another_one_goes_on_with_updater_and_thresholds_and_no_residual(local: bool) -> None:
+def test_loaded_worker_state_has_optimizer_and_thresholds_only(local: bool) -> None:
     """A loaded worker state has the optimizer and the thresholds, but not the residual."""
-    lender, taker = trained(local), replica(local)
+    lender, taker = make_trained_replica(local), replica(local)
     load_worker_state(taker, encode_worker_state(lender, 3))
     assert taker.encoder.tau == lender.encoder.tau
     assert taker.encoder.state()["publications"] == 3
@@ -57,31 +57,31 @@ def test_another_one_goes_on_with_updater_and_thresholds_and_no_residual(local: 
     assert lender.residual().any()
 
 
-def test_who_joins_late_keeps_its_own_thresholds() -> None:
+def test_load_optimizer_state_keeps_own_thresholds() -> None:
     """``load_optimizer_state`` loads the optimizer's part alone."""
-    lender, taker = trained(), replica()
+    lender, taker = make_trained_replica(), replica()
     load_optimizer_state(taker, encode_worker_state(lender, 3))
     assert taker.encoder.state()["publications"] == 0
     assert taker.model.updater_state()["steps"] == lender.model.updater_state()["steps"]
 
 
-def test_for_another_algorithm_the_updater_alone_is_left() -> None:
+def test_remove_encoder_state_leaves_only_optimizer_state() -> None:
     """``remove_encoder_state`` leaves the optimizer's part alone."""
-    lender, taker = trained(), replica()
+    lender, taker = make_trained_replica(), replica()
     content = remove_encoder_state(encode_worker_state(lender, 3))
     load_worker_state(taker, content)
     assert taker.encoder.state()["publications"] == 0
     assert decode_optimizer_state(content).keys() == lender.model.updater_state().keys()
 
 
-def test_it_says_whose_it_is() -> None:
+def test_worker_state_has_partition_only_with_encoder_state() -> None:
     """An encoded worker state has its partition; without the encoder's part it has none."""
-    content = encode_worker_state(trained(), 3)
+    content = encode_worker_state(make_trained_replica(), 3)
     assert decode_partition(content) == 3
     assert decode_partition(remove_encoder_state(content)) is None  # needed by workers only
 
 
-def test_bytes_that_are_none_are_refused() -> None:
+def test_invalid_optimizer_state_bytes_raise_wire_error() -> None:
     """Invalid bytes raise WireError."""
     with pytest.raises(WireError):
         decode_optimizer_state(b"no state")

@@ -30,7 +30,7 @@ from sparkstrom.transport.base import ReceivedFrame
 K, N = 20, 300
 
 
-class Breaking(MemoryTransport):
+class FailingTransport(MemoryTransport):
     """A transport whose ``poll`` raises once ``broken`` is set."""
 
     broken = False
@@ -42,12 +42,12 @@ class Breaking(MemoryTransport):
 
 
 @pytest.fixture
-def make_master() -> Iterator[Callable[[Theta], tuple[MasterThread, Breaking]]]:
+def make_master() -> Iterator[Callable[[Theta], tuple[MasterThread, FailingTransport]]]:
     """A factory of started masters with a ``Breaking`` transport; they are ended after the test."""
     network, masters = MemoryNetwork(), list[MasterThread]()
-    transport = Breaking(network, network.open().endpoint)
+    transport = FailingTransport(network, network.open().endpoint)
 
-    def make(theta: Theta) -> tuple[MasterThread, Breaking]:
+    def make(theta: Theta) -> tuple[MasterThread, FailingTransport]:
         masters.append(
             MasterThread(
                 MasterPlan(FitSpec(2, 1, 3, "1"), 1 << 20, 1024, {}),
@@ -66,8 +66,8 @@ def make_master() -> Iterator[Callable[[Theta], tuple[MasterThread, Breaking]]]:
         master.end()
 
 
-def test_a_snapshot_is_a_copy_with_its_commit(
-    make_master: Callable[[Theta], tuple[MasterThread, Breaking]],
+def test_snapshot_has_commit_and_is_independent_of_theta(
+    make_master: Callable[[Theta], tuple[MasterThread, FailingTransport]],
 ) -> None:
     """A snapshot has its commit and does not change when theta does."""
     theta = Theta(N, K)
@@ -81,8 +81,8 @@ def test_a_snapshot_is_a_copy_with_its_commit(
     np.testing.assert_array_equal(made.parameters, np.full(N, 0.5, np.float32))
 
 
-def test_what_was_delivered_is_in_the_snapshot_with_its_commit(
-    make_master: Callable[[Theta], tuple[MasterThread, Breaking]],
+def test_snapshot_has_all_commits_up_to_its_number(
+    make_master: Callable[[Theta], tuple[MasterThread, FailingTransport]],
     make_commit: Callable[..., Commit],
 ) -> None:
     """A snapshot has all commits up to its number and no later one."""
@@ -95,8 +95,8 @@ def test_what_was_delivered_is_in_the_snapshot_with_its_commit(
         assert np.count_nonzero(made.parameters) == 1
 
 
-def test_the_end_is_shown_and_no_failure_comes_after_it(
-    make_master: Callable[[Theta], tuple[MasterThread, Breaking]],
+def test_abort_after_end_of_fit_is_no_failure(
+    make_master: Callable[[Theta], tuple[MasterThread, FailingTransport]],
 ) -> None:
     """The progress shows that a fit is done, and an abort after that is not a failure."""
     master, _ = make_master(Theta(N, K))
@@ -108,8 +108,8 @@ def test_the_end_is_shown_and_no_failure_comes_after_it(
     assert master.failure is None
 
 
-def test_counters_of_a_returned_process_replace_those_under_its_former_id(
-    make_master: Callable[[Theta], tuple[MasterThread, Breaking]],
+def test_counters_of_returned_process_replace_former_counters(
+    make_master: Callable[[Theta], tuple[MasterThread, FailingTransport]],
 ) -> None:
     """Counters that name a former id replace the counters of that id."""
     master, _ = make_master(Theta(N, K))
@@ -121,8 +121,8 @@ def test_counters_of_a_returned_process_replace_those_under_its_former_id(
     assert master._read_progress().stats == {2: told[1], 3: told[2]}
 
 
-def test_of_a_broken_thread_it_raises_why(
-    make_master: Callable[[Theta], tuple[MasterThread, Breaking]],
+def test_snapshot_raises_error_of_failed_thread(
+    make_master: Callable[[Theta], tuple[MasterThread, FailingTransport]],
 ) -> None:
     """After the thread has failed, ``snapshot`` raises the thread's error."""
     master, transport = make_master(Theta(N, K))
@@ -132,8 +132,9 @@ def test_of_a_broken_thread_it_raises_why(
         master.snapshot()
 
 
-def test_of_a_fit_that_is_done_the_parameters_are_there_though_its_thread_has_broken(
-    make_master: Callable[[Theta], tuple[MasterThread, Breaking]], monkeypatch: pytest.MonkeyPatch
+def test_snapshot_succeeds_if_thread_fails_after_fit_is_done(
+    make_master: Callable[[Theta], tuple[MasterThread, FailingTransport]],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A snapshot, as for a last checkpoint, succeeds if the thread fails after a fit is done."""
     monkeypatch.setattr(master_thread, "SNAPSHOT_TIMEOUT_S", 1)
@@ -151,8 +152,9 @@ def test_of_a_fit_that_is_done_the_parameters_are_there_though_its_thread_has_br
     np.testing.assert_array_equal(made.parameters, np.full(N, 0.5, np.float32))
 
 
-def test_one_that_was_never_started_closes_its_transport(
-    make_master: Callable[[Theta], tuple[MasterThread, Breaking]], monkeypatch: pytest.MonkeyPatch
+def test_end_closes_transport_of_master_that_never_started(
+    make_master: Callable[[Theta], tuple[MasterThread, FailingTransport]],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """``end`` closes the transport also if the thread was never started or could not be.
 
@@ -166,8 +168,9 @@ def test_one_that_was_never_started_closes_its_transport(
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_a_transport_that_cannot_be_closed_keeps_nobody_waiting(
-    make_master: Callable[[Theta], tuple[MasterThread, Breaking]], monkeypatch: pytest.MonkeyPatch
+def test_end_and_snapshot_succeed_if_transport_close_raises(
+    make_master: Callable[[Theta], tuple[MasterThread, FailingTransport]],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """If closing the transport raises, ``end`` returns and a snapshot succeeds."""
     monkeypatch.setattr(master_thread, "SNAPSHOT_TIMEOUT_S", 1)
@@ -181,8 +184,9 @@ def test_a_transport_that_cannot_be_closed_keeps_nobody_waiting(
     assert master.snapshot().commit == 0
 
 
-def test_a_request_that_waits_when_the_thread_ends_is_answered(
-    make_master: Callable[[Theta], tuple[MasterThread, Breaking]], monkeypatch: pytest.MonkeyPatch
+def test_queued_snapshot_request_gets_error_of_failed_thread(
+    make_master: Callable[[Theta], tuple[MasterThread, FailingTransport]],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A snapshot request that is queued when the thread fails gets the thread's error."""
     master, transport = make_master(Theta(N, K))
@@ -197,8 +201,8 @@ def test_a_request_that_waits_when_the_thread_ends_is_answered(
         asked.result(30)
 
 
-def test_of_a_fit_that_was_given_up_the_parameters_are_there_after_its_thread_has_ended(
-    make_master: Callable[[Theta], tuple[MasterThread, Breaking]],
+def test_snapshot_succeeds_after_cancelled_fit_ended(
+    make_master: Callable[[Theta], tuple[MasterThread, FailingTransport]],
 ) -> None:
     """After Ctrl-C or a cancelled job, a snapshot succeeds, so that parameters can be saved."""
     theta = Theta(N, K)

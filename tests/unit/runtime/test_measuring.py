@@ -10,7 +10,7 @@ from sparkstrom.encoding.thresholds import FixedThreshold
 from sparkstrom.models import DenseNetwork, Sgd
 from sparkstrom.models.base import Batch
 from sparkstrom.runtime.theta import Replica
-from tests.unit.runtime.memories import OnMemory, backend, make_theta, seen
+from tests.unit.runtime.memories import BackendDenseNetwork, as_host_array, backend, make_theta
 
 K = 20
 random = np.random.default_rng(0)
@@ -22,7 +22,7 @@ WEIGHTS = random.integers(0, 3, 60).astype(np.float32)
 @pytest.fixture(params=["local", "replica"])
 def replica(request: pytest.FixtureRequest) -> Replica:
     """A replica after one step, whose residual makes ``local`` differ from theta."""
-    model = OnMemory([4, 3, 2], updater=Sgd(0.5), seed=1)
+    model = BackendDenseNetwork([4, 3, 2], updater=Sgd(0.5), seed=1)
     theta = make_theta(model.n_params, K)
     theta.load(np.round(model.initial() * 2**10) / 2**10)
     encoder = Encoder(
@@ -33,7 +33,7 @@ def replica(request: pytest.FixtureRequest) -> Replica:
     return made
 
 
-def parts(weighted: bool) -> list[Batch]:
+def split_rows(weighted: bool) -> list[Batch]:
     """Return all rows as two batches."""
     weights = WEIGHTS if weighted else None
     cuts = [slice(0, 32), slice(32, 60)]
@@ -41,11 +41,11 @@ def parts(weighted: bool) -> list[Batch]:
 
 
 @pytest.mark.parametrize("weighted", [False, True])
-def test_theta_is_measured_and_local_stays(replica: Replica, weighted: bool) -> None:
+def test_measure_evaluates_theta_and_keeps_local_bits(replica: Replica, weighted: bool) -> None:
     """The loss is that of theta and not of ``local``, which has the same bits afterwards."""
-    local = seen(replica._working).copy()
-    found = replica.measure(parts(weighted), "loss")
-    assert seen(replica._working).tobytes() == local.tobytes()
+    local = as_host_array(replica._working).copy()
+    found = replica.measure(split_rows(weighted), "loss")
+    assert as_host_array(replica._working).tobytes() == local.tobytes()
     alone = DenseNetwork([4, 3, 2])
     alone.bind(replica.theta.to_host())
     weights = WEIGHTS if weighted else None
@@ -54,22 +54,22 @@ def test_theta_is_measured_and_local_stays(replica: Replica, weighted: bool) -> 
     assert found != pytest.approx(alone.loss(Batch(FEATURES, LABELS, weights)), rel=1e-6)
 
 
-def test_accuracy_counts_the_weights_of_hits(replica: Replica) -> None:
+def test_accuracy_sums_weights_of_correct_rows(replica: Replica) -> None:
     alone = DenseNetwork([4, 3, 2])
     alone.bind(replica.theta.to_host())
     hits = alone.predict(FEATURES).argmax(1) == LABELS
-    assert replica.measure(parts(False), "accuracy") == (hits.sum(), 60)
-    assert replica.measure(parts(True), "accuracy") == (WEIGHTS[hits].sum(), WEIGHTS.sum())
+    assert replica.measure(split_rows(False), "accuracy") == (hits.sum(), 60)
+    assert replica.measure(split_rows(True), "accuracy") == (WEIGHTS[hits].sum(), WEIGHTS.sum())
 
 
-def test_nothing_held_out_weighs_nothing(replica: Replica) -> None:
+def test_measure_without_batches_returns_zero_sum_and_weight(replica: Replica) -> None:
     """Without batches, the metric's sum and the weight are 0."""
     assert replica.measure([], "loss") == (0.0, 0.0)
 
 
-def test_local_is_there_again_after_an_error(replica: Replica) -> None:
+def test_local_is_restored_after_evaluation_error(replica: Replica) -> None:
     """``local`` is restored if the evaluation raises."""
-    local = seen(replica._working).copy()
+    local = as_host_array(replica._working).copy()
     with pytest.raises(IndexError):
         replica.measure([Batch(FEATURES, LABELS + 7)], "loss")
-    assert seen(replica._working).tobytes() == local.tobytes()
+    assert as_host_array(replica._working).tobytes() == local.tobytes()

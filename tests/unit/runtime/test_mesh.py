@@ -16,10 +16,18 @@ from sparkstrom.observe.epoch_history import EpochHistory
 from sparkstrom.protocol.master.members import MasterLimits
 from sparkstrom.runtime import output_capture
 from sparkstrom.runtime.output_capture import WorkerOutput
-from tests.unit.runtime.fits import EPOCHS, ROWS, WORKERS, Mesh, Opening, check_whole, wait_until
+from tests.unit.runtime.fits import (
+    EPOCHS,
+    ROWS,
+    WORKERS,
+    Mesh,
+    TransportFactory,
+    assert_fit_complete,
+    wait_until,
+)
 
 
-def test_a_fit_ends_with_equal_replicas(make_mesh: Callable[..., Mesh]) -> None:
+def test_fit_ends_with_equal_replicas_and_complete_counters(make_mesh: Callable[..., Mesh]) -> None:
     """A fit trains all minibatches, ends with equal replicas and has complete counters."""
     mesh = make_mesh()
     before = mesh.theta.digest()
@@ -27,7 +35,7 @@ def test_a_fit_ends_with_equal_replicas(make_mesh: Callable[..., Mesh]) -> None:
     for partition in range(WORKERS):
         mesh.add_worker(partition)
     outcome = mesh.finish()
-    check_whole(mesh, outcome)
+    assert_fit_complete(mesh, outcome)
     assert outcome.minibatches == WORKERS * EPOCHS * 5
     assert mesh.theta.digest() != before
     assert len(outcome.hashes) == 3
@@ -38,7 +46,7 @@ def test_a_fit_ends_with_equal_replicas(make_mesh: Callable[..., Mesh]) -> None:
     assert outcome.traffic.rejected.total() == 0
 
 
-def test_what_workers_say_until_they_drain_is_known_when_the_fit_is_done(
+def test_worker_output_until_drain_is_delivered_or_counted(
     make_mesh: Callable[..., Mesh],
 ) -> None:
     """When the fit is done, the master has every line that workers printed, or has counted it."""
@@ -46,7 +54,7 @@ def test_what_workers_say_until_they_drain_is_known_when_the_fit_is_done(
     mesh.begin()
     for partition in range(WORKERS):
         output = WorkerOutput(SystemClock())
-        mesh.add_worker(partition, model=Printing(output), said=output.take)
+        mesh.add_worker(partition, model=PrintingModel(output), said=output.take)
     mesh.finish()
     progress = mesh.master.progress
     steps = mesh.master.outcome().minibatches
@@ -56,7 +64,7 @@ def test_what_workers_say_until_they_drain_is_known_when_the_fit_is_done(
     assert {line.partition for line in progress.heard} == set(range(WORKERS))
 
 
-class Printing(DenseNetwork):
+class PrintingModel(DenseNetwork):
     """A model that prints a line in every step."""
 
     def __init__(self, output: WorkerOutput) -> None:
@@ -69,49 +77,49 @@ class Printing(DenseNetwork):
 
 
 @pytest.mark.parametrize("dies_at_frame", [1, 5, 25])
-def test_a_worker_whose_media_driver_dies_goes_on(
+def test_worker_continues_on_same_endpoint_after_media_driver_death(
     make_mesh: Callable[..., Mesh], dies_at_frame: int
 ) -> None:
     """A worker continues over a second transport, on its former endpoint, if its driver dies."""
     mesh = make_mesh()
-    opening = Opening(mesh.network, dies_at_frame)
+    opening = TransportFactory(mesh.network, dies_at_frame)
     mesh.begin()
     mesh.add_worker(0, opening=opening)
     mesh.add_worker(1)
-    check_whole(mesh, mesh.finish())
+    assert_fit_complete(mesh, mesh.finish())
     assert len(opening.opened) == 2
     assert opening.opened[1] is not None
 
 
 @pytest.mark.parametrize("dies_at_frame", [1, 10, 30])
-def test_a_master_whose_media_driver_dies_goes_on(
+def test_master_continues_on_same_endpoint_after_media_driver_death(
     make_mesh: Callable[..., Mesh], dies_at_frame: int
 ) -> None:
     """The master continues over a second transport, on its former endpoint, if its driver dies."""
     mesh = make_mesh(MasterLimits(lease_s=2.0))
-    mesh.opening = Opening(mesh.network, dies_at_frame)
+    mesh.opening = TransportFactory(mesh.network, dies_at_frame)
     mesh.begin()
     for partition in range(WORKERS):
         mesh.add_worker(partition)
-    check_whole(mesh, mesh.finish())
+    assert_fit_complete(mesh, mesh.finish())
     assert mesh.opening.opened[1] == mesh.master.endpoint
 
 
-def test_an_empty_partition_is_no_obstacle(make_mesh: Callable[..., Mesh]) -> None:
+def test_fit_succeeds_with_one_empty_partition(make_mesh: Callable[..., Mesh]) -> None:
     """A fit succeeds if one partition is empty."""
     mesh = make_mesh()
     mesh.begin()
     mesh.add_worker(0)
     mesh.add_worker(1, rows=0)
     outcome = mesh.finish()
-    check_whole(mesh, outcome)
+    assert_fit_complete(mesh, outcome)
     assert outcome.minibatches == EPOCHS * 5
 
 
 ALL_ROWS = float(np.nextafter(1, 0))
 
 
-def test_a_partition_of_held_out_rows_alone_is_measured_at_each_epochs_end(
+def test_partition_with_only_held_out_rows_is_evaluated(
     make_mesh: Callable[..., Mesh],
 ) -> None:
     """A worker without rows to train measures its held-out rows when other workers end an epoch."""
@@ -120,7 +128,7 @@ def test_a_partition_of_held_out_rows_alone_is_measured_at_each_epochs_end(
     mesh.add_worker(0)
     mesh.add_worker(1, fraction=ALL_ROWS)
     outcome = mesh.finish()
-    check_whole(mesh, outcome)
+    assert_fit_complete(mesh, outcome)
     live, whole = EpochHistory(), EpochHistory()
     live.add_counters(outcome.stats.values())
     whole.add_reports([trainer.epochs.report() for trainer in mesh.trainers])
@@ -130,7 +138,7 @@ def test_a_partition_of_held_out_rows_alone_is_measured_at_each_epochs_end(
     assert whole.epoch(EPOCHS - 1).validation == held / weight  # as the fit delivers it
 
 
-def test_the_master_tells_which_partitions_only_measure(make_mesh: Callable[..., Mesh]) -> None:
+def test_progress_names_partitions_with_only_held_out_rows(make_mesh: Callable[..., Mesh]) -> None:
     """``progress.evaluating`` has partitions whose rows are all held out, but not empty ones."""
     mesh = make_mesh(partitions=3)
     mesh.begin()
@@ -139,10 +147,10 @@ def test_the_master_tells_which_partitions_only_measure(make_mesh: Callable[...,
     wait_until(lambda: len(mesh.master.progress.stats) == 2)
     wait_until(lambda: mesh.master.progress.evaluating == {1})
     mesh.add_worker(0)
-    check_whole(mesh, mesh.finish())
+    assert_fit_complete(mesh, mesh.finish())
 
 
-def test_no_rows_at_all_are_refused(make_mesh: Callable[..., Mesh]) -> None:
+def test_fit_with_all_partitions_empty_raises_usage_error(make_mesh: Callable[..., Mesh]) -> None:
     """A fit fails with a UsageError if all partitions are empty."""
     mesh = make_mesh()
     mesh.begin()
@@ -152,7 +160,7 @@ def test_no_rows_at_all_are_refused(make_mesh: Callable[..., Mesh]) -> None:
         mesh.finish()
 
 
-class Exploding(DenseNetwork):
+class FailingModel(DenseNetwork):
     """A model that raises in its third step."""
 
     taken = 0
@@ -164,18 +172,20 @@ class Exploding(DenseNetwork):
         return super().step(batch)
 
 
-def test_what_a_trainer_raises_ends_the_fit(make_mesh: Callable[..., Mesh]) -> None:
+def test_trainer_exception_ends_fit_and_names_partition(make_mesh: Callable[..., Mesh]) -> None:
     """An exception in a trainer ends the fit with an error that names the partition."""
     mesh = make_mesh()
     mesh.begin()
     mesh.add_worker(0)
-    mesh.add_worker(1, model=Exploding([5, 8, 3]))
+    mesh.add_worker(1, model=FailingModel([5, 8, 3]))
     with pytest.raises(TrainingError, match="on purpose") as raised:
         mesh.finish()
     assert raised.value.partition == 1
 
 
-def test_a_stop_ends_in_order(make_mesh: Callable[..., Mesh]) -> None:
+def test_stop_requested_before_joins_ends_fit_with_equal_replicas(
+    make_mesh: Callable[..., Mesh],
+) -> None:
     """A stop requested before any worker joined ends the fit with its reason and equal replicas."""
     mesh = make_mesh()
     mesh.begin()
@@ -187,7 +197,7 @@ def test_a_stop_ends_in_order(make_mesh: Callable[..., Mesh]) -> None:
     assert len(set(outcome.hashes.values())) == 1
 
 
-def test_a_stranger_without_the_key_is_counted_and_changes_nothing(
+def test_random_frames_on_join_stream_are_rejected_and_counted(
     make_mesh: Callable[..., Mesh],
 ) -> None:
     """Random frames on the join stream are rejected and counted, and the fit succeeds."""
@@ -199,5 +209,5 @@ def test_a_stranger_without_the_key_is_counted_and_changes_nothing(
         mesh.add_worker(partition)
     join_stream.offer([secrets.token_bytes(200)] * 5)
     outcome = mesh.finish()
-    check_whole(mesh, outcome)
+    assert_fit_complete(mesh, outcome)
     assert outcome.traffic.rejected.total() == 5

@@ -20,14 +20,21 @@ from sparkstrom.protocol.master.members import MasterLimits
 from sparkstrom.runtime.node_thread import NodeThread
 from sparkstrom.runtime.theta import CHUNK_PARAMS, Replica
 from sparkstrom.transport.base import ReceivedFrame
-from tests.unit.runtime.fits import EPOCHS, MODEL, Mesh, Opening, check_whole, wait_until
+from tests.unit.runtime.fits import (
+    EPOCHS,
+    MODEL,
+    Mesh,
+    TransportFactory,
+    assert_fit_complete,
+    wait_until,
+)
 
 WIDTHS = [5, 8, 3]
 MAKE = Callable[..., Mesh]
 SEVEN = 7  # levels of two, four and one
 
 
-def limits_of_two(**limits: Any) -> MasterLimits:
+def make_binary_tree_limits(**limits: Any) -> MasterLimits:
     """Return limits for a tree with two children per node; ``limits`` replaces some."""
     # Workers that have finished stay while others are late.
     return MasterLimits(
@@ -35,14 +42,14 @@ def limits_of_two(**limits: Any) -> MasterLimits:
     )
 
 
-def in_order(mesh: Mesh, *workers: dict[str, Any]) -> None:
+def add_workers_in_order(mesh: Mesh, *workers: dict[str, Any]) -> None:
     """Start workers one after the other, so that their ids and places are known."""
     for partition, options in enumerate(workers):
         mesh.add_worker(partition, **options)
         wait_until(lambda: len(mesh.nodes) == mesh.master.progress.workers)
 
 
-def begin_with_those_present(mesh: Mesh) -> None:
+def start_training_without_late_workers(mesh: Mesh) -> None:
     """End the wait for more workers, once all that have joined are ready to train."""
     master = mesh.master._machine
     live = master.members.live
@@ -50,14 +57,14 @@ def begin_with_those_present(mesh: Mesh) -> None:
     master.phases._start_s = 0.0
 
 
-def test_seven_workers_under_two_end_with_equal_replicas(make_mesh: MAKE) -> None:
+def test_tree_of_seven_workers_ends_with_equal_replicas(make_mesh: MAKE) -> None:
     """Seven workers in a tree of three levels end with equal replicas, and reject no frame."""
-    mesh = make_mesh(limits_of_two(), SEVEN)
+    mesh = make_mesh(make_binary_tree_limits(), SEVEN)
     mesh.begin()
     for partition in range(SEVEN):
         mesh.add_worker(partition)
     outcome = mesh.finish()
-    check_whole(mesh, outcome)
+    assert_fit_complete(mesh, outcome)
     assert len(outcome.hashes) == SEVEN + 1
     tree = mesh.master._machine.placement.tree
     assert sorted(tree.depth(node) for node in range(1, SEVEN + 1)) == [1, 1, 2, 2, 2, 2, 3]
@@ -65,7 +72,7 @@ def test_seven_workers_under_two_end_with_equal_replicas(make_mesh: MAKE) -> Non
     assert all(told.node.rejected == 0 for told in outcome.stats.values())
 
 
-class Listing(MemoryTransport):
+class LocalStreamRecorder(MemoryTransport):
     """A transport that records its local streams, which stay within its media driver."""
 
     def __init__(self, *args: Any) -> None:
@@ -78,26 +85,26 @@ class Listing(MemoryTransport):
             self.local.add(stream)
 
 
-def test_tasks_of_one_executor_stand_under_one_another_by_shared_memory(make_mesh: MAKE) -> None:
+def test_workers_of_one_executor_form_subtree_with_local_streams(make_mesh: MAKE) -> None:
     """Workers of one executor form a subtree whose edges use local streams."""
-    mesh = make_mesh(limits_of_two(), 4)
+    mesh = make_mesh(make_binary_tree_limits(), 4)
     mesh.begin()
     shared = mesh.network.open()
-    opened = [Listing(mesh.network, shared.endpoint) for _ in range(3)]
+    opened = [LocalStreamRecorder(mesh.network, shared.endpoint) for _ in range(3)]
     openings: list[Any] = [lambda _, one=one: one for one in opened]
-    in_order(
+    add_workers_in_order(
         mesh,
         *({"opening": opening, "executor": "shared"} for opening in openings),
         {},
     )
     outcome = mesh.finish()
-    check_whole(mesh, outcome)
+    assert_fit_complete(mesh, outcome)
     tree = mesh.master._machine.placement.tree
     assert [tree.parent(node) for node in (1, 2, 3, 4)] == [0, 1, 1, 0]
     assert [len(one.local) for one in opened] == [4, 2, 2]  # control and data of each edge
 
 
-class Gated(DenseNetwork):
+class GatedModel(DenseNetwork):
     """A model whose fourth step waits for the gate; it records the optimizer states it loads."""
 
     gate: threading.Event
@@ -118,19 +125,19 @@ class Gated(DenseNetwork):
         super().load_updater_state(state)
 
 
-def test_who_joins_late_borrows_the_updaters_state(make_mesh: MAKE) -> None:
+def test_late_worker_loads_optimizer_state_of_other_worker(make_mesh: MAKE) -> None:
     """A seventh worker, which joins late below relays, loads another worker's optimizer state."""
-    mesh = make_mesh(limits_of_two(start_s=300.0), SEVEN)
+    mesh = make_mesh(make_binary_tree_limits(start_s=300.0), SEVEN)
     mesh.begin()
     gate = threading.Event()
-    models = [Gated(gate) for _ in range(SEVEN)]
-    in_order(mesh, *({"model": model} for model in models[:-1]))
-    begin_with_those_present(mesh)
-    wait_until(lambda: all(told_slowest(node) for node in mesh.nodes))
+    models = [GatedModel(gate) for _ in range(SEVEN)]
+    add_workers_in_order(mesh, *({"model": model} for model in models[:-1]))
+    start_training_without_late_workers(mesh)
+    wait_until(lambda: all(reported_slowest_steps(node) for node in mesh.nodes))
     mesh.add_worker(SEVEN - 1, model=models[-1])
-    wait_until(lambda: has_asked(mesh.nodes[-1]) or bool(models[-1].lent))
+    wait_until(lambda: is_fetching_optimizer_state(mesh.nodes[-1]) or bool(models[-1].lent))
     gate.set()
-    check_whole(mesh, mesh.finish())
+    assert_fit_complete(mesh, mesh.finish())
     assert mesh.master._machine.placement.tree.depth(SEVEN) == 3
     assert [trainer.counts.fresh_updaters for trainer in mesh.trainers] == [0] * SEVEN
     assert models[0].lent == []
@@ -139,18 +146,18 @@ def test_who_joins_late_borrows_the_updaters_state(make_mesh: MAKE) -> None:
     assert lent["steps"] >= 1
 
 
-def has_asked(node: NodeThread) -> bool:
+def is_fetching_optimizer_state(node: NodeThread) -> bool:
     """Return whether the node has begun to fetch an optimizer state."""
     return node._machine.transfers.fetch is not None
 
 
-def told_slowest(node: NodeThread) -> int:
+def reported_slowest_steps(node: NodeThread) -> int:
     """Return the fewest steps of any worker, as the master last reported to this node."""
     state = node._machine.fit.state
     return 0 if state is None else state.slowest
 
 
-class WithStatistics(DenseNetwork):
+class BufferedModel(DenseNetwork):
     """A model with buffers: the sum of its features' means, and a count of steps."""
 
     def __init__(self) -> None:
@@ -175,15 +182,15 @@ class WithStatistics(DenseNetwork):
         return every.mean(0, dtype=np.float64).astype(np.float32).tobytes()
 
 
-def test_buffers_are_averaged_and_equal_everywhere(make_mesh: MAKE) -> None:
+def test_buffers_are_averaged_and_equal_in_all_replicas(make_mesh: MAKE) -> None:
     """The master averages the workers' buffers; all replicas end with the average."""
-    mesh = make_mesh(limits_of_two(), SEVEN)
-    mesh.begin(average=WithStatistics().average_buffers)
-    models = [WithStatistics() for _ in range(SEVEN)]
+    mesh = make_mesh(make_binary_tree_limits(), SEVEN)
+    mesh.begin(average=BufferedModel().average_buffers)
+    models = [BufferedModel() for _ in range(SEVEN)]
     for partition, model in enumerate(models):
         mesh.add_worker(partition, model=model)
     outcome = mesh.finish()
-    check_whole(mesh, outcome)
+    assert_fit_complete(mesh, outcome)
     reports = [model.buffers_bytes() for model in models]
     average = models[0].average_buffers(reports)
     assert mesh.theta.buffers == average != reports[0]
@@ -191,34 +198,34 @@ def test_buffers_are_averaged_and_equal_everywhere(make_mesh: MAKE) -> None:
     assert outcome.commits == sum(outcome.staleness.values())
 
 
-def test_who_joins_late_takes_the_buffers_with_its_replica(make_mesh: MAKE) -> None:
+def test_late_worker_loads_buffers_of_master(make_mesh: MAKE) -> None:
     """A late worker's model loads the master's buffers; models that began earlier load none."""
-    mesh = make_mesh(limits_of_two(start_s=300.0), 3)
-    mesh.begin(average=WithStatistics().average_buffers)
-    models = [WithStatistics() for _ in range(3)]
-    in_order(mesh, *({"model": model} for model in models[:2]))
-    begin_with_those_present(mesh)
+    mesh = make_mesh(make_binary_tree_limits(start_s=300.0), 3)
+    mesh.begin(average=BufferedModel().average_buffers)
+    models = [BufferedModel() for _ in range(3)]
+    add_workers_in_order(mesh, *({"model": model} for model in models[:2]))
+    start_training_without_late_workers(mesh)
     wait_until(lambda: mesh.master.progress.minibatches == 2 * EPOCHS * 5)
     before = mesh.theta.buffers
     mesh.add_worker(2, model=models[2])
-    check_whole(mesh, mesh.finish())
+    assert_fit_complete(mesh, mesh.finish())
     assert [model.loaded for model in models] == [[], [], [before]]
     assert {replica.theta.buffers for replica in mesh.replicas} == {mesh.theta.buffers}
     assert mesh.theta.buffers != before
 
 
 @pytest.mark.parametrize("dies_at_frame", [5, 40, 120])
-def test_a_relay_whose_media_driver_dies_goes_on(make_mesh: MAKE, dies_at_frame: int) -> None:
+def test_fit_succeeds_after_relay_media_driver_death(make_mesh: MAKE, dies_at_frame: int) -> None:
     """A fit succeeds if the media driver of a relay dies once."""
-    mesh = make_mesh(limits_of_two(lease_s=4.0), SEVEN)
-    opening = Opening(mesh.network, dies_at_frame)
+    mesh = make_mesh(make_binary_tree_limits(lease_s=4.0), SEVEN)
+    opening = TransportFactory(mesh.network, dies_at_frame)
     mesh.begin()
-    in_order(mesh, {"opening": opening}, *[{}] * (SEVEN - 1))
-    check_whole(mesh, mesh.finish())
+    add_workers_in_order(mesh, {"opening": opening}, *[{}] * (SEVEN - 1))
+    assert_fit_complete(mesh, mesh.finish())
     assert len(opening.opened) == 2
 
 
-class Deaf(MemoryTransport):
+class PausableTransport(MemoryTransport):
     """A transport that receives nothing while ``is_deaf``; frames wait, up to the queue's size."""
 
     is_deaf = False
@@ -230,7 +237,7 @@ class Deaf(MemoryTransport):
         return super().poll(wait_s)
 
 
-def test_who_heard_nothing_for_a_while_gets_one_sum(
+def test_worker_that_missed_commits_gets_sum_with_own_update(
     make_mesh: MAKE, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A worker under a relay that missed commits gets them as a sum, with its own update in it."""
@@ -242,13 +249,13 @@ def test_who_heard_nothing_for_a_while_gets_one_sum(
         apply_range(self, item)
 
     monkeypatch.setattr(Replica, "apply_range", noted)
-    mesh = make_mesh(limits_of_two(), 3)
+    mesh = make_mesh(make_binary_tree_limits(), 3)
     mesh.node_limits = {"flow_limits": FlowLimits(200, 10**6, MODEL.n_params, 4 * CHUNK_PARAMS)}
     mesh.begin()
-    deaf = Deaf(mesh.network, mesh.network.open().endpoint)
+    deaf = PausableTransport(mesh.network, mesh.network.open().endpoint)
     gate, own_gate = threading.Event(), threading.Event()
-    models = [Gated(gate), Gated(gate), Gated(own_gate)]
-    in_order(
+    models = [GatedModel(gate), GatedModel(gate), GatedModel(own_gate)]
+    add_workers_in_order(
         mesh,
         {"model": models[0]},
         {"model": models[1]},
@@ -271,6 +278,6 @@ def test_who_heard_nothing_for_a_while_gets_one_sum(
     relay = mesh.nodes[master.placement.tree.parent(3) - 1]._machine
     wait_until(lambda: relay.replication.received >= head)
     deaf.is_deaf = False
-    check_whole(mesh, mesh.finish())
+    assert_fit_complete(mesh, mesh.finish())
     assert sums
     assert any(item.own for item in sums)

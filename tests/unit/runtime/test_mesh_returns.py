@@ -11,13 +11,13 @@ from sparkstrom.base.identity import Endpoint
 from sparkstrom.models.dense import DenseNetwork
 from sparkstrom.protocol.master.members import MasterLimits
 from sparkstrom.transport.base import ReceivedFrame
-from tests.unit.runtime.fits import Mesh, check_whole, wait_until
+from tests.unit.runtime.fits import Mesh, assert_fit_complete, wait_until
 
 LEASE_S = 1.0
 STILL_S = 30.0  # the longest that a thread waits, should the test fail
 
 
-class Halting(MemoryTransport):
+class HaltingTransport(MemoryTransport):
     """A transport whose ``poll`` blocks while ``gate`` is closed."""
 
     def __init__(self, network: MemoryNetwork, endpoint: Endpoint, gate: threading.Event) -> None:
@@ -29,7 +29,7 @@ class Halting(MemoryTransport):
         return super().poll(wait_s)
 
 
-class Untrained(DenseNetwork):
+class GatedModel(DenseNetwork):
     """A model whose second step waits for ``gate``, so that it has more to train afterwards."""
 
     def __init__(self, gate: threading.Event) -> None:
@@ -43,7 +43,7 @@ class Untrained(DenseNetwork):
         return super().step(batch)
 
 
-def test_who_comes_back_is_heard_under_its_new_id(make_mesh: Callable[..., Mesh]) -> None:
+def test_rejoined_worker_uses_new_id_and_finishes_fit(make_mesh: Callable[..., Mesh]) -> None:
     """The returned worker's endpoint sends and receives under the new id, and finishes the fit."""
     mesh = make_mesh(MasterLimits(lease_s=LEASE_S))
     gate, goes_on = threading.Event(), threading.Event()
@@ -52,8 +52,8 @@ def test_who_comes_back_is_heard_under_its_new_id(make_mesh: Callable[..., Mesh]
     mesh.begin()
     mesh.add_worker(
         0,
-        model=Untrained(goes_on),
-        opening=lambda before: Halting(network, network.open().endpoint, gate),
+        model=GatedModel(goes_on),
+        opening=lambda before: HaltingTransport(network, network.open().endpoint, gate),
     )
     mesh.add_worker(1)
     master = mesh.master._machine
@@ -63,7 +63,7 @@ def test_who_comes_back_is_heard_under_its_new_id(make_mesh: Callable[..., Mesh]
     gate.set()
     goes_on.set()
     outcome = mesh.finish()
-    check_whole(mesh, outcome)
+    assert_fit_complete(mesh, outcome)
     gone = {departure.node for departure in outcome.departures}
     back = mesh.nodes[0]._machine.node
     assert back not in gone

@@ -25,21 +25,21 @@ from tests.unit.runtime.offices import (
     JOB,
     KEY,
     LOBBY,
-    Office,
-    join,
-    joining,
-    offer,
-    update,
+    Peer,
+    make_join_request,
+    make_update,
+    open_edge_between,
+    send_raw_frames,
 )
 
 
-def test_messages_travel_both_ways_and_control_overtakes_data(pair: tuple[Office, Office]) -> None:
+def test_messages_pass_both_ways_and_control_arrives_before_data(pair: tuple[Peer, Peer]) -> None:
     """Messages pass in both directions, and control messages arrive before data messages."""
     master, node = pair
-    node.room.send(MASTER, update())
+    node.room.send(MASTER, make_update())
     node.room.send(MASTER, CommitsRequest(1))
     assert node.room.flush() == 2
-    assert master.got() == [(7, CommitsRequest(1)), (7, update())]
+    assert master.got() == [(7, CommitsRequest(1)), (7, make_update())]
     master.room.send(7, CommitsRequest(4))
     assert master.room.waiting == 1
     master.room.flush()
@@ -47,8 +47,8 @@ def test_messages_travel_both_ways_and_control_overtakes_data(pair: tuple[Office
     assert node.got() == [(MASTER, CommitsRequest(4))]
 
 
-def test_control_is_offered_first(
-    pair: tuple[Office, Office], monkeypatch: pytest.MonkeyPatch
+def test_control_frames_are_offered_before_data_frames(
+    pair: tuple[Peer, Peer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Control frames are offered to the transport before data frames, which may fill the link."""
     _, node = pair
@@ -59,19 +59,19 @@ def test_control_is_offered_first(
         return flush(box)
 
     monkeypatch.setattr(Outbox, "flush", noting)
-    node.room.send(MASTER, update())
+    node.room.send(MASTER, make_update())
     node.room.send(MASTER, CommitsRequest(0))
     node.room.flush()
     peer = node.room._outgoing[MASTER]
     assert offered == [peer.control, peer.data]
 
 
-def test_long_messages_are_cut_and_joined(network: MemoryNetwork) -> None:
+def test_long_messages_are_split_and_reassembled(network: MemoryNetwork) -> None:
     """Long messages are split into frames and reassembled; control has a piece size of its own."""
-    master, node = Office(network, MASTER, 10), Office(network, 7, 20, chunk=1024)
-    join(master, node, edge=3)
+    master, node = Peer(network, MASTER, 10), Peer(network, 7, 20, chunk=1024)
+    open_edge_between(master, node, edge=3)
     long, trace = (
-        update(payload=bytes(4096)),
+        make_update(payload=bytes(4096)),
         TrainingFailure(node=7, reason="r", trace="t" * 16_000),
     )
     node.room.send(MASTER, long)
@@ -81,18 +81,18 @@ def test_long_messages_are_cut_and_joined(network: MemoryNetwork) -> None:
     assert master.got() == [(7, trace), (7, long)]
 
 
-def test_the_transport_limits_a_frame_too(pair: tuple[Office, Office]) -> None:
+def test_message_above_transport_frame_limit_is_split(pair: tuple[Peer, Peer]) -> None:
     """A message that exceeds the transport's longest frame is split."""
     _, node = pair
     most = node.transport.max_frame_bytes - OVERHEAD_BYTES
-    body = len(encode(update(payload=b""))[1])
-    node.room.send(MASTER, update(payload=bytes(most - body)))
+    body = len(encode(make_update(payload=b""))[1])
+    node.room.send(MASTER, make_update(payload=bytes(most - body)))
     assert node.room.waiting == 1
-    node.room.send(MASTER, update(payload=bytes(most - body + 1)))
+    node.room.send(MASTER, make_update(payload=bytes(most - body + 1)))
     assert node.room.waiting == 3
 
 
-def test_pieces_fit_the_transport_of_the_day(pair: tuple[Office, Office]) -> None:
+def test_pieces_fit_frame_limit_of_replaced_transport(pair: tuple[Peer, Peer]) -> None:
     """After the transport is replaced, pieces fit the frames of the new one, which are shorter."""
     master, node = pair
 
@@ -102,7 +102,7 @@ def test_pieces_fit_the_transport_of_the_day(pair: tuple[Office, Office]) -> Non
     network = node.transport._network
     node.room.replace_transport(lambda: Narrow(network, Endpoint("127.0.0.1", 99)))
     node.room.open_edge(MASTER, 3, node.address, master.at(1012))
-    node.room.send(MASTER, update(payload=bytes(4000)))
+    node.room.send(MASTER, make_update(payload=bytes(4000)))
     assert node.room.waiting == 3
 
 
@@ -123,12 +123,12 @@ def test_pieces_fit_the_transport_of_the_day(pair: tuple[Office, Office]) -> Non
         (Seal(KEY, JOB).close(replace(HEAD, kind=9), ASK), Rejection.OTHER_STREAM),
     ],
 )
-def test_strangers_frames_are_counted_and_change_nothing(
-    pair: tuple[Office, Office], frame: bytes, reason: Rejection
+def test_invalid_frame_is_counted_by_reason_and_dropped(
+    pair: tuple[Peer, Peer], frame: bytes, reason: Rejection
 ) -> None:
     """Invalid frames are counted by reason, and later messages on the edge still arrive."""
     master, node = pair
-    offer(node, master.at(1012), frame)
+    send_raw_frames(node, master.at(1012), frame)
     node.room.send(MASTER, CommitsRequest(2))
     node.room.send(MASTER, CommitsRequest(3))
     node.room.flush()
@@ -136,22 +136,22 @@ def test_strangers_frames_are_counted_and_change_nothing(
     assert master.room.traffic.rejected[reason] == 1
 
 
-def test_who_has_no_edge_yet_hears_nobody_but_the_master(network: MemoryNetwork) -> None:
+def test_stream_without_edge_rejects_edge_frames_as_early(network: MemoryNetwork) -> None:
     """A stream without an edge rejects all edge frames as early, even ones without a sender."""
-    node = Office(network, None, 20)
+    node = Peer(network, None, 20)
     node.room.listen(node.address)
     strange = replace(HEAD, sender=None, receiver=None, edge=UNBOUND)
     for head in (HEAD, replace(HEAD, receiver=None), strange):
-        offer(node, node.address, Seal(KEY, JOB).close(head, ASK))
+        send_raw_frames(node, node.address, Seal(KEY, JOB).close(head, ASK))
     assert node.got() == []
     assert node.room.traffic.rejected == {Rejection.EARLY: 3}
     assert node.room.traffic.foreign_frames == 0
 
 
-def test_a_repeated_frame_is_counted_and_dropped(pair: tuple[Office, Office]) -> None:
+def test_repeated_frame_is_counted_and_dropped(pair: tuple[Peer, Peer]) -> None:
     master, node = pair
     frame = Seal(KEY, JOB).close(HEAD, ASK)
-    offer(node, master.at(1012), frame, frame)
+    send_raw_frames(node, master.at(1012), frame, frame)
     assert master.got() == [(7, CommitsRequest(1))]
     assert master.room.traffic.rejected.total() == 1
 
@@ -159,7 +159,7 @@ def test_a_repeated_frame_is_counted_and_dropped(pair: tuple[Office, Office]) ->
 # -- edges -----------------------------------------------------------------------------------------
 
 
-def test_frames_on_a_stream_that_was_closed_are_nobodys(pair: tuple[Office, Office]) -> None:
+def test_frames_sent_on_closed_edge_are_not_received(pair: tuple[Peer, Peer]) -> None:
     """Frames that were sent on an edge are not received after it was closed."""
     master, node = pair
     node.room.send(MASTER, CommitsRequest(1))
@@ -169,13 +169,13 @@ def test_frames_on_a_stream_that_was_closed_are_nobodys(pair: tuple[Office, Offi
     assert node.room.flush() == 0
 
 
-def test_a_node_has_one_parent_and_several_children(network: MemoryNetwork) -> None:
+def test_relay_exchanges_messages_with_parent_and_each_child(network: MemoryNetwork) -> None:
     """A relay exchanges messages with its parent and each child, over an edge for each."""
-    master, relay = Office(network, MASTER, 10), Office(network, 7, 20)
-    below = [Office(network, 8, 30), Office(network, 9, 40)]
-    join(master, relay, edge=3)
+    master, relay = Peer(network, MASTER, 10), Peer(network, 7, 20)
+    below = [Peer(network, 8, 30), Peer(network, 9, 40)]
+    open_edge_between(master, relay, edge=3)
     for edge, child in enumerate(below, 4):
-        join(relay, child, edge)
+        open_edge_between(relay, child, edge)
         child.room.send(7, CommitsRequest(edge))
         child.room.flush()
     relay.room.send(MASTER, CommitsRequest(3))
@@ -190,13 +190,13 @@ def test_a_node_has_one_parent_and_several_children(network: MemoryNetwork) -> N
     ]
 
 
-def test_neighbours_on_one_media_driver_speak_inside_it(network: MemoryNetwork) -> None:
+def test_edge_within_media_driver_uses_local_streams(network: MemoryNetwork) -> None:
     """An edge in one media driver has local streams; UDP streams stay open for the master only."""
-    relay = Office(network, 7, 20)
-    child = Office(network, 8, 40, beside=relay.transport)
-    master = Office(network, MASTER, 10)
+    relay = Peer(network, 7, 20)
+    child = Peer(network, 8, 40, beside=relay.transport)
+    master = Peer(network, MASTER, 10)
     child.room.listen(child.address)
-    up = join(relay, child, edge=4)
+    up = open_edge_between(relay, child, edge=4)
     assert {place.local for place, _ in relay.transport._streams.values()} == {True}
     relay.room.send(8, CommitsRequest(1))
     child.room.send(7, CommitsRequest(2))
@@ -208,18 +208,18 @@ def test_neighbours_on_one_media_driver_speak_inside_it(network: MemoryNetwork) 
         (MASTER, Probe(8)),
         (7, CommitsRequest(1)),
     ]
-    offer(master, up, Seal(KEY, JOB).close(HEAD, ASK))
+    send_raw_frames(master, up, Seal(KEY, JOB).close(HEAD, ASK))
     assert relay.got() == []  # no other host reaches the edge
     child.room.close_edge(7)
     assert {place.local for place, _ in child.transport._streams.values()} == {False}
 
 
-def test_another_parent_is_heard_at_the_same_place(pair: tuple[Office, Office]) -> None:
+def test_new_parent_reuses_streams_and_old_parent_is_rejected(pair: tuple[Peer, Peer]) -> None:
     """A new parent may use the streams of the former one, whose frames are then rejected."""
     master, node = pair
-    other = Office(node.transport._network, 5, 50)
+    other = Peer(node.transport._network, 5, 50)
     node.room.close_edge(MASTER)
-    join(other, node, edge=9)
+    open_edge_between(other, node, edge=9)
     other.room.send(7, CommitsRequest(1))
     master.room.send(7, CommitsRequest(2))
     other.room.flush()
@@ -228,18 +228,18 @@ def test_another_parent_is_heard_at_the_same_place(pair: tuple[Office, Office]) 
     assert node.room.traffic.rejected == {Rejection.OTHER_EDGE: 1}
 
 
-def test_a_new_edge_replaces_the_old_one(pair: tuple[Office, Office]) -> None:
+def test_new_edge_closes_old_streams_and_drops_unsent_messages(pair: tuple[Peer, Peer]) -> None:
     """A new edge to a neighbour closes the old edge's streams and drops its unsent messages."""
     master, node = pair
     node.room.send(MASTER, CommitsRequest(1))
-    join(master, node, edge=4)
+    open_edge_between(master, node, edge=4)
     node.room.send(MASTER, CommitsRequest(2))
     node.room.flush()
     assert master.got() == [(7, CommitsRequest(2))]
     assert sorted(master.transport._streams) == [1016, 1017]
 
 
-def test_who_listens_elsewhere_is_not_heard_of_where_it_was(pair: tuple[Office, Office]) -> None:
+def test_listening_at_new_address_closes_former_streams(pair: tuple[Peer, Peer]) -> None:
     """Listening at another address closes the streams of the former address."""
     master, node = pair
     before = node.address
@@ -254,11 +254,11 @@ def test_who_listens_elsewhere_is_not_heard_of_where_it_was(pair: tuple[Office, 
 # -- queues ----------------------------------------------------------------------------------------
 
 
-def test_no_message_is_dropped_however_much_waits(pair: tuple[Office, Office]) -> None:
+def test_data_queue_has_no_limit(pair: tuple[Peer, Peer]) -> None:
     """Queues of data have no limit here: the protocol limits how much it hands over."""
     master, node = pair
     for seq in range(1, 10_001):
-        node.room.send(MASTER, update(seq))
+        node.room.send(MASTER, make_update(seq))
     assert node.room.waiting == 10_000
     seqs: list[int] = []
     while node.room.waiting:
@@ -267,33 +267,37 @@ def test_no_message_is_dropped_however_much_waits(pair: tuple[Office, Office]) -
     assert seqs == list(range(1, 10_001))
 
 
-def report(stamp: int) -> Heartbeat:
+def make_heartbeat(stamp: int) -> Heartbeat:
     """Return a heartbeat with this stamp."""
     return Heartbeat(received=0, bytes_received=0, catching=False, stamp=stamp, statuses=[])
 
 
-def test_of_reports_that_wait_only_the_newest_goes(pair: tuple[Office, Office]) -> None:
+def test_only_newest_waiting_heartbeat_is_sent(pair: tuple[Peer, Peer]) -> None:
     """Of waiting heartbeats only the newest is sent; its counter rises, so it is not a replay."""
     master, node = pair
     node.room.send(MASTER, CommitsRequest(1))
     for stamp in range(1, 50):
-        node.room.send(MASTER, report(stamp))
+        node.room.send(MASTER, make_heartbeat(stamp))
     node.room.send(MASTER, CommitsRequest(2))
-    node.room.send(MASTER, report(50))
+    node.room.send(MASTER, make_heartbeat(50))
     assert node.room.waiting == 3
     node.room.flush()
-    assert [m for _, m in master.got()] == [CommitsRequest(1), CommitsRequest(2), report(50)]
-    node.room.send(MASTER, report(51))
+    assert [m for _, m in master.got()] == [
+        CommitsRequest(1),
+        CommitsRequest(2),
+        make_heartbeat(50),
+    ]
+    node.room.send(MASTER, make_heartbeat(51))
     node.room.flush()
-    assert [m for _, m in master.got()] == [report(51)]
+    assert [m for _, m in master.got()] == [make_heartbeat(51)]
     assert not master.room.traffic.rejected
 
 
-def test_back_pressure_keeps_frames_in_order(pair: tuple[Office, Office]) -> None:
+def test_messages_stay_in_order_under_back_pressure(pair: tuple[Peer, Peer]) -> None:
     """Messages arrive in order if the transport accepts only a part at a time."""
     master, node = pair
     for seq in range(1, 41):
-        node.room.send(MASTER, update(seq, payload=bytes(60_000)))
+        node.room.send(MASTER, make_update(seq, payload=bytes(60_000)))
     seqs: list[int] = []
     while node.room.waiting:
         assert node.room.flush() > 0
@@ -301,31 +305,31 @@ def test_back_pressure_keeps_frames_in_order(pair: tuple[Office, Office]) -> Non
     assert seqs == list(range(1, 41))
 
 
-def test_without_an_edge_a_message_is_lost(network: MemoryNetwork) -> None:
+def test_message_to_node_without_edge_is_dropped_uncounted(network: MemoryNetwork) -> None:
     """A message to a node without an edge is dropped and not counted."""
-    node = Office(network, 7, 20)
+    node = Peer(network, 7, 20)
     node.room.send(MASTER, CommitsRequest(1))
     assert (node.room.waiting, node.room.traffic.wire_bytes) == (0, 0)
 
 
 @pytest.mark.parametrize("payload", [b"bits", bytes(80_000)])
-def test_an_update_counts_once_and_everything_on_the_wire_each_time(
-    pair: tuple[Office, Office], payload: bytes
+def test_update_bytes_count_once_and_wire_bytes_each_time(
+    pair: tuple[Peer, Peer], payload: bytes
 ) -> None:
     """``update_bytes`` has an own update once, ``wire_bytes`` each time, also under another id."""
     _, node = pair
-    node.room.count_update(update(payload=payload).payload)
-    sent = (update(2, payload), update(2, payload), update(1, payload, origin=9))
+    node.room.count_update(make_update(payload=payload).payload)
+    sent = (make_update(2, payload), make_update(2, payload), make_update(1, payload, origin=9))
     for message in sent:
         node.room.me = message.origin
         node.room.send(MASTER, message)
     assert node.room.traffic.wire_bytes == 3 * node.room.traffic.update_bytes
 
 
-def test_over_another_transport_counters_and_traffic_go_on(pair: tuple[Office, Office]) -> None:
+def test_counters_and_traffic_continue_after_transport_replacement(pair: tuple[Peer, Peer]) -> None:
     """After the transport is replaced, new frames are accepted, and counters continue."""
     master, node = pair
-    node.room.send(MASTER, update())
+    node.room.send(MASTER, make_update())
     node.room.flush()
     before = node.room.traffic.wire_bytes
     other = node.transport._network.open()
@@ -338,32 +342,32 @@ def test_over_another_transport_counters_and_traffic_go_on(pair: tuple[Office, O
     node.room.open_edge(MASTER, 3, node.address, master.at(1012))
     node.room.send(MASTER, CommitsRequest(2))
     node.room.flush()
-    assert [m for _, m in master.got()] == [CommitsRequest(2), update()]
+    assert [m for _, m in master.got()] == [CommitsRequest(2), make_update()]
     assert node.room.traffic.wire_bytes > before
 
 
-def everything_that_is_sealed(master: Office, node: Office) -> None:
+def encrypt_all_frame_kinds(master: Peer, node: Peer) -> None:
     """Encrypt data, control, replies, direct messages; then use another edge and transport."""
     long = Commit(commit=1, origin=7, seq=1, payload=Payload(1, 2, 1, bytes(200_000)))
     for _ in range(3):
-        node.room.send(MASTER, update())
+        node.room.send(MASTER, make_update())
         node.room.send(MASTER, CommitsRequest(1))
         master.room.send(7, long)
         master.answer(node, Probe(7))
     node.room.set_master(master.transport.endpoint, LOBBY)
-    node.room.send_direct(joining(node.address))
+    node.room.send_direct(make_join_request(node.address))
     node.room.send_direct(TrainingFailure(node=7, reason="r", trace="t" * 16_000))
-    join(master, node, edge=9)
-    node.room.send(MASTER, update())
+    open_edge_between(master, node, edge=9)
+    node.room.send(MASTER, make_update())
     node.room.replace_transport(node.transport._network.open)
     node.room.open_edge(MASTER, 9, node.address, master.at(1036))
-    node.room.send(MASTER, update())
+    node.room.send(MASTER, make_update())
 
 
-def test_no_nonce_is_used_twice(pair: tuple[Office, Office]) -> None:
+def test_no_nonce_is_used_twice(pair: tuple[Peer, Peer]) -> None:
     """No two encrypted frames have the same nonce, whichever way they are sent."""
     master, node = pair
-    everything_that_is_sealed(master, node)
+    encrypt_all_frame_kinds(master, node)
     nonces = master.seal.nonces + node.seal.nonces
     assert len(nonces) > 20
     assert len(set(nonces)) == len(nonces)

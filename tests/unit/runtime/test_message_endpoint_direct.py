@@ -31,39 +31,43 @@ from tests.unit.runtime.offices import (
     JOB,
     KEY,
     LOBBY,
-    Office,
-    joining,
-    offer,
-    welcome,
+    Peer,
+    make_join_request,
+    make_welcome,
+    send_raw_frames,
 )
 
 
-def lobby_of(network: MemoryNetwork) -> tuple[Office, Office]:
+def make_master_and_joining_node(network: MemoryNetwork) -> tuple[Peer, Peer]:
     """Return a master with a join stream, and a node without an id that may write to it."""
-    master, node = Office(network, MASTER, 10), Office(network, None, 20)
+    master, node = Peer(network, MASTER, 10), Peer(network, None, 20)
     master.room.listen_for_joins(LOBBY)
     node.room.set_master(master.transport.endpoint, LOBBY)
     return master, node
 
 
-def test_only_what_is_told_directly_is_taken_among_direct_messages(network: MemoryNetwork) -> None:
+def test_join_stream_rejects_edge_frames_and_other_message_kinds(network: MemoryNetwork) -> None:
     """The join stream rejects frames with an edge's header, and other kinds of messages."""
-    master, node = lobby_of(network)
-    node.room.send_direct(joining(node.address))
+    master, node = make_master_and_joining_node(network)
+    node.room.send_direct(make_join_request(node.address))
     node.room.flush()
-    assert master.got() == [(None, joining(node.address))]
+    assert master.got() == [(None, make_join_request(node.address))]
     join_stream = Address("127.0.0.1", master.address.port, LOBBY, LOBBY)
     stranger = direct_header(1, 1, HEAD.kind, 0, 1)
-    offer(node, join_stream, Seal(KEY, JOB).close(stranger, ASK))
-    offer(node, join_stream, Seal(KEY, JOB).close(HEAD, encode(joining(node.address))[1]))
+    send_raw_frames(node, join_stream, Seal(KEY, JOB).close(stranger, ASK))
+    send_raw_frames(
+        node, join_stream, Seal(KEY, JOB).close(HEAD, encode(make_join_request(node.address))[1])
+    )
     assert master.got() == []
     assert master.room.traffic.rejected == {Rejection.NOT_DIRECT: 2}
 
 
-def test_several_tell_long_messages_at_once(network: MemoryNetwork) -> None:
+def test_join_stream_reassembles_interleaved_messages_of_two_processes(
+    network: MemoryNetwork,
+) -> None:
     """Frames of two processes' long messages may alternate on the join stream."""
-    master, node = lobby_of(network)
-    other = Office(network, None, 30)
+    master, node = make_master_and_joining_node(network)
+    other = Peer(network, None, 30)
     other.room.set_master(master.transport.endpoint, LOBBY)
     told = [TrainingFailure(node=n, reason="r" * 9000, trace="t" * 16_000) for n in (1, 2)]
     for office, message in zip((node, other), told, strict=True):
@@ -77,14 +81,14 @@ def test_several_tell_long_messages_at_once(network: MemoryNetwork) -> None:
     assert master.room._direct_receiver.reassemblers == {}
 
 
-def test_the_join_stream_keeps_a_bounded_number_of_beginnings(
+def test_join_stream_keeps_limited_number_of_partial_messages(
     network: MemoryNetwork, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The join stream keeps partial messages of at most ``INCOMPLETE_SENDERS_MAX`` processes."""
     monkeypatch.setattr(message_endpoint, "INCOMPLETE_SENDERS_MAX", 3)
-    master, node = lobby_of(network)
+    master, node = make_master_and_joining_node(network)
     for n in range(1, 10):
-        teller = Office(network, None, 20 + 10 * n)
+        teller = Peer(network, None, 20 + 10 * n)
         teller.room.set_master(master.transport.endpoint, LOBBY)
         teller.room.send_direct(TrainingFailure(node=n, reason="r", trace="t" * 16_000))
         assert teller.room._to_master is not None
@@ -97,19 +101,19 @@ def test_the_join_stream_keeps_a_bounded_number_of_beginnings(
     assert master.got() == [(None, ProbeReply(5))]
 
 
-def test_meeting_again_drops_what_was_not_sent(network: MemoryNetwork) -> None:
+def test_setting_master_again_drops_unsent_direct_messages(network: MemoryNetwork) -> None:
     """Setting the master again drops the direct messages that wait to be sent."""
-    master, node = lobby_of(network)
-    node.room.send_direct(joining(node.address))
+    master, node = make_master_and_joining_node(network)
+    node.room.send_direct(make_join_request(node.address))
     node.room.set_master(master.transport.endpoint, LOBBY)
     node.room.send_direct(ProbeReply(7))
     node.room.flush()
     assert master.got() == [(None, ProbeReply(7))]
 
 
-def test_after_the_sender_has_ended_the_next_message_opens_another(network: MemoryNetwork) -> None:
+def test_direct_message_opens_new_sender_after_old_one_closed(network: MemoryNetwork) -> None:
     """After a node's sender to the master was closed, its next message opens another sender."""
-    master, node = lobby_of(network)
+    master, node = make_master_and_joining_node(network)
     node.room.send_direct(ProbeReply(6))
     assert node.room._to_master is not None
     node.room._to_master._sender.close()
@@ -119,9 +123,9 @@ def test_after_the_sender_has_ended_the_next_message_opens_another(network: Memo
     assert master.got() == [(None, ProbeReply(7))]
 
 
-def test_an_answer_reaches_who_has_no_edge(network: MemoryNetwork) -> None:
+def test_node_without_id_or_edge_receives_direct_messages(network: MemoryNetwork) -> None:
     """A node without an id or an edge receives the master's direct messages."""
-    master, node = Office(network, MASTER, 10), Office(network, None, 20)
+    master, node = Peer(network, MASTER, 10), Peer(network, None, 20)
     node.room.listen(node.address)
     refused = JoinRefusal(token=1, count=0, reason="no", fatal=True)
     for _ in range(2):
@@ -130,17 +134,17 @@ def test_an_answer_reaches_who_has_no_edge(network: MemoryNetwork) -> None:
     assert node.got() == [(MASTER, refused)] * 2
 
 
-def test_a_peer_that_repeats_its_request_is_unresponsive_and_a_dead_one_is_not(
+def test_only_peer_that_repeats_requests_is_unresponsive(
     network: MemoryNetwork,
 ) -> None:
     """Neither address receives: a firewall drops one peer's replies, the other process is gone."""
-    master, behind_firewall = lobby_of(network)
-    dead = Office(network, None, 30)
+    master, behind_firewall = make_master_and_joining_node(network)
+    dead = Peer(network, None, 30)
     dead.room.set_master(master.transport.endpoint, LOBBY)
-    dead.room.send_direct(joining(dead.address))
+    dead.room.send_direct(make_join_request(dead.address))
     dead.room.flush()
     for _ in range(UNRESPONSIVE_AFTER_REQUESTS + 1):
-        behind_firewall.room.send_direct(joining(behind_firewall.address))
+        behind_firewall.room.send_direct(make_join_request(behind_firewall.address))
         behind_firewall.room.flush()
         master.got()
         for office in (behind_firewall, dead):
@@ -149,13 +153,13 @@ def test_a_peer_that_repeats_its_request_is_unresponsive_and_a_dead_one_is_not(
     assert master.room.unresponsive_peers() == (behind_firewall.transport.endpoint,)
 
 
-def test_a_welcome_finds_a_node_that_has_no_id_yet(network: MemoryNetwork) -> None:
+def test_node_receives_welcome_and_edge_message_in_same_poll(network: MemoryNetwork) -> None:
     """A node receives its id, and in the same poll a message over its new edge for this id."""
-    master, node = Office(network, MASTER, 10), Office(network, None, 20)
+    master, node = Peer(network, MASTER, 10), Peer(network, None, 20)
     node.room.listen(node.address)
     up = master.at(1012)
     master.room.open_edge(9, 3, up, node.address)
-    master.answer(node, welcome(9))
+    master.answer(node, make_welcome(9))
     master.room.send(9, CommitsRequest(1))
     master.room.flush()
     came = []
@@ -164,10 +168,10 @@ def test_a_welcome_finds_a_node_that_has_no_id_yet(network: MemoryNetwork) -> No
             node.room.me = message.node
             node.room.open_edge(MASTER, 3, node.address, up)
         came.append(message)
-    assert came == [welcome(9), CommitsRequest(1)]
+    assert came == [make_welcome(9), CommitsRequest(1)]
 
 
-def test_the_masters_own_words_come_beside_the_edge(pair: tuple[Office, Office]) -> None:
+def test_direct_and_edge_messages_may_arrive_in_either_order(pair: tuple[Peer, Peer]) -> None:
     """Direct messages and those of an edge have separate counters, so either may arrive first."""
     master, node = pair
     long = Adopt(node=8, edge=5, local=Address("h" * 500, 1, 1, 2), peer=node.address)
@@ -183,8 +187,8 @@ def test_the_masters_own_words_come_beside_the_edge(pair: tuple[Office, Office])
     assert node.room.traffic.rejected.total() == 0
 
 
-def test_the_masters_own_words_come_once_wherever_it_listens(
-    pair: tuple[Office, Office],
+def test_direct_message_replayed_on_new_streams_is_rejected(
+    pair: tuple[Peer, Peer],
 ) -> None:
     """A recorded direct message is rejected when it is replayed on new streams of the node."""
     master, node = pair
@@ -193,18 +197,18 @@ def test_the_masters_own_words_come_once_wherever_it_listens(
     master.room.flush()
     assert node.got() == [(MASTER, Probe(7))]
     node.room.listen(node.at(60))
-    offer(master, node.at(60), frame)
+    send_raw_frames(master, node.at(60), frame)
     assert node.got() == []
     assert node.room.traffic.rejected.total() == 1
 
 
 @pytest.mark.parametrize("many", [OPEN_SENDERS_MAX, 10 * OPEN_SENDERS_MAX])
-def test_of_a_whole_mesh_that_joins_at_once_everybody_is_answered(
+def test_all_joining_nodes_get_replies_through_few_open_senders(
     network: MemoryNetwork, many: int
 ) -> None:
     """All nodes receive their replies, through few open senders that are closed only when empty."""
-    master = Office(network, MASTER, 10)
-    nodes = [Office(network, None, 20) for _ in range(many)]
+    master = Peer(network, MASTER, 10)
+    nodes = [Peer(network, None, 20) for _ in range(many)]
     for node in nodes:
         node.room.listen(node.address)
         master.answer(node, Probe(1))
@@ -216,9 +220,11 @@ def test_of_a_whole_mesh_that_joins_at_once_everybody_is_answered(
     assert all(node.got() == [(MASTER, Probe(1)), (MASTER, Probe(2))] for node in nodes)
 
 
-def test_who_does_not_listen_keeps_nobody_waiting_for_long(network: MemoryNetwork) -> None:
+def test_unreachable_addresses_delay_other_replies_for_limited_flushes(
+    network: MemoryNetwork,
+) -> None:
     """Unreachable addresses delay others' replies by at most ``CONNECT_FLUSHES_MAX`` flushes."""
-    master, node = Office(network, MASTER, 10), Office(network, None, 20)
+    master, node = Peer(network, MASTER, 10), Peer(network, None, 20)
     node.room.listen(node.address)
     for stream in range(100, 100 + OPEN_SENDERS_MAX):
         master.answer(node, Probe(1), at=node.at(stream))
@@ -231,9 +237,9 @@ def test_who_does_not_listen_keeps_nobody_waiting_for_long(network: MemoryNetwor
     assert node.got() == [(MASTER, Probe(2))]
 
 
-def test_what_waits_for_one_place_is_bounded(network: MemoryNetwork) -> None:
+def test_queued_reply_frames_per_address_are_limited(network: MemoryNetwork) -> None:
     """At most ``QUEUED_REPLY_FRAMES_MAX`` frames wait for an address; others are not counted."""
-    master, node = Office(network, MASTER, 10), Office(network, None, 20)
+    master, node = Peer(network, MASTER, 10), Peer(network, None, 20)
     master.answer(node, Probe(0))
     one = master.room.traffic.wire_bytes
     for n in range(1, 100):

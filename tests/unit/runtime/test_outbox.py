@@ -16,7 +16,7 @@ from sparkstrom.runtime.message_endpoint import (
 from sparkstrom.transport.base import OfferResult
 
 
-class Stuck:
+class BlockedSender:
     """A sender that accepts ``room`` more frames."""
 
     def __init__(self) -> None:
@@ -33,9 +33,9 @@ class Stuck:
         """Do nothing: no resource is open."""
 
 
-def test_a_message_that_has_begun_to_go_goes_whole() -> None:
+def test_partly_sent_message_is_not_replaced_by_newer_one() -> None:
     """A message is not replaced by a newer one with its key once some of its frames were sent."""
-    sender = Stuck()
+    sender = BlockedSender()
     box = Outbox(sender)
     box.put([b"a1", b"a2"], "state")
     box.put([b"b1"])
@@ -49,10 +49,10 @@ def test_a_message_that_has_begun_to_go_goes_whole() -> None:
     assert sender.taken == [b"a1", b"a2", b"b1", b"d1", b"d2", b"e1"]
 
 
-def test_a_stream_that_is_gone_keeps_nothing() -> None:
+def test_closed_sender_drops_waiting_frames() -> None:
     """The waiting frames are dropped if the sender is closed."""
 
-    class Gone(Stuck):
+    class Gone(BlockedSender):
         def offer(self, frames: Sequence[bytes]) -> tuple[int, OfferResult]:
             return 0, OfferResult.CLOSED
 
@@ -64,32 +64,32 @@ def test_a_stream_that_is_gone_keeps_nothing() -> None:
     assert len(box.frames) == 1
 
 
-def test_after_a_sender_has_ended_the_next_message_opens_another() -> None:
+def test_reply_opens_new_sender_after_driver_refused_first() -> None:
     """A reply opens another sender after the media driver refused the first one."""
 
-    class Refused(Stuck):
+    class Refused(BlockedSender):
         def offer(self, frames: Sequence[bytes]) -> tuple[int, OfferResult]:
             return 0, OfferResult.CLOSED
 
-    senders = [Refused(), Stuck()]
+    senders = [Refused(), BlockedSender()]
     senders[1].room = 1
     opening = iter(senders)
     answers = ReplyOutboxes(lambda address: next(opening))
-    ask(answers, at(1), 2)
+    send_requests(answers, peer_address(1), 2)
     assert senders[1].taken == [b"welcome"]
 
 
-def answering(senders: dict[Address, Stuck]) -> ReplyOutboxes:
+def make_reply_outboxes(senders: dict[Address, BlockedSender]) -> ReplyOutboxes:
     """Return reply outboxes that open the sender of each address in ``senders``."""
-    return ReplyOutboxes(lambda address: senders.setdefault(address, Stuck()))
+    return ReplyOutboxes(lambda address: senders.setdefault(address, BlockedSender()))
 
 
-def at(number: int) -> Address:
+def peer_address(number: int) -> Address:
     """Return the address of a peer."""
     return Address("10.0.0.7", 40_000 + number, 1, 2)
 
 
-def ask(answers: ReplyOutboxes, address: Address, times: int) -> None:
+def send_requests(answers: ReplyOutboxes, address: Address, times: int) -> None:
     """Let a peer send ``times`` requests, each answered by a reply that is offered once."""
     for _ in range(times):
         answers.note_request(address)
@@ -97,40 +97,42 @@ def ask(answers: ReplyOutboxes, address: Address, times: int) -> None:
         answers.flush()
 
 
-def test_who_asks_on_and_takes_no_answer_is_deaf() -> None:
+def test_peer_with_many_requests_and_no_reply_is_unresponsive() -> None:
     """A peer is unresponsive if it sends many requests and has never received a reply."""
-    senders: dict[Address, Stuck] = {}
-    answers = answering(senders)
-    ask(answers, at(1), UNRESPONSIVE_AFTER_REQUESTS)
-    ask(answers, at(2), 3)  # a new peer, or a killed one
+    senders: dict[Address, BlockedSender] = {}
+    answers = make_reply_outboxes(senders)
+    send_requests(answers, peer_address(1), UNRESPONSIVE_AFTER_REQUESTS)
+    send_requests(answers, peer_address(2), 3)  # a new peer, or a killed one
     assert answers.unresponsive_peers() == ()
-    ask(answers, at(1), 1)
+    send_requests(answers, peer_address(1), 1)
     assert answers.unresponsive_peers() == (Endpoint("10.0.0.7", 40_001),)
-    senders[at(1)].room = 1
+    senders[peer_address(1)].room = 1
     answers.flush()
     assert answers.unresponsive_peers() == ()
-    ask(answers, at(1), 2 * UNRESPONSIVE_AFTER_REQUESTS)  # it is slow: it has received a reply
+    send_requests(
+        answers, peer_address(1), 2 * UNRESPONSIVE_AFTER_REQUESTS
+    )  # it is slow: it has received a reply
     assert answers.unresponsive_peers() == ()
 
 
-def test_a_peer_that_died_is_not_called_unresponsive() -> None:
+def test_peer_that_stopped_sending_requests_is_not_unresponsive() -> None:
     """A peer that sends no more requests is not unresponsive, however many messages wait for it."""
-    answers = answering({})
-    ask(answers, at(1), 1)
+    answers = make_reply_outboxes({})
+    send_requests(answers, peer_address(1), 1)
     for _ in range(2 * UNRESPONSIVE_AFTER_REQUESTS):
-        answers.put(at(1), [b"probe"])
+        answers.put(peer_address(1), [b"probe"])
         answers.flush()
     assert answers.unresponsive_peers() == ()
 
 
-def test_who_waits_for_a_turn_is_not_deaf() -> None:
+def test_requests_count_only_once_sender_to_peer_is_open() -> None:
     """Requests of a peer count only once a sender to it is open."""
-    answers = answering({})
+    answers = make_reply_outboxes({})
     for number in range(OPEN_SENDERS_MAX):
-        ask(answers, at(number), 1)
-    ask(answers, at(999), 2 * UNRESPONSIVE_AFTER_REQUESTS)
+        send_requests(answers, peer_address(number), 1)
+    send_requests(answers, peer_address(999), 2 * UNRESPONSIVE_AFTER_REQUESTS)
     assert answers.unresponsive_peers() == ()
     for _ in range(CONNECT_FLUSHES_MAX):
         answers.flush()
-    ask(answers, at(999), UNRESPONSIVE_AFTER_REQUESTS)
+    send_requests(answers, peer_address(999), UNRESPONSIVE_AFTER_REQUESTS)
     assert answers.unresponsive_peers() == (Endpoint("10.0.0.7", 40_999),)

@@ -21,7 +21,7 @@ from sparkstrom.runtime.master_control import WorkerLogBuffer, WorkerLogLine
 from sparkstrom.runtime.output_capture import TeeStream, WorkerOutput, capture_output
 
 
-class Clock:
+class ManualClock:
     """A clock that a test sets."""
 
     now_s = 5.0
@@ -31,35 +31,35 @@ class Clock:
 
 
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
+def clock() -> ManualClock:
+    return ManualClock()
 
 
 @pytest.fixture
-def output(clock: Clock) -> WorkerOutput:
+def output(clock: ManualClock) -> WorkerOutput:
     made = WorkerOutput(clock)
     made.phase = lambda: "training"
     return made
 
 
 @pytest.fixture
-def capturing(output: WorkerOutput, monkeypatch: pytest.MonkeyPatch) -> Iterator[WorkerOutput]:
+def active_capture(output: WorkerOutput, monkeypatch: pytest.MonkeyPatch) -> Iterator[WorkerOutput]:
     """An output that captures during the test; warnings are kept out of pytest's report."""
     monkeypatch.setattr(warnings, "showwarning", lambda *_: None)
     with capture_output(output):
         yield output
 
 
-def lines(output: WorkerOutput) -> list[str]:
+def take_lines(output: WorkerOutput) -> list[str]:
     """Remove and return the texts of the captured lines."""
     said = output.take()
     return [text for _, text in said.lines] if said is not None else []
 
 
-def test_a_finalizer_may_print_while_a_line_is_added() -> None:
+def test_finalizer_may_print_while_line_is_added() -> None:
     """``add`` may be called within ``add``: a finalizer that prints can run at any time."""
 
-    class Collecting(Clock):
+    class Collecting(ManualClock):
         def monotonic_s(self) -> float:
             if not collected:
                 collected.append("unclosed session")
@@ -71,10 +71,10 @@ def test_a_finalizer_may_print_while_a_line_is_added() -> None:
     adding = threading.Thread(target=output.add, args=("step 1",), daemon=True)
     adding.start()
     adding.join(5.0)
-    assert lines(output) == ["unclosed session", "step 1"]
+    assert take_lines(output) == ["unclosed session", "step 1"]
 
 
-def test_a_print_is_copied_and_goes_where_it_went(
+def test_printed_lines_are_captured_and_still_written_to_stdout(
     output: WorkerOutput, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Printed lines are captured, and reach standard output unchanged."""
@@ -85,12 +85,12 @@ def test_a_print_is_copied_and_goes_where_it_went(
         print("; now")
         print()
     assert sys.stdout is before
-    assert lines(output) == ["loss 0.25", "no end yet; now"]
+    assert take_lines(output) == ["loss 0.25", "no end yet; now"]
     assert output.take() is None
     assert capsys.readouterr().out == "loss 0.25\nno end yet; now\n\n"
 
 
-def test_a_line_is_written_at_once_so_that_those_of_two_workers_stay_apart(
+def test_tee_stream_writes_each_line_in_one_call(
     output: WorkerOutput,
 ) -> None:
     """A line is written in one call, so that workers' lines do not mix; a flush writes parts."""
@@ -104,50 +104,52 @@ def test_a_line_is_written_at_once_so_that_those_of_two_workers_stay_apart(
     copied.flush()
     print(" 10 %", end="\r", file=copied)
     assert written == ["loss 0.25\n", "no end yet", " 10 %\r"]
-    assert lines(output) == ["loss 0.25"]
+    assert take_lines(output) == ["loss 0.25"]
 
 
-def test_what_is_drawn_over_is_not_shown(output: WorkerOutput) -> None:
+def test_text_before_carriage_return_is_not_captured(output: WorkerOutput) -> None:
     """Text before a carriage return, as of a progress bar, is not captured."""
     stream = TeeStream(io.StringIO(), output.add)
     stream.writelines(["\r 10 %", "\r 20 %", "\rdone\n"])
-    assert lines(output) == ["done"]
+    assert take_lines(output) == ["done"]
 
 
-def test_a_line_that_never_ends_fills_no_memory(output: WorkerOutput) -> None:
+def test_unfinished_line_uses_limited_memory(output: WorkerOutput) -> None:
     """The stored part of an unfinished line is limited, and so is a captured line."""
     stream = TeeStream(io.StringIO(), output.add)
     for _ in range(1000):
         stream.write("x" * 1000)
     assert len(stream._partial) == output_capture.PARTIAL_CHARS_MAX
     stream.write("\n")
-    (line,) = lines(output)
+    (line,) = take_lines(output)
     assert len(line) == LINE_CHARS_MAX
 
 
-def test_a_warning_is_told_with_its_place(capturing: WorkerOutput) -> None:
+def test_warning_is_captured_with_category_file_and_line(active_capture: WorkerOutput) -> None:
     """A warning is captured with its category, file and line number."""
     warnings.simplefilter("default")
     warnings.warn("mind the gap", RuntimeWarning, stacklevel=1)
-    (line,) = lines(capturing)
+    (line,) = take_lines(active_capture)
     assert line.startswith("RuntimeWarning: mind the gap (")
     assert "test_output_capture.py, line " in line
 
 
-def test_sparkstroms_own_warnings_are_kept_for_the_summary(capturing: WorkerOutput) -> None:
+def test_newest_sparkstrom_warning_per_place_is_kept_for_summary(
+    active_capture: WorkerOutput,
+) -> None:
     """The newest warning from each place is kept, of a few places; those of others are not."""
     warnings.simplefilter("always")
     for line, text in ((1, "a"), (1, "b"), (2, "c" * 9999), (3, "d"), (4, "e")):
         warnings.warn_explicit(text, UserWarning, f"{output_capture.PACKAGE}models/m.py", line)
     warnings.warn_explicit("a user's", UserWarning, "/home/me/train.py", 1)
     warnings.warn_explicit("NumPy's", RuntimeWarning, f"{output_capture.PACKAGE}models/m.py", 9)
-    kept = list(capturing.warnings.values())
+    kept = list(active_capture.warnings.values())
     assert [text[0] for text in kept] == ["b", "c", "d"]
     assert len(kept[1]) == output_capture.WARNING_CHARS_MAX
 
 
-def test_a_warning_of_an_earlier_task_is_told_again(
-    clock: Clock, monkeypatch: pytest.MonkeyPatch
+def test_repeated_warning_is_captured_once_per_task(
+    clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each capture records a repeated warning once, also if an earlier capture had it."""
     monkeypatch.setattr(warnings, "showwarning", lambda *_: None)
@@ -157,10 +159,12 @@ def test_a_warning_of_an_earlier_task_is_told_again(
             warnings.simplefilter("default")
             for _ in range(3):
                 warnings.warn("once", UserWarning, stacklevel=1)
-        assert len(lines(output)) == 1
+        assert len(take_lines(output)) == 1
 
 
-def test_records_from_warning_on_are_told_whoever_handles_them(capturing: WorkerOutput) -> None:
+def test_log_records_from_warning_up_are_captured_without_propagation(
+    active_capture: WorkerOutput,
+) -> None:
     """Log records from WARNING on are captured, even of loggers that do not propagate."""
     quiet = logging.getLogger("quiet.module")
     quiet.propagate = False
@@ -171,20 +175,22 @@ def test_records_from_warning_on_are_told_whoever_handles_them(capturing: Worker
         raise ValueError("broken")
     except ValueError:
         quiet.exception("gave up")
-    assert lines(capturing) == [
+    assert take_lines(active_capture) == [
         "WARNING quiet.module: 3 rows are empty",
         "ERROR quiet.module: gave up (ValueError: broken)",
     ]
 
 
-def test_a_record_whose_arguments_do_not_fit_is_told_without_them(capturing: WorkerOutput) -> None:
+def test_log_record_with_wrong_arguments_is_captured_unformatted(
+    active_capture: WorkerOutput,
+) -> None:
     """A log record whose arguments do not match its format is captured as the bare format."""
     logging.getLogger("careless").makeRecord("careless", 30, "", 1, "%d rows", ("no",), None)
-    assert lines(capturing) == ["WARNING careless: %d rows"]
+    assert take_lines(active_capture) == ["WARNING careless: %d rows"]
     assert logging.makeLogRecord({"msg": "from elsewhere"}).msg == "from elsewhere"
 
 
-def test_records_are_in_the_executors_log_as_they_were_without_us() -> None:
+def test_log_warnings_without_handler_still_reach_stderr() -> None:
     """Log warnings without a handler reach stderr; ours do so only during capture."""
     program = """
 import logging, sparkstrom
@@ -199,7 +205,9 @@ logging.getLogger("sparkstrom.spark").warning("and not on the driver")
     assert done.stderr.splitlines() == ["theirs is told", "ours is told"]
 
 
-def test_a_print_in_every_step_is_counted_and_not_told(output: WorkerOutput, clock: Clock) -> None:
+def test_lines_beyond_burst_rate_and_total_are_only_counted(
+    output: WorkerOutput, clock: ManualClock
+) -> None:
     """Lines beyond a burst, a rate and a total are only counted."""
     for step in range(10_000):
         output.add(f"step {step}")
@@ -221,7 +229,7 @@ def test_a_print_in_every_step_is_counted_and_not_told(output: WorkerOutput, clo
     assert told == output_capture.LINES_MAX - output_capture.LINES_BURST - 1
 
 
-def test_threads_may_print_at_once(output: WorkerOutput) -> None:
+def test_lines_of_concurrent_threads_are_all_captured_or_counted(output: WorkerOutput) -> None:
     """Each line of concurrent threads is captured or counted."""
     threads = [
         threading.Thread(target=lambda: [output.add("x") for _ in range(1000)]) for _ in range(4)
@@ -235,7 +243,7 @@ def test_threads_may_print_at_once(output: WorkerOutput) -> None:
     assert len(said.lines) + said.skipped == 4000
 
 
-def test_the_longest_message_goes_over_the_wire(output: WorkerOutput) -> None:
+def test_longest_worker_log_encodes_below_16_kib(output: WorkerOutput) -> None:
     """A message with the most and longest lines stays below 16 KiB and decodes to itself."""
     for _ in range(output_capture.LINES_BURST):
         output.add("木" * 1000)
@@ -250,39 +258,39 @@ def test_the_longest_message_goes_over_the_wire(output: WorkerOutput) -> None:
 # -- on the driver -------------------------------------------------------------------------------
 
 
-def says(*texts: str, host: str = "host7", skipped: int = 0) -> WorkerLog:
+def make_worker_log(*texts: str, host: str = "host7", skipped: int = 0) -> WorkerLog:
     """Return a log message of partition 2 with these lines."""
     lines = [("training", text) for text in texts]
     return WorkerLog(host=host, partition=2, lines=lines, skipped=skipped)
 
 
-def test_the_driver_trusts_no_worker_with_its_terminal() -> None:
+def test_driver_escapes_control_characters_and_truncates_lines() -> None:
     """Control characters in a worker's lines and host name are escaped, and lines are cut."""
     heard = WorkerLogBuffer()
-    heard.add(says("\x1b]0;mine\x07" + "x" * 500, host="h\x1b[2J"), 0.0)
+    heard.add(make_worker_log("\x1b]0;mine\x07" + "x" * 500, host="h\x1b[2J"), 0.0)
     (line,) = heard.lines
     assert line.host == "h\\x1b[2J"
     assert line.text.startswith("\\x1b]0;mine\\x07xxx")
     assert len(line.text) == LINE_CHARS_MAX
 
 
-def test_a_thousand_workers_do_not_flood_the_driver() -> None:
+def test_driver_keeps_limited_number_of_worker_lines() -> None:
     """The driver keeps a limited number of lines and counts the others."""
     heard = WorkerLogBuffer()
     for _ in range(1000):
-        heard.add(says("hello", skipped=3), 0.0)
+        heard.add(make_worker_log("hello", skipped=3), 0.0)
     assert (
         heard.lines
         == (WorkerLogLine(2, "host7", "training", "hello"),) * heard_lines.LOG_LINES_BURST
     )
     assert heard.skipped == 1000 - heard_lines.LOG_LINES_BURST + 3000
     for second in range(10_000):
-        heard.add(says("hello"), float(second))
+        heard.add(make_worker_log("hello"), float(second))
     assert len(heard.lines) == heard_lines.LOG_LINES_MAX
 
 
 @pytest.mark.parametrize("stream", [None, "closed"])
-def test_a_print_reaches_the_driver_where_standard_output_cannot_be_written(
+def test_lines_are_captured_if_stdout_is_missing_or_closed(
     stream: str | None, output: WorkerOutput, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Lines are captured even if standard output is missing or closed."""
@@ -291,4 +299,4 @@ def test_a_print_reaches_the_driver_where_standard_output_cannot_be_written(
     monkeypatch.setattr(sys, "stdout", closed if stream else None)
     with capture_output(output):
         print("loss", 0.25, flush=True)
-    assert lines(output) == ["loss 0.25"]
+    assert take_lines(output) == ["loss 0.25"]

@@ -13,13 +13,13 @@ from sparkstrom.models.base import Batch, Flat
 from sparkstrom.models.dense import DenseNetwork
 from sparkstrom.runtime.overshoot import OvershootControl, cosine
 from sparkstrom.runtime.theta import Theta
-from tests.unit.runtime.fits import Mesh, check_whole
+from tests.unit.runtime.fits import Mesh, assert_fit_complete
 
 ROUNDS = 12
 TEN = 10  # workers: above eight, which are never limited
 
 
-class Rounds:
+class SimulatedRounds:
     """An overshoot control, with parameters that rounds of updates change.
 
     A round moves all parameters by the same amount, with the round's sign; if the sign is None, the
@@ -53,45 +53,45 @@ class Rounds:
         assert limited is None or limited.workers == self.control.limit
 
 
-def test_rounds_in_one_direction_sum_eight_of_sixteen_workers_and_four_of_thirty_two() -> None:
+def test_aligned_rounds_raise_limit_to_half_of_16_workers() -> None:
     """In aligned rounds the limit grows to 8 of 16 workers, and stays at 4 of 32."""
-    rounds = Rounds()
+    rounds = SimulatedRounds()
     assert rounds.limits([1] * ROUNDS) == [4, 4, 5, 6] + [8] * (ROUNDS - 4)
     assert (rounds.control.summed_workers, rounds.control.is_reduced) == (8, False)
-    assert Rounds(32).limits([1] * ROUNDS, workers=32) == [4] * ROUNDS
+    assert SimulatedRounds(32).limits([1] * ROUNDS, workers=32) == [4] * ROUNDS
 
 
-def test_rounds_of_noise_soon_sum_all_workers() -> None:
-    rounds = Rounds()
+def test_random_rounds_raise_limit_to_all_workers() -> None:
+    rounds = SimulatedRounds()
     assert rounds.limits([None] * 6) == [4, 8, 16, 16, 16, 16]
     assert (rounds.control.summed_workers, rounds.control.is_reduced) == (None, False)
 
 
-def test_rounds_that_become_noise_sum_more_slowly() -> None:
+def test_random_rounds_after_aligned_ones_raise_limit_slowly() -> None:
     """Noise after aligned rounds raises the limit slowly, up to all workers."""
-    limits = Rounds().limits([1, 1, 1, *[None] * 50])
+    limits = SimulatedRounds().limits([1, 1, 1, *[None] * 50])
     assert limits[:5] == [4, 4, 5, 5, 5]
     assert limits[-1] == 16
     assert all(b is not None and a is not None and b <= a + 1 for a, b in pairwise(limits))
 
 
-def test_a_round_that_undoes_the_one_before_ends_the_growth() -> None:
+def test_opposite_round_lowers_limit_and_ends_growth() -> None:
     """After the first round that undoes another, the limit falls, and never grows again."""
-    rounds = Rounds()
+    rounds = SimulatedRounds()
     assert rounds.limits([1, 1, -1, *[None] * ROUNDS]) == [4, 4] + [2] * (ROUNDS + 1)
     assert (rounds.control.summed_workers, rounds.control.is_reduced) == (2, True)
 
 
-def test_the_mean_is_for_rounds_that_undo_each_other_with_two_workers_weight() -> None:
+def test_opposite_rounds_at_limit_two_lower_limit_to_one() -> None:
     """The limit falls to 1 if rounds undo each other even at a limit of 2."""
-    rounds = Rounds()
+    rounds = SimulatedRounds()
     assert rounds.limits([1, -1, 1, *[None] * ROUNDS]) == [4, 2] + [1] * (ROUNDS + 1)
     assert rounds.control.summed_workers == 1
 
 
-def test_a_round_that_undoes_a_part_leaves_a_part() -> None:
+def test_partly_opposite_round_lowers_limit_less() -> None:
     """A round that partly undoes the one before it reduces the limit less."""
-    rounds = Rounds()
+    rounds = SimulatedRounds()
     back = np.ones(40_000, np.float32)
     back[:15_000] = -1  # the cosine of both rounds is -0.25
     for move in (back, -np.ones_like(back)):
@@ -100,9 +100,9 @@ def test_a_round_that_undoes_a_part_leaves_a_part() -> None:
     assert rounds.control.limit == 2  # 4 * 0.75 ** 1.5
 
 
-def test_two_workers_weight_is_kept_after_a_round_that_undoes_a_part() -> None:
+def test_partly_opposite_round_keeps_limit_of_two() -> None:
     """A limit of 2 is not reduced by a round that only partly undoes the one before it."""
-    rounds = Rounds()
+    rounds = SimulatedRounds()
     assert rounds.limits([1, -1]) == [4, 2]
     back = np.ones(40_000, np.float32)
     back[:15_000] = -1  # the cosine with the last round is -0.25
@@ -111,21 +111,21 @@ def test_two_workers_weight_is_kept_after_a_round_that_undoes_a_part() -> None:
     assert (rounds.control.limit, rounds.control.is_reduced) == (2, True)
 
 
-def test_aligned_rounds_of_nine_of_thirty_two_workers_keep_the_limit_of_thirty_two() -> None:
+def test_highest_limit_depends_on_all_workers_not_active_ones() -> None:
     """The highest limit depends on the fit's 32 workers, not on the nine that train."""
-    rounds = Rounds(32)
+    rounds = SimulatedRounds(32)
     assert rounds.limits([1] * ROUNDS, workers=9) == [4] * ROUNDS
 
 
-def test_the_updates_of_up_to_eight_workers_are_always_summed() -> None:
-    rounds = Rounds(8)
+def test_updates_of_up_to_eight_workers_are_never_limited() -> None:
+    rounds = SimulatedRounds(8)
     assert rounds.limits([1, -1] * ROUNDS, workers=8) == [None] * (2 * ROUNDS)
     assert rounds.control.summed_workers is None
 
 
-def test_while_eight_of_more_workers_train_they_are_summed_and_not_compared() -> None:
+def test_rounds_with_few_active_workers_are_not_compared() -> None:
     """While at most eight workers train, nothing is limited, and their rounds are not compared."""
-    rounds = Rounds()
+    rounds = SimulatedRounds()
     assert rounds.limits([1, -1] * 3, workers=8) == [16] * 6
     assert rounds.control.summed_workers is None
     assert rounds.limits([1, 1]) == [4, 4]
@@ -135,26 +135,26 @@ def test_while_eight_of_more_workers_train_they_are_summed_and_not_compared() ->
     assert rounds.control.summed_workers == 4
 
 
-def test_a_reduced_limit_stays_while_few_workers_train() -> None:
+def test_reduced_limit_stays_while_few_workers_train() -> None:
     """A reduced limit stays while at most eight workers train, and afterwards."""
-    rounds = Rounds()
+    rounds = SimulatedRounds()
     assert rounds.limits([1, 1, -1]) == [4, 4, 2]
     assert rounds.limits([1, -1, 1], workers=8) == [2] * 3
     assert rounds.limits([1] * 3) == [2] * 3
 
 
-def test_the_last_updates_which_no_worker_continues_change_nothing() -> None:
+def test_updates_without_active_workers_keep_limit() -> None:
     """Updates that arrive when no worker trains any more do not change the limit."""
-    rounds = Rounds()
+    rounds = SimulatedRounds()
     rounds.limits([1, 1, 1])
     for sign in (-1, 1, -1):
         rounds.commit(np.full(40_000, sign, np.float32), workers=0)
     assert (rounds.control.limit, rounds.control.is_reduced) == (5, False)
 
 
-def test_rounds_without_a_direction_change_nothing() -> None:
+def test_zero_or_nan_rounds_keep_limit() -> None:
     """Rounds whose change is 0 or not finite do not change the limit."""
-    rounds = Rounds()
+    rounds = SimulatedRounds()
     assert rounds.limits([1, 0, 0, 0]) == [4] * 4
     with np.errstate(invalid="ignore"):
         assert rounds.limits([1] * 1) == [4]
@@ -163,28 +163,28 @@ def test_rounds_without_a_direction_change_nothing() -> None:
     assert rounds.control.limit == 4
 
 
-def test_a_limit_of_the_options_is_there_from_the_start_and_only_falls() -> None:
+def test_limit_from_options_applies_from_start_and_only_falls() -> None:
     """A limit given in the options applies from the start; it is never raised, but reduced."""
-    rounds = Rounds(most=8)
+    rounds = SimulatedRounds(most=8)
     assert rounds.control.limit == 8
     assert rounds.limits([None] * 6) == [8] * 6
     assert rounds.control.summed_workers == 8
     assert rounds.limits([1, -1]) == [8, 2]
 
 
-def test_a_lost_worker_does_not_stop_the_growth() -> None:
+def test_limit_grows_to_all_workers_despite_lost_worker() -> None:
     """The limit grows to all 16 workers although one of them is lost."""
-    assert Rounds().limits([None] * 6, workers=15)[-1] == 16
+    assert SimulatedRounds().limits([None] * 6, workers=15)[-1] == 16
 
 
-def test_what_is_turned_off_keeps_the_limit_from_the_start() -> None:
+def test_disabled_control_keeps_initial_limit() -> None:
     """A disabled control keeps the initial limit."""
     control = OvershootControl(Theta(4, 10), 16, 12, is_enabled=False)
     assert [control.after_commit(9) for _ in range(100)] == [None] * 100
     assert control.limit == control.summed_workers == 12
 
 
-class Alternating(DenseNetwork):
+class AlternatingModel(DenseNetwork):
     """A model whose steps undo each other, at the same time in all workers."""
 
     def __init__(self, together: threading.Barrier) -> None:
@@ -203,7 +203,7 @@ class Alternating(DenseNetwork):
 
 
 @pytest.mark.parametrize("is_limited", [True, False])
-def test_a_controller_tells_all_workers_of_a_fit(
+def test_enabled_control_limits_fit_and_warns_once(
     make_mesh: Callable[..., Mesh], is_limited: bool
 ) -> None:
     """In a fit of ten workers, the controller limits their weight and warns once, if enabled."""
@@ -212,9 +212,9 @@ def test_a_controller_tells_all_workers_of_a_fit(
     mesh.begin(limits_overshoot=is_limited)
     together = threading.Barrier(TEN)
     for partition in range(TEN):
-        mesh.add_worker(partition, model=Alternating(together), rows=80)
+        mesh.add_worker(partition, model=AlternatingModel(together), rows=80)
     outcome = mesh.finish()
-    check_whole(mesh, outcome)
+    assert_fit_complete(mesh, outcome)
     warned = [note for note in outcome.notes if note.startswith("the summed updates of 10 workers")]
     if is_limited:
         assert outcome.summed_workers is not None
@@ -224,7 +224,7 @@ def test_a_controller_tells_all_workers_of_a_fit(
         assert (outcome.summed_workers, warned) == (None, [])
 
 
-def test_no_change_and_no_number_have_no_direction() -> None:
+def test_cosine_of_zero_or_nan_vector_is_none() -> None:
     """The cosine with a zero vector, or of a vector with NaN, is None."""
     zero, one = np.zeros(3, np.float32), np.ones(3, np.float32)
     assert cosine(zero, one) is None
@@ -232,14 +232,14 @@ def test_no_change_and_no_number_have_no_direction() -> None:
     assert cosine(one, -2 * one) == pytest.approx(-1.0)
 
 
-def test_opposite_changes_have_no_cosine_below_minus_one() -> None:
+def test_cosine_of_opposite_vectors_is_not_below_minus_one() -> None:
     """Rounding would give -1.0000001; a power of 1 plus that would be a complex number."""
     chance = np.random.default_rng(0)
     changes = [chance.normal(size=2).astype(np.float32) for _ in range(100)]
     found = [cosine(change, np.float32(-1.1) * change) for change in changes]
     assert all(value is not None and -1.0 <= value < -0.999 for value in found)
     for change in changes[:20]:
-        rounds = Rounds()
+        rounds = SimulatedRounds()
         for sign in (1, -1):
             for _ in range(16):
                 rounds.commit(np.resize(sign * change, 40_000))

@@ -13,7 +13,7 @@ from sparkstrom.data.row_store import prefetch
 LIMIT_S = 10.0
 
 
-class Counted:
+class CountingIterable:
     """An iterable that counts the drawn items, and records the threads that drew them."""
 
     def __init__(self, items: int) -> None:
@@ -31,13 +31,13 @@ class Counted:
 
 
 @pytest.mark.parametrize("ahead", [0, 1, 3])
-def test_the_same_items_in_the_same_order(ahead: int) -> None:
-    assert list(prefetch(Counted(20), ahead)) == list(range(20))
+def test_prefetch_yields_all_items_in_order(ahead: int) -> None:
+    assert list(prefetch(CountingIterable(20), ahead)) == list(range(20))
 
 
-def test_so_many_are_drawn_ahead_and_no_more() -> None:
+def test_prefetch_draws_limited_items_ahead_and_close_ends_thread() -> None:
     """Prefetching 2 items draws 4 of them while one is used; closing ends the thread."""
-    counted = Counted(100)
+    counted = CountingIterable(100)
     drawing = prefetch(counted, 2)
     assert next(drawing) == 0
     assert counted.far.wait(10)  # one is taken, two are queued, one waits for room in the queue
@@ -48,9 +48,9 @@ def test_so_many_are_drawn_ahead_and_no_more() -> None:
     assert "sparkstrom-prefetching" not in {thread.name for thread in threading.enumerate()}
 
 
-def test_nothing_is_drawn_ahead_without_a_buffer() -> None:
+def test_prefetch_of_zero_draws_items_in_caller_thread() -> None:
     """With a count of 0, items are drawn when they are taken, in the caller's thread."""
-    counted = Counted(100)
+    counted = CountingIterable(100)
     drawing = prefetch(counted, 0)
     assert next(drawing) == 0
     assert counted.drawn == 1
@@ -59,7 +59,7 @@ def test_nothing_is_drawn_ahead_without_a_buffer() -> None:
 
 
 @pytest.mark.parametrize("ahead", [0, 2])
-def test_what_the_iterator_raises_comes_in_its_place(ahead: int) -> None:
+def test_iterator_exception_is_raised_after_preceding_items(ahead: int) -> None:
     """An exception of the iterator is raised after the items that precede it."""
 
     def broken() -> Iterator[int]:
@@ -72,7 +72,7 @@ def test_what_the_iterator_raises_comes_in_its_place(ahead: int) -> None:
         next(drawing)
 
 
-class Blocking:
+class BlockingIterable:
     """An iterable that yields one item, then blocks until ``let_go`` is set."""
 
     def __init__(self) -> None:
@@ -86,9 +86,9 @@ class Blocking:
 
 
 @pytest.fixture
-def blocking() -> Iterator[Blocking]:
+def blocking_iterable() -> Iterator[BlockingIterable]:
     """A blocking iterable; after the test it is unblocked, and its thread ends."""
-    made = Blocking()
+    made = BlockingIterable()
     yield made
     made.let_go.set()
     for thread in threading.enumerate():
@@ -97,30 +97,32 @@ def blocking() -> Iterator[Blocking]:
             assert not thread.is_alive()
 
 
-def test_whoever_stops_does_not_wait_for_the_iterator(blocking: Blocking) -> None:
+def test_close_does_not_wait_for_blocked_iterator(blocking_iterable: BlockingIterable) -> None:
     """Closing the generator does not wait for an iterator that blocks."""
-    drawing = prefetch(blocking, 2)
+    drawing = prefetch(blocking_iterable, 2)
     assert next(drawing) == 0
-    assert blocking.waits.wait(LIMIT_S)
+    assert blocking_iterable.waits.wait(LIMIT_S)
     began_s = time.monotonic()
     drawing.close()
     assert time.monotonic() - began_s < LIMIT_S / 2
 
 
-def test_a_look_that_raises_ends_it_while_the_iterator_is_waited_for(blocking: Blocking) -> None:
+def test_check_cancelled_exception_interrupts_blocked_iterator(
+    blocking_iterable: BlockingIterable,
+) -> None:
     """An exception of ``check_cancelled`` ends the iteration while the iterator blocks."""
 
     def look() -> None:
-        if blocking.waits.is_set():
+        if blocking_iterable.waits.is_set():
             raise OSError("nobody wants it")
 
-    drawing = prefetch(blocking, 2, look)
+    drawing = prefetch(blocking_iterable, 2, look)
     with pytest.raises(OSError, match="nobody wants it"):
         list(drawing)
-    assert not blocking.let_go.is_set()
+    assert not blocking_iterable.let_go.is_set()
 
 
-def test_without_a_thread_each_item_is_looked_at() -> None:
+def test_check_cancelled_runs_once_per_item_without_thread() -> None:
     """Without a thread, ``check_cancelled`` is called once per item."""
     looks: list[int] = []
     assert list(prefetch(range(5), 0, lambda: looks.append(1))) == list(range(5))

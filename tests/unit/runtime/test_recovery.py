@@ -10,7 +10,7 @@ from sparkstrom.base.errors import DriverLost, SetupError
 from sparkstrom.runtime.node_thread import HEALTHY_DRIVER_S, SUCCESSIVE_DEATHS_MAX, DriverRecovery
 
 
-class Hand:
+class ManualClock:
     """A clock that the test sets."""
 
     def __init__(self) -> None:
@@ -20,11 +20,11 @@ class Hand:
         return self.now_s
 
 
-class Drivers:
+class DyingDrivers:
     """A recovery whose next ``deaths`` calls of work or replacement raise DriverLost."""
 
     def __init__(self) -> None:
-        self.clock, self.deaths, self.calls = Hand(), 0, list[str]()
+        self.clock, self.deaths, self.calls = ManualClock(), 0, list[str]()
         self.recovery = DriverRecovery("this executor", self._call("replace"), self.clock)
 
     def _call(self, name: str) -> Callable[[], None]:
@@ -43,28 +43,28 @@ class Drivers:
         return self.calls
 
 
-def test_work_that_goes_well_replaces_nothing() -> None:
+def test_transport_is_not_replaced_while_driver_lives() -> None:
     """Work during which the driver lives replaces no transport."""
-    assert Drivers().work() == ["work"]
+    assert DyingDrivers().work() == ["work"]
 
 
 @pytest.mark.parametrize("deaths", [1, 2, SUCCESSIVE_DEATHS_MAX])
-def test_the_transport_is_replaced_until_a_driver_lives(deaths: int) -> None:
+def test_transport_is_replaced_until_its_driver_survives(deaths: int) -> None:
     """The transport is replaced until its driver does not die; the work is not repeated."""
-    assert Drivers().work(deaths) == ["work", *["replace"] * deaths]
+    assert DyingDrivers().work(deaths) == ["work", *["replace"] * deaths]
 
 
-def test_where_none_lives_an_error_says_so_and_what_to_look_at() -> None:
+def test_too_many_successive_deaths_raise_setup_error_with_hint() -> None:
     """After too many deaths in a row, the error has their number, the last cause and a hint."""
     with pytest.raises(
         SetupError, match=rf"died {SUCCESSIVE_DEATHS_MAX + 1} times in a row.*no luck.*shm"
     ):
-        Drivers().work(SUCCESSIVE_DEATHS_MAX + 1)
+        DyingDrivers().work(SUCCESSIVE_DEATHS_MAX + 1)
 
 
-def test_drivers_that_live_a_little_are_counted_too() -> None:
+def test_deaths_after_short_service_count_as_successive() -> None:
     """Deaths after at most ``HEALTHY_DRIVER_S`` of service count as successive."""
-    drivers = Drivers()
+    drivers = DyingDrivers()
     for _ in range(SUCCESSIVE_DEATHS_MAX):
         drivers.work(1)
         drivers.clock.now_s += HEALTHY_DRIVER_S
@@ -72,17 +72,17 @@ def test_drivers_that_live_a_little_are_counted_too() -> None:
         drivers.work(1)
 
 
-def test_one_that_served_for_long_begins_the_count_anew() -> None:
+def test_long_driver_service_resets_death_count() -> None:
     """A death after more than ``HEALTHY_DRIVER_S`` of service resets the count."""
-    drivers = Drivers()
+    drivers = DyingDrivers()
     for _ in range(3 * SUCCESSIVE_DEATHS_MAX):
         drivers.work(1)
         drivers.clock.now_s += HEALTHY_DRIVER_S + 1.0
 
 
-def test_starting_one_takes_its_time_and_is_no_service() -> None:
+def test_driver_start_time_does_not_count_as_service() -> None:
     """Time spent on starting a driver is not service: Aeron waits 10 s for a dead one."""
-    drivers = Drivers()
+    drivers = DyingDrivers()
     drivers.deaths = SUCCESSIVE_DEATHS_MAX + 1
 
     def slow() -> None:

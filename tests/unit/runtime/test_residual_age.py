@@ -8,10 +8,10 @@ import pytest
 
 from sparkstrom.runtime.theta import Replica
 from sparkstrom.runtime.trainer_thread import MEASURING_SHARE_MAX, RESIDUAL_AGE_POLL_S, ResidualAge
-from tests.unit.runtime.benches import TAU, Bench, N, steps
+from tests.unit.runtime.benches import TAU, N, TrainerHarness, steps
 
 
-class Measured:
+class MeasuredReplica:
     """A replica and clock that count measurements; each takes ``cost_s`` seconds."""
 
     mass, looks, now_s, cost_s = 2.0, 0, 100.0, 0.0
@@ -26,49 +26,53 @@ class Measured:
 
 
 @pytest.fixture
-def measured() -> Measured:
-    return Measured()
+def measured_replica() -> MeasuredReplica:
+    return MeasuredReplica()
 
 
-def test_it_looks_seldom(measured: Measured) -> None:
+def test_residual_is_measured_at_doubling_steps_and_every_second(
+    measured_replica: MeasuredReplica,
+) -> None:
     """The residual is measured after 1, 2, 4 ... steps, and every second."""
-    unsent, replica = ResidualAge(measured), cast(Replica, measured)
+    unsent, replica = ResidualAge(measured_replica), cast(Replica, measured_replica)
     for step in range(1, 1025):
         unsent.measure_if_due(replica, step)
-    assert measured.looks == 11  # 1, 2, 4 ... 1024
-    measured.now_s += RESIDUAL_AGE_POLL_S
+    assert measured_replica.looks == 11  # 1, 2, 4 ... 1024
+    measured_replica.now_s += RESIDUAL_AGE_POLL_S
     unsent.measure_if_due(replica, 1025)
     unsent.measure_if_due(replica, 1026)
-    assert measured.looks == 12
+    assert measured_replica.looks == 12
 
 
-def test_a_look_that_takes_long_is_made_less_often(measured: Measured) -> None:
+def test_slow_measurements_take_limited_share_of_time(measured_replica: MeasuredReplica) -> None:
     """Slow measurements take at most ``MEASURING_SHARE_MAX`` of the time."""
-    measured.cost_s = 0.1
-    unsent, replica = ResidualAge(measured), cast(Replica, measured)
+    measured_replica.cost_s = 0.1
+    unsent, replica = ResidualAge(measured_replica), cast(Replica, measured_replica)
     unsent.measure_if_due(replica, 1024)
-    measured.now_s += 0.99 * 0.1 / MEASURING_SHARE_MAX
+    measured_replica.now_s += 0.99 * 0.1 / MEASURING_SHARE_MAX
     unsent.measure_if_due(replica, 1025)
-    assert measured.looks == 1
-    measured.now_s += 0.02 * 0.1 / MEASURING_SHARE_MAX
+    assert measured_replica.looks == 1
+    measured_replica.now_s += 0.02 * 0.1 / MEASURING_SHARE_MAX
     unsent.measure_if_due(replica, 1026)
-    assert measured.looks == 2
+    assert measured_replica.looks == 2
 
 
-def test_mass_is_taken_to_change_evenly(measured: Measured) -> None:
+def test_residual_mass_is_interpolated_linearly_between_measurements(
+    measured_replica: MeasuredReplica,
+) -> None:
     """Between two measurements, the mass is assumed to change linearly."""
-    unsent, replica = ResidualAge(measured), cast(Replica, measured)
+    unsent, replica = ResidualAge(measured_replica), cast(Replica, measured_replica)
     unsent.measure(replica, 4)  # from 0 to 2
     unsent.measure(replica, 10)
-    measured.mass = 0.0
+    measured_replica.mass = 0.0
     unsent.measure(replica, 11)
     unsent.measure(replica, 11)
     assert unsent.waited == 4 * 1.0 + 6 * 2.0 + 1 * 1.0
 
 
-def test_a_trainer_tells_what_waited_and_what_left(bench: Any) -> None:
+def test_trainer_reports_waited_and_left_residual_mass(make_trainer: Any) -> None:
     """With half a tau per step, every second step sends all; measured after 1, 2, 4 and 6 steps."""
-    made: Bench = bench(steps(6), push=TAU / 2)
+    made: TrainerHarness = make_trainer(steps(6), push=TAU / 2)
     made.run()
     made.trainer._report_counters(now=True)
     told = made.channel.stats

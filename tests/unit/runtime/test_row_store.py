@@ -27,13 +27,13 @@ from sparkstrom.models.base import Batch
 TINY_BYTES = 4_000
 
 
-def some_rows(count: int, width: int = 3) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+def make_rows(count: int, width: int = 3) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
     """Return this many random rows: features and labels."""
     chance = np.random.default_rng(count)
     return chance.normal(size=(count, width)).astype(np.float32), chance.integers(0, 5, count)
 
 
-def ordered(parts: list[Any], tmp_path: Path, memory_bytes: int, **options: Any) -> OrderedRows:
+def store_rows(parts: list[Any], tmp_path: Path, memory_bytes: int, **options: Any) -> OrderedRows:
     """Return the rows of these parts, stored with ``memory_bytes`` of memory."""
     store = RowStore(memory_bytes, tmp_path, **options)
     for features, labels in parts:
@@ -42,7 +42,7 @@ def ordered(parts: list[Any], tmp_path: Path, memory_bytes: int, **options: Any)
     return store.finish()
 
 
-def all_of(rows: OrderedRows) -> bytes:
+def read_all_bytes(rows: OrderedRows) -> bytes:
     """Return the bytes of all rows, including held-out ones."""
     return rows.read([(0, rows.rows + rows.held_out)]).tobytes()
 
@@ -58,34 +58,34 @@ def scratch(tmp_path_factory: pytest.TempPathFactory) -> Path:
     seed=st.integers(0, 3),
     fraction=st.sampled_from([0.0, 0.3]),
 )
-def test_disk_and_memory_and_any_order_give_the_same_rows(
+def test_spilled_rows_in_any_order_equal_rows_in_memory(
     cuts: list[int], seed: int, fraction: float, scratch: Path
 ) -> None:
     """Rows in any order and in any parts, spilled to disk, are stored as in memory."""
-    features, labels = some_rows(400)
+    features, labels = make_rows(400)
     order = np.random.default_rng(seed).permutation(400)
     edges = sorted({0, *cuts, 400})
     parts = [(features[order[a:b]], labels[order[a:b]]) for a, b in itertools.pairwise(edges)]
     options = {"seed": 7, "fraction": fraction}
-    plain = ordered([(features, labels)], scratch, 1 << 30, **options)
-    spilled = ordered(parts, scratch, TINY_BYTES, **options)
+    plain = store_rows([(features, labels)], scratch, 1 << 30, **options)
+    spilled = store_rows(parts, scratch, TINY_BYTES, **options)
     assert plain.spilled_bytes == 0 < spilled.spilled_bytes
     assert (plain.rows, plain.held_out, plain.checksum) == (
         spilled.rows,
         spilled.held_out,
         spilled.checksum,
     )
-    assert all_of(plain) == all_of(spilled)
+    assert read_all_bytes(plain) == read_all_bytes(spilled)
     assert plain.rows + plain.held_out == 400
     assert (plain.held_out > 0) is (fraction > 0)
     spilled.close()
 
 
-def test_epochs_are_the_same_from_disk(tmp_path: Path) -> None:
+def test_minibatches_from_disk_and_memory_are_equal(tmp_path: Path) -> None:
     """Rows on disk, over several windows, give the same minibatches as rows in memory."""
-    features, labels = some_rows(3_000, width=1000)
+    features, labels = make_rows(3_000, width=1000)
     assert features.nbytes > 2 * WINDOW_BYTES
-    on_disk = ordered([(features, labels)], tmp_path, 1 << 20)
+    on_disk = store_rows([(features, labels)], tmp_path, 1 << 20)
     options: dict[str, int] = {"batch_rows": 64, "seed": 1, "partition": 2}
     memory = Batches(features, labels, **options)
     disk = Batches.from_store(on_disk, **options)
@@ -105,10 +105,12 @@ def test_epochs_are_the_same_from_disk(tmp_path: Path) -> None:
     disk.close()
 
 
-def test_an_epoch_reads_pages_not_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_epoch_reads_each_spilled_byte_once_in_pages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """An epoch reads each spilled byte once, in reads of about a page."""
-    features, labels = some_rows(3_000, width=1000)
-    rows = ordered([(features, labels)], tmp_path, 1 << 20)
+    features, labels = make_rows(3_000, width=1000)
+    rows = store_rows([(features, labels)], tmp_path, 1 << 20)
     batches = Batches.from_store(rows, batch_rows=64, seed=1, partition=2)
     reads: list[int] = []
     real = storing.os.preadv
@@ -120,9 +122,9 @@ def test_an_epoch_reads_pages_not_rows(tmp_path: Path, monkeypatch: pytest.Monke
     batches.close()
 
 
-def test_held_out_rows_come_in_one_order_and_never_in_training(tmp_path: Path) -> None:
+def test_held_out_rows_keep_order_and_stay_untrained(tmp_path: Path) -> None:
     """Held-out rows are not trained on, and are read in the same order each time."""
-    features, labels = some_rows(500)
+    features, labels = make_rows(500)
     batches = Batches(features, labels, batch_rows=32, seed=1, partition=0, fraction=0.2)
     held = [tuple(row) for batch in batches.held_out for row in batch.features.tolist()]
     trained = [
@@ -138,41 +140,43 @@ def test_held_out_rows_come_in_one_order_and_never_in_training(tmp_path: Path) -
     assert another.checksum != batches.checksum  # other rows are held out
 
 
-def test_a_file_of_rows_has_no_name(tmp_path: Path) -> None:
+def test_spill_file_has_no_directory_entry(tmp_path: Path) -> None:
     """A spilled file has no directory entry."""
-    rows = ordered([some_rows(400)], tmp_path, TINY_BYTES)
+    rows = store_rows([make_rows(400)], tmp_path, TINY_BYTES)
     assert rows.spilled_bytes > 0
     assert list(tmp_path.iterdir()) == []
     rows.close()
 
 
-def test_equal_rows_are_many_rows(tmp_path: Path) -> None:
+def test_equal_rows_are_stored_separately(tmp_path: Path) -> None:
     """Equal rows are stored separately."""
     part = (np.ones((100, 3), np.float32), np.zeros(100, np.int64))
-    rows = ordered([part] * 5, tmp_path, TINY_BYTES)
+    rows = store_rows([part] * 5, tmp_path, TINY_BYTES)
     assert rows.rows == 500
     rows.close()
 
 
-def test_no_rows_are_no_rows(tmp_path: Path) -> None:
-    rows = ordered([], tmp_path, TINY_BYTES)
+def test_empty_store_has_no_rows_and_zero_checksum(tmp_path: Path) -> None:
+    rows = store_rows([], tmp_path, TINY_BYTES)
     assert (rows.rows, rows.held_out, rows.checksum, rows.spilled_bytes) == (0, 0, 0, 0)
 
 
-def test_rows_of_another_kind_are_refused(tmp_path: Path) -> None:
+def test_rows_of_different_width_raise_usage_error(tmp_path: Path) -> None:
     """Rows of another width in a later part are a UsageError that names both types."""
-    features, labels = some_rows(10)
+    features, labels = make_rows(10)
     with pytest.raises(UsageError, match=r"array 0 is float32\[2\] in one part .* float32\[3\]"):
-        ordered([(features, labels), (features[:, :2], labels)], tmp_path, 1 << 30)
+        store_rows([(features, labels), (features[:, :2], labels)], tmp_path, 1 << 30)
 
 
-def test_scratch_that_takes_no_file_is_named(tmp_path: Path) -> None:
+def test_unusable_scratch_directory_is_named_in_error(tmp_path: Path) -> None:
     """The error names the scratch directory if no file can be created there."""
     with pytest.raises(SetupError, match=r"nowhere.*spark\.local\.dir"):
-        ordered([some_rows(400)], tmp_path / "nowhere", TINY_BYTES)
+        store_rows([make_rows(400)], tmp_path / "nowhere", TINY_BYTES)
 
 
-def test_full_scratch_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_error_advises_on_spark_local_dir(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A full disk is reported with advice about ``spark.local.dir``."""
 
     def full(*_: Any) -> int:
@@ -180,36 +184,38 @@ def test_full_scratch_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(storing.os, "pwritev", full)
     with pytest.raises(SetupError, match=r"is full after .* give spark\.local\.dir more room"):
-        ordered([some_rows(400)], tmp_path, TINY_BYTES)
+        store_rows([make_rows(400)], tmp_path, TINY_BYTES)
 
 
-def test_writes_may_be_partial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_partial_reads_and_writes_are_continued(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Writes and reads that return early, as the kernel may do, are continued."""
     real_write, real_read = storing.os.pwritev, storing.os.preadv
-    part = some_rows(400)
-    plain = ordered([part], tmp_path, 1 << 30)
+    part = make_rows(400)
+    plain = store_rows([part], tmp_path, 1 << 30)
     monkeypatch.setattr(storing.os, "pwritev", lambda fd, b, at: real_write(fd, [b[0][:100]], at))
     monkeypatch.setattr(storing.os, "preadv", lambda fd, b, at: real_read(fd, [b[0][:77]], at))
-    rows = ordered([part], tmp_path, TINY_BYTES)
-    assert all_of(rows) == all_of(plain)
+    rows = store_rows([part], tmp_path, TINY_BYTES)
+    assert read_all_bytes(rows) == read_all_bytes(plain)
     rows.close()
 
 
 # -- records ---------------------------------------------------------------------------------------
 
 
-def sparse_form(room: int) -> RowFormat:
+def make_sparse_format(room: int) -> RowFormat:
     """Return the format of a sparse feature column, with ``room`` for entries, and a label."""
     return RowFormat((Leaf("x", (1000,), "<f4", "<f4", room), Leaf("y", (), "<i8", "<i8")))
 
 
-def test_a_sparse_row_has_one_key_with_any_room(tmp_path: Path) -> None:
+def test_sparse_row_key_does_not_depend_on_entry_capacity(tmp_path: Path) -> None:
     """Sparse rows with different room for entries fit one store; room does not change keys."""
     few = pack_sparse_entries(np.array([0, 1]), np.array([5, 999]), np.array([1.0, 2.0]), 3)
     assert few.shape == (3, 1)
     assert entries_to_dense(few, 1000).sum(1).tolist() == [1.0, 2.0, 0.0]
     labels = np.arange(3)
-    narrow, wide = sparse_form(1), sparse_form(40)
+    narrow, wide = make_sparse_format(1), make_sparse_format(40)
     records = narrow.pack([few, labels])
     assert narrow.repack(records, wide).shape == (3, 40 * 8 + 8)
     np.testing.assert_array_equal(narrow.keys(records), wide.keys(narrow.repack(records, wide)))
@@ -226,9 +232,9 @@ def test_a_sparse_row_has_one_key_with_any_room(tmp_path: Path) -> None:
         rows.close()
 
 
-def test_a_long_sparse_row_does_not_widen_the_others_in_memory(tmp_path: Path) -> None:
+def test_long_sparse_row_spills_records_before_widening(tmp_path: Path) -> None:
     """Records of sparse rows are as long as the longest one: they are spilled before that."""
-    narrow, wide, memory_bytes = sparse_form(1), sparse_form(1000), 1 << 20
+    narrow, wide, memory_bytes = make_sparse_format(1), make_sparse_format(1000), 1 << 20
     store, widths = RowStore(memory_bytes, tmp_path), []
     few = pack_sparse_entries(np.arange(5_000), np.arange(5_000) % 1000, np.ones(5_000), 5_000)
     many = pack_sparse_entries(np.zeros(1000, np.int64), np.arange(1000), np.ones(1000), 1)
@@ -244,9 +250,9 @@ def test_a_long_sparse_row_does_not_widen_the_others_in_memory(tmp_path: Path) -
     rows.close()
 
 
-def test_keys_are_of_content_alone() -> None:
+def test_row_key_depends_only_on_content() -> None:
     """A row's key does not depend on its place; different rows have different keys."""
-    features, labels = some_rows(50)
+    features, labels = make_rows(50)
     form = format_from_batch(Batch(features, labels))
     records = form.pack([features, labels])
     keys = form.keys(records)
@@ -255,8 +261,8 @@ def test_keys_are_of_content_alone() -> None:
     assert len({key for pair in keys.tolist() for key in pair}) == 100
 
 
-def test_every_byte_of_a_row_changes_its_key() -> None:
-    features, labels = some_rows(1, width=5)
+def test_every_bit_of_row_changes_both_keys() -> None:
+    features, labels = make_rows(1, width=5)
     form = format_from_batch(Batch(features, labels))
     record = form.pack([features, labels])
     changed = np.repeat(record, 8 * form.row_bytes, axis=0)
@@ -266,7 +272,7 @@ def test_every_byte_of_a_row_changes_its_key() -> None:
     assert len(set(keys[:, 0].tolist())) == len(set(keys[:, 1].tolist())) == len(keys)
 
 
-def test_arrays_without_values_are_kept() -> None:
+def test_zero_width_arrays_are_kept() -> None:
     empty, labels = np.zeros((4, 0), np.float32), np.arange(4)
     form = format_from_batch(Batch((empty, labels), labels, np.ones(4, np.float32)))
     batch = form.batch(form.pack([empty, labels, labels, np.ones(4)]))

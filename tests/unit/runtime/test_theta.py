@@ -18,7 +18,7 @@ from sparkstrom.models.base import Flat
 from sparkstrom.protocol.common.events_and_effects import ApplyMergedRange, SendMerged
 from sparkstrom.runtime import theta as module
 from sparkstrom.runtime.theta import snapshot_chunk_count
-from tests.unit.runtime.memories import make_theta, seen
+from tests.unit.runtime.memories import as_host_array, make_theta
 
 K, N = 10, 300
 MakeCommit = Callable[..., Commit]
@@ -29,7 +29,7 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "CHUNK_PARAMS", 128)
 
 
-def own(commit: Commit) -> Update:
+def make_own_update(commit: Commit) -> Update:
     """Return an update of this node with the payload of ``commit``."""
     return Update(
         origin=7,
@@ -42,7 +42,7 @@ def own(commit: Commit) -> Update:
     )
 
 
-def buffers(commit: int) -> Commit:
+def make_buffers_commit(commit: int) -> Commit:
     """Return a commit of buffers, which differ from commit to commit."""
     return Commit(
         commit=commit,
@@ -53,7 +53,7 @@ def buffers(commit: int) -> Commit:
 
 
 @pytest.mark.parametrize(("n_params", "chunks"), [(1, 2), (128, 2), (129, 3), (300, 4)])
-def test_chunks_cover_all_parameters_and_the_last_has_buffers(n_params: int, chunks: int) -> None:
+def test_chunks_cover_all_parameters_and_last_one_has_buffers(n_params: int, chunks: int) -> None:
     assert snapshot_chunk_count(n_params) == chunks
     theta = make_theta(n_params, K)
     theta.buffers = b"statistics"
@@ -68,19 +68,19 @@ def test_chunks_cover_all_parameters_and_the_last_has_buffers(n_params: int, chu
 @given(data=st.data(), commits=st.integers(0, 6))
 def test_chunks_of_different_commits_equal_direct_application(
     make_commit: MakeCommit,
-    on_grid: Callable[[int, int], Flat],
+    draw_grid_parameters: Callable[[int, int], Flat],
     data: st.DataObject,
     commits: int,
 ) -> None:
     """Chunks read at any commits, plus the commits they lack and own updates, equal theta."""
     server = make_theta(N, K)
-    server.load(on_grid(N, 2))
+    server.load(draw_grid_parameters(N, 2))
     read_at = [data.draw(st.integers(0, commits)) for _ in range(4)]
     chunks, log = [], []
     for commit in range(commits + 1):
         if commit:
             if data.draw(st.booleans()):
-                log.append(buffers(commit))
+                log.append(make_buffers_commit(commit))
                 server.buffers = log[-1].payload.data
             else:
                 hits = data.draw(st.lists(st.integers(1, N), min_size=1, max_size=20, unique=True))
@@ -90,10 +90,12 @@ def test_chunks_of_different_commits_equal_direct_application(
         chunks += [server.chunk(index) for index in range(4) if read_at[index] == commit]
     mine = make_commit(1, 1, -N)
     receiver = make_theta(N, K)
-    receiver.load(on_grid(N, 3))  # is overwritten
+    receiver.load(draw_grid_parameters(N, 3))  # is overwritten
     held = [c for c in log if c.commit > min(read_at)]
     chunks.sort(key=lambda chunk: chunk.index)
-    receiver.install(chunks, held, [own(mine), own(buffers(1))], commits)
+    receiver.install(
+        chunks, held, [make_own_update(mine), make_own_update(make_buffers_commit(1))], commits
+    )
     server.add(server.decode(mine.payload))
     assert receiver.digest() == server.digest()
     assert receiver.commit == commits
@@ -101,14 +103,14 @@ def test_chunks_of_different_commits_equal_direct_application(
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40)
 @given(data=st.data())
-def test_held_sums_equal_direct_application(
-    make_commit: MakeCommit, on_grid: Callable[[int, int], Flat], data: st.DataObject
+def test_snapshot_with_held_sums_equals_direct_application(
+    make_commit: MakeCommit, draw_grid_parameters: Callable[[int, int], Flat], data: st.DataObject
 ) -> None:
     """Commits 1 to 8 are held singly or as sums; a chunk contains all of a sum or nothing."""
     ends = sorted(data.draw(st.sets(st.integers(1, 7), max_size=4)) | {8})
     read_at = [data.draw(st.sampled_from([0, *ends])) for _ in range(4)]
     server = make_theta(N, K)
-    server.load(on_grid(N, 2))
+    server.load(draw_grid_parameters(N, 2))
     chunks = [server.chunk(index) for index in range(4) if read_at[index] == 0]
     held: list[Commit | MergedRange] = []
     for after, end in zip([0, *ends], ends, strict=False):
@@ -124,15 +126,17 @@ def test_held_sums_equal_direct_application(
         chunks += [server.chunk(index) for index in range(4) if read_at[index] == end]
     chunks.sort(key=lambda chunk: chunk.index)
     receiver, mine = make_theta(N, K), make_commit(1, 1, -N)
-    receiver.install(chunks, held, [own(mine)], 8)
+    receiver.install(chunks, held, [make_own_update(mine)], 8)
     server.add(server.decode(mine.payload))
     assert receiver.digest() == server.digest()
 
 
-def test_without_held_or_own_it_is_the_snapshot(on_grid: Callable[[int, int], Flat]) -> None:
+def test_install_without_held_commits_or_own_updates_equals_snapshot(
+    draw_grid_parameters: Callable[[int, int], Flat],
+) -> None:
     """Without held commits and own updates, the installed parameters are the snapshot."""
     server, receiver = make_theta(N, K), make_theta(N, K)
-    server.load(on_grid(N, 4))
+    server.load(draw_grid_parameters(N, 4))
     server.commit = 17
     server.buffers = b"statistics"
     receiver.install([server.chunk(i) for i in range(4)], [], [], 17)
@@ -145,17 +149,17 @@ def test_without_held_or_own_it_is_the_snapshot(on_grid: Callable[[int, int], Fl
     [bytes(4), encode_theta(np.full(128, 1e-5, np.float32))],
     ids=["too short", "off the grid"],
 )
-def test_a_chunk_that_cannot_be_is_refused(payload: bytes) -> None:
+def test_install_rejects_short_chunk_and_off_grid_values(payload: bytes) -> None:
     """A chunk that is too short, or has values off the grid, raises WireError."""
     good = [make_theta(N, K).chunk(index) for index in (1, 2, 3)]
     with pytest.raises(WireError):
         make_theta(N, K).install([Chunk(index=0, commit=0, payload=payload), *good], [], [], 0)
 
 
-def test_local_moves_with_theta(make_commit: MakeCommit) -> None:
+def test_updates_and_sums_change_local_as_theta(make_commit: MakeCommit) -> None:
     """Updates and sums are added to both theta and ``local``."""
     theta = make_theta(N, K)
-    local = seen(theta.create_local())
+    local = as_host_array(theta.create_local())
     local += np.float32(0.25)
     theta.add(theta.decode(make_commit(1, 5).payload))
     theta.add_sum(UpdateSum.of_array(np.full(N, 1024, np.int32)))
@@ -163,7 +167,7 @@ def test_local_moves_with_theta(make_commit: MakeCommit) -> None:
     assert local[[4, 5]].tolist() == [1.375, 1.25]
 
 
-def test_leaving_the_exact_range_is_counted_with_the_first_index(make_commit: MakeCommit) -> None:
+def test_overflow_count_and_first_index_are_recorded(make_commit: MakeCommit) -> None:
     """Parameters that leave the exact range are counted; the index of the first one is kept."""
     theta = make_theta(N, K)
     values = theta.to_host()
@@ -176,11 +180,11 @@ def test_leaving_the_exact_range_is_counted_with_the_first_index(make_commit: Ma
     assert theta.first_overflow == 4
 
 
-def test_a_copy_is_without_what_has_no_commit_yet(
-    make_commit: MakeCommit, on_grid: Callable[[int, int], Flat]
+def test_chunk_excludes_own_uncommitted_updates(
+    make_commit: MakeCommit, draw_grid_parameters: Callable[[int, int], Flat]
 ) -> None:
     """Chunks are computed without own uncommitted updates, which theta itself keeps."""
-    theta, before = make_theta(N, K), on_grid(N, 5)
+    theta, before = make_theta(N, K), draw_grid_parameters(N, 5)
     theta.load(before)
     mine = [
         theta.decode(make_commit(1, *hits).payload) for hits in ((1, -128, 129, 300), (1, 2, -300))
@@ -196,7 +200,7 @@ def decode_theta(chunk: Chunk) -> Flat:
     return np.frombuffer(chunk.payload, np.float32)
 
 
-def test_a_sum_less_the_own_updates_is_what_others_did(make_commit: MakeCommit) -> None:
+def test_merged_range_minus_own_update_adds_only_other_commits(make_commit: MakeCommit) -> None:
     """A merged range minus this node's own update adds only the other nodes' commits."""
     theta, others = make_theta(N, K), make_theta(N, K)
     commits = [make_commit(i, *hits) for i, hits in enumerate([(1, 2), (2, -3), (3, 300)], 1)]
@@ -204,7 +208,7 @@ def test_a_sum_less_the_own_updates_is_what_others_did(make_commit: MakeCommit) 
     whole = theta.merge(SendMerged(1, 0, 3, [(9, 3)], 6, (first, commits[2])))
     assert (first.after, first.commit, whole.after, whole.commit) == (0, 2, 0, 3)
     assert (whole.last, whole.count) == ([(9, 3)], 6)
-    theta.add_sum(theta.read_merged(ApplyMergedRange(whole, (own(commits[1]),))))
+    theta.add_sum(theta.read_merged(ApplyMergedRange(whole, (make_own_update(commits[1]),))))
     for commit in (commits[0], commits[2]):
         others.add(others.decode(commit.payload))
     assert theta.digest() == others.digest()
@@ -217,7 +221,7 @@ def test_buffers_are_part_of_the_digest() -> None:
     assert theta.digest() != before
 
 
-def test_the_digest_is_that_of_the_bytes() -> None:
+def test_digest_is_sha256_of_parameter_bytes() -> None:
     """The digest is the SHA-256 of the parameters' bytes."""
     theta = make_theta(2, K)
     zero = "af5570f5a1810b7af78caf4bc70a660f0df51e42baf91d4de5b2328de0e83dfc"  # of 8 zero bytes
@@ -226,7 +230,7 @@ def test_the_digest_is_that_of_the_bytes() -> None:
     assert theta.digest() != zero
 
 
-def test_a_sum_that_wrapped_around_is_told() -> None:
+def test_int32_wraparound_in_sum_counts_as_overflow() -> None:
     """An entry of a sum that wrapped around in int32 is counted as an overflow."""
     theta = make_theta(64, K)
     total = UpdateSum(64)

@@ -11,15 +11,17 @@ import pytest
 from sparkstrom.protocol.common import events_and_effects as ev
 from sparkstrom.protocol.common.events_and_effects import Command, Directive
 from sparkstrom.runtime import trainer_thread
-from tests.unit.runtime.benches import TAU, TRAIN, Bench, Script, steps
+from tests.unit.runtime.benches import TAU, TRAIN, Script, TrainerHarness, steps
 
 BUSY = Directive(Command.TRAIN, publishes=False)
 
 
-def test_it_publishes_when_it_may_and_at_the_end(bench: Callable[..., Bench]) -> None:
+def test_trainer_publishes_when_directive_allows_and_at_end(
+    make_trainer: Callable[..., TrainerHarness],
+) -> None:
     """If a step may not publish, its change stays in the residual for the next update."""
     script = [([], command) for command in (TRAIN, BUSY, BUSY, TRAIN, BUSY, BUSY)]
-    made = bench(script, publish_every=None)
+    made = make_trainer(script, publish_every=None)
     events = made.run()
     assert [e.steps for e in events if isinstance(e, ev.UpdatePublished)] == [1, 4, 6]
     assert [e.steps for e in events if isinstance(e, ev.StepCompleted)] == [2, 3, 5]
@@ -27,9 +29,11 @@ def test_it_publishes_when_it_may_and_at_the_end(bench: Callable[..., Bench]) ->
     np.testing.assert_allclose(sent, 6.0)
 
 
-def test_whether_it_may_publish_is_asked_after_the_step(bench: Callable[..., Bench]) -> None:
+def test_directive_after_step_decides_whether_to_publish(
+    make_trainer: Callable[..., TrainerHarness],
+) -> None:
     """The directive after the step decides, as updates in flight may be committed during a step."""
-    made = bench([([], BUSY)], publish_every=None)
+    made = make_trainer([([], BUSY)], publish_every=None)
     step = made.replica.step
 
     def committed_meanwhile(batch: Any) -> float:
@@ -40,11 +44,11 @@ def test_whether_it_may_publish_is_asked_after_the_step(bench: Callable[..., Ben
     assert [e.steps for e in made.run() if isinstance(e, ev.UpdatePublished)] == [1]
 
 
-def test_every_so_many_steps_does_not_ask_whether_it_may(
-    bench: Callable[..., Bench],
+def test_fixed_publish_every_ignores_publishing_ban_of_directive(
+    make_trainer: Callable[..., TrainerHarness],
 ) -> None:
     """With a fixed ``publish_every``, the trainer publishes although the directive forbids it."""
-    events = bench(steps(6, BUSY), publish_every=2).run()
+    events = make_trainer(steps(6, BUSY), publish_every=2).run()
     assert [e.steps for e in events if isinstance(e, ev.UpdatePublished)] == [2, 4, 6]
 
 
@@ -61,11 +65,15 @@ def test_every_so_many_steps_does_not_ask_whether_it_may(
         (0.19, 2, 8, 1),
     ],
 )
-def test_an_update_has_so_many_steps_that_encoding_takes_a_fifth_of_their_time(
-    bench: Callable[..., Bench], encode_s: float, workers: int, most: int, expected: int
+def test_min_steps_per_update_limits_encoding_share(
+    make_trainer: Callable[..., TrainerHarness],
+    encode_s: float,
+    workers: int,
+    most: int,
+    expected: int,
 ) -> None:
     """After the early publications, updates have so many steps that encoding takes a fifth."""
-    made = bench([], publish_every=None, minibatches_per_update_max=most)
+    made = make_trainer([], publish_every=None, minibatches_per_update_max=most)
     made.trainer._encode_s.add(encode_s)
     made.trainer._step_s.add(1.0)
     made.replica.encoder.counters.publications = trainer_thread.EARLY_PUBLICATIONS
@@ -74,28 +82,28 @@ def test_an_update_has_so_many_steps_that_encoding_takes_a_fifth_of_their_time(
     assert made.trainer.min_steps_per_update(workers) == 1
 
 
-def test_short_steps_are_published_together(
-    bench: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
+def test_update_combines_steps_up_to_minibatch_limit(
+    make_trainer: Callable[..., TrainerHarness], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Updates have 2 minibatches in total; with two workers that is one step of each."""
     monkeypatch.setattr(trainer_thread, "EARLY_PUBLICATIONS", 2)
     monkeypatch.setattr(trainer_thread, "ENCODING_SHARE_MAX", 0.0)
 
     def published(script: Script) -> list[int]:
-        events = bench(script, publish_every=None, minibatches_per_update_max=2).run()
+        events = make_trainer(script, publish_every=None, minibatches_per_update_max=2).run()
         return [e.steps for e in events if isinstance(e, ev.UpdatePublished)]
 
     assert published(steps(6)) == [1, 2, 4, 6]
     assert published(steps(6, Directive(Command.TRAIN, workers=2))) == [1, 2, 3, 4, 5, 6]
 
 
-def test_an_update_that_is_due_is_published_while_the_fit_drains(
-    bench: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
+def test_drain_publishes_update_with_fewer_steps_than_minimum(
+    make_trainer: Callable[..., TrainerHarness], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An update with fewer steps than wanted is published if the directive changed to DRAIN."""
     monkeypatch.setattr(trainer_thread, "EARLY_PUBLICATIONS", 0)
     monkeypatch.setattr(trainer_thread, "ENCODING_SHARE_MAX", 0.0)
-    made = bench(steps(1), publish_every=None, minibatches_per_update_max=2)
+    made = make_trainer(steps(1), publish_every=None, minibatches_per_update_max=2)
     step = made.replica.step
 
     def drained_meanwhile(batch: Any) -> float:
@@ -106,7 +114,7 @@ def test_an_update_that_is_due_is_published_while_the_fit_drains(
     assert [e.steps for e in made.run() if isinstance(e, ev.UpdatePublished)] == [1]
 
 
-def test_a_recent_mean_forgets_a_first_step_that_compiled() -> None:
+def test_recent_mean_forgets_slow_first_step() -> None:
     """The mean of 300 short steps after a long first one is close to the short ones."""
     mean = trainer_thread.RecentMean()
     for seconds in (3.0, *[0.001] * 300):

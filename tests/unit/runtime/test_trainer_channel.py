@@ -42,18 +42,18 @@ def start_waiting(channel: TrainerChannel, known: Directive) -> threading.Thread
     return waiter
 
 
-def returns(waiter: threading.Thread) -> bool:
+def ends_soon(waiter: threading.Thread) -> bool:
     """Return whether the thread ends within 20 s, long before its wait times out."""
     waiter.join(20)
     return not waiter.is_alive()
 
 
-def test_it_begins_with_waiting(channel: TrainerChannel) -> None:
+def test_channel_starts_without_items_and_waits_for_joining(channel: TrainerChannel) -> None:
     """At first there are no items, and the directive is to wait for joining."""
     assert channel.take() == ([], Directive(Command.WAIT, "joining"))
 
 
-def test_items_come_once_and_the_command_stays(
+def test_items_are_taken_once_and_directive_persists(
     channel: TrainerChannel, make_commit: Callable[..., Commit]
 ) -> None:
     """Items are taken once; the directive can be read again."""
@@ -64,7 +64,7 @@ def test_items_come_once_and_the_command_stays(
     assert channel.command == TRAIN
 
 
-def test_events_come_out_in_order(channel: TrainerChannel) -> None:
+def test_events_are_read_in_posting_order(channel: TrainerChannel) -> None:
     channel.post(ActivityChanged(2))
     channel.post(TrainerDrained())
     assert [channel.events.get_nowait(), channel.events.get_nowait()] == [
@@ -73,7 +73,7 @@ def test_events_come_out_in_order(channel: TrainerChannel) -> None:
     ]
 
 
-def test_what_others_wait_for_wakes_the_thread_and_what_only_it_wants_to_know_does_not(
+def test_only_events_that_concern_others_wake_node_thread(
     inbox: TrainerInbox,
 ) -> None:
     """Events wake the node's thread, except applied commits and changes of stepping and waiting."""
@@ -93,20 +93,20 @@ def test_what_others_wait_for_wakes_the_thread_and_what_only_it_wants_to_know_do
     assert wakes == [events[1], events[4], events[5]]
 
 
-def test_what_broke_the_thread_is_raised_and_the_command_stays_readable(
+def test_node_thread_error_ends_wait_and_take_raises(
     channel: TrainerChannel,
 ) -> None:
     """An error of the node's thread ends a wait and is raised by ``take``."""
     channel.publish([], TRAIN)
     channel.fail(ZeroDivisionError("there"))
-    assert returns(start_waiting(channel, TRAIN))
+    assert ends_soon(start_waiting(channel, TRAIN))
     with pytest.raises(ZeroDivisionError, match="there"):
         channel.take()
     assert channel.command == TRAIN
 
 
 @pytest.mark.parametrize("how", ["item", "command", "error"])
-def test_who_waits_is_woken(
+def test_item_directive_or_error_ends_wait(
     channel: TrainerChannel, make_commit: Callable[..., Commit], how: str
 ) -> None:
     """An item, another directive or an error ends a wait that has begun."""
@@ -117,20 +117,20 @@ def test_who_waits_is_woken(
         "error": lambda: channel.fail(ValueError()),
     }
     changes[how]()
-    assert returns(waiter)
+    assert ends_soon(waiter)
 
 
-def test_with_something_there_nobody_waits(
+def test_wait_returns_at_once_if_item_is_queued(
     channel: TrainerChannel, make_commit: Callable[..., Commit]
 ) -> None:
     """``wait`` returns at once if an item is there, even if the directive is known."""
     channel.publish([ApplyCommit(make_commit(1, 1))], TRAIN)
-    assert returns(start_waiting(channel, TRAIN))
+    assert ends_soon(start_waiting(channel, TRAIN))
     assert len(channel.take()[0]) == 1
 
 
-def test_a_command_that_came_after_taking_is_not_slept_over(channel: TrainerChannel) -> None:
+def test_wait_returns_at_once_if_directive_changed_since_take(channel: TrainerChannel) -> None:
     """``wait`` returns at once if the directive has changed since ``take``."""
     _, known = channel.take()
     channel.publish([], TRAIN)
-    assert returns(start_waiting(channel, known))
+    assert ends_soon(start_waiting(channel, known))

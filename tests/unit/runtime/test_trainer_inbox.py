@@ -30,7 +30,7 @@ ADMITTED = IdAssigned(1, 0, 0, 0, (), False)
 MakeCommit = Callable[..., Commit]
 
 
-def apply(theta: Theta, items: list[TrainerItem]) -> list[int]:
+def apply_items(theta: Theta, items: list[TrainerItem]) -> list[int]:
     """Apply updates and sums to theta; return the commit after each."""
     commits = []
     for item in items:
@@ -43,7 +43,7 @@ def apply(theta: Theta, items: list[TrainerItem]) -> list[int]:
     return commits
 
 
-def test_items_come_out_in_order_and_once(make_commit: MakeCommit) -> None:
+def test_items_are_taken_once_in_order(make_commit: MakeCommit) -> None:
     inbox = TrainerInbox(10_000, make_theta(N, K).new_sum)
     items = [ADMITTED, INSTALL, ApplyCommit(make_commit(1, 3)), ApplyCommit(make_commit(2, -3))]
     for item in items:
@@ -54,7 +54,7 @@ def test_items_come_out_in_order_and_once(make_commit: MakeCommit) -> None:
     assert inbox.merge_count == 0
 
 
-def test_beyond_its_bytes_it_holds_one_sum(make_commit: MakeCommit) -> None:
+def test_updates_beyond_byte_limit_are_merged_into_one_sum(make_commit: MakeCommit) -> None:
     """Updates beyond the byte limit are merged into one sum."""
     first = ApplyCommit(make_commit(1, 1, 2))
     inbox = TrainerInbox(len(first.update.payload), make_theta(N, K).new_sum)
@@ -68,7 +68,7 @@ def test_beyond_its_bytes_it_holds_one_sum(make_commit: MakeCommit) -> None:
     assert merged.total.dense()[[0, 6]].tolist() == [48 * 128, -48 * 128]
 
 
-def test_after_taking_there_is_room_again(make_commit: MakeCommit) -> None:
+def test_take_makes_room_for_single_updates(make_commit: MakeCommit) -> None:
     """``take`` makes room for further single updates."""
     update = ApplyCommit(make_commit(1, 1))
     inbox = TrainerInbox(len(update.update.payload), make_theta(N, K).new_sum)
@@ -77,7 +77,7 @@ def test_after_taking_there_is_room_again(make_commit: MakeCommit) -> None:
         assert inbox.take() == [update]
 
 
-def test_a_replica_in_between_ends_the_sum(make_commit: MakeCommit) -> None:
+def test_snapshot_between_updates_ends_sum(make_commit: MakeCommit) -> None:
     """Updates after a snapshot are not added to the sum before it."""
     inbox = TrainerInbox(0, make_theta(N, K).new_sum)
     inbox.put(ApplyCommit(make_commit(1, 1)))
@@ -87,7 +87,7 @@ def test_a_replica_in_between_ends_the_sum(make_commit: MakeCommit) -> None:
     assert kinds == [MergedCommits, InstallSnapshot, MergedCommits]
 
 
-def test_own_commits_cut_no_sum_into_pieces(make_commit: MakeCommit) -> None:
+def test_own_commits_do_not_split_sum(make_commit: MakeCommit) -> None:
     """Own commits are counted in the sum, which continues after them."""
     inbox = TrainerInbox(0, make_theta(N, K).new_sum)
     for commit in range(1, 10, 3):
@@ -99,7 +99,7 @@ def test_own_commits_cut_no_sum_into_pieces(make_commit: MakeCommit) -> None:
     assert (merged.commit, merged.own_commits, merged.total.dense()[0]) == (9, 6, 3 * 128)
 
 
-def test_own_commits_with_nothing_to_merge_stand_alone(make_commit: MakeCommit) -> None:
+def test_own_commits_are_separate_items_without_sum(make_commit: MakeCommit) -> None:
     """Own commits are separate items while nothing is merged."""
     inbox = TrainerInbox(10_000, make_theta(N, K).new_sum)
     items = [OwnCommitted(1), ApplyCommit(make_commit(2, 1)), OwnCommitted(3)]
@@ -108,7 +108,7 @@ def test_own_commits_with_nothing_to_merge_stand_alone(make_commit: MakeCommit) 
     assert inbox.take() == items
 
 
-def test_buffers_are_in_no_sum(make_commit: MakeCommit) -> None:
+def test_averaged_buffers_end_sum(make_commit: MakeCommit) -> None:
     """Averaged buffers end a sum, and an own commit after them is a separate item."""
     inbox = TrainerInbox(0, make_theta(N, K).new_sum)
     average = ApplyCommit(
@@ -123,7 +123,7 @@ def test_buffers_are_in_no_sum(make_commit: MakeCommit) -> None:
     assert [m.commit for m in (first, last) if isinstance(m, MergedCommits)] == [1, 3]
 
 
-def test_a_sum_that_could_overflow_is_followed_by_another(
+def test_new_sum_starts_before_entry_could_overflow(
     make_commit: MakeCommit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The inbox begins another sum before an entry could overflow."""
@@ -144,9 +144,9 @@ def test_a_sum_that_could_overflow_is_followed_by_another(
     bytes_max=st.integers(0, 300),
     takes=st.sets(st.integers(0, 11)),
 )
-def test_merged_is_equal_to_the_singles_bit_by_bit(
+def test_sums_equal_single_updates_bit_by_bit(
     make_commit: MakeCommit,
-    on_grid: Callable[[int, int], Flat],
+    draw_grid_parameters: Callable[[int, int], Flat],
     hits: list[list[int]],
     bytes_max: int,
     takes: set[int],
@@ -154,7 +154,7 @@ def test_merged_is_equal_to_the_singles_bit_by_bit(
     """Sums give the same bits as single updates, with any byte limit and any calls of ``take``."""
     singly, merged = make_theta(N, K), make_theta(N, K)
     for theta in (singly, merged):
-        theta.load(on_grid(N, 1))
+        theta.load(draw_grid_parameters(N, 1))
     inbox = TrainerInbox(bytes_max, merged.new_sum)
     commits: list[int] = []
     for i, indices in enumerate(hits):
@@ -162,8 +162,8 @@ def test_merged_is_equal_to_the_singles_bit_by_bit(
         singly.add(singly.decode(committed.payload))
         inbox.put(ApplyCommit(committed))
         if i in takes:
-            commits += apply(merged, inbox.take())
-    commits += apply(merged, inbox.take())
+            commits += apply_items(merged, inbox.take())
+    commits += apply_items(merged, inbox.take())
     np.testing.assert_array_equal(merged.to_host().view(np.int32), singly.to_host().view(np.int32))
     assert commits == sorted(commits)
     assert commits[-1:] == ([len(hits)] if hits else [])

@@ -60,7 +60,7 @@ def serving(value: float = 0.0, **options: Any) -> ParallelInference:
     return ParallelInference(model, parameters=parameters, **options)
 
 
-class HeldUp:
+class BlockedServer:
     """A server with one worker that is blocked in its first request, so that others wait."""
 
     def __init__(self, watch: Watch, **options: Any) -> None:
@@ -78,7 +78,7 @@ class HeldUp:
         return [count for count, _ in self.watch.calls[1:]]
 
 
-def wait_for_waiting(generation: ModelPool, count: int) -> None:
+def wait_until_threads_wait(generation: ModelPool, count: int) -> None:
     """Wait until this many threads wait for a model."""
     until_s = time.monotonic() + DEADLINE_S
     while len(generation._waiting) < count:

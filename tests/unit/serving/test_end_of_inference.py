@@ -16,7 +16,7 @@ from tests.unit.serving.conftest import (
     DEADLINE_S,
     MODES,
     WIDTH,
-    HeldUp,
+    BlockedServer,
     Probe,
     Watch,
     probe,
@@ -25,9 +25,9 @@ from tests.unit.serving.conftest import (
 )
 
 
-def test_closing_answers_what_waits_and_takes_no_more(watch: Watch) -> None:
+def test_close_answers_waiting_requests_and_refuses_later_ones(watch: Watch) -> None:
     """Closing answers all waiting requests and refuses later ones."""
-    held = HeldUp(watch, queue_limit=10)
+    held = BlockedServer(watch, queue_limit=10)
     waiting = [held.inference.submit(rows(i)) for i in range(10)]
     closing = threading.Thread(target=held.inference.close)
     closing.start()
@@ -40,9 +40,9 @@ def test_closing_answers_what_waits_and_takes_no_more(watch: Watch) -> None:
     held.inference.shutdown()  # a second call
 
 
-def test_closing_waits_no_longer_than_it_is_told(watch: Watch) -> None:
+def test_close_timeout_refuses_waiting_requests(watch: Watch) -> None:
     """After the timeout, waiting requests are refused; the running one is still answered."""
-    held = HeldUp(watch)
+    held = BlockedServer(watch)
     waiting = held.inference.submit(rows(1))
     assert not held.inference.close(timeout=0.001)
     with pytest.raises(UsageError, match="is closed"):
@@ -53,7 +53,7 @@ def test_closing_waits_no_longer_than_it_is_told(watch: Watch) -> None:
 
 
 @pytest.mark.parametrize("timeout", [0, -1, "5", float("nan")])
-def test_a_deadline_is_looked_at(timeout: Any) -> None:
+def test_invalid_close_timeout_is_refused(timeout: Any) -> None:
     """An invalid timeout raises ``UsageError`` and closes nothing."""
     with serving() as inference:
         with pytest.raises(UsageError, match=f"timeout={timeout!r}"):
@@ -61,7 +61,7 @@ def test_a_deadline_is_looked_at(timeout: Any) -> None:
         assert inference.output(rows(1))[0, 0] == 1
 
 
-def test_in_place_is_closed_too(watch: Watch) -> None:
+def test_closed_inplace_inference_refuses_requests(watch: Watch) -> None:
     """Inference in place is refused after closing, too."""
     inference = serving(inference_mode="inplace")
     inference.close()
@@ -70,7 +70,7 @@ def test_in_place_is_closed_too(watch: Watch) -> None:
 
 
 @pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt])
-def test_a_model_that_wants_to_end_the_program_ends_no_worker(error: type[BaseException]) -> None:
+def test_system_exit_in_predict_does_not_end_worker(error: type[BaseException]) -> None:
     """``SystemExit`` in ``predict`` is raised to the caller; the worker thread continues."""
 
     class Leaving(Probe):
@@ -87,7 +87,7 @@ def test_a_model_that_wants_to_end_the_program_ends_no_worker(error: type[BaseEx
 
 @pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt])
 @pytest.mark.parametrize("value", [1, -1])
-def test_a_callback_that_wants_to_end_the_program_ends_no_worker(
+def test_system_exit_in_callback_does_not_end_worker(
     watch: Watch, error: type[BaseException], value: float, caplog: pytest.LogCaptureFixture
 ) -> None:
     """``SystemExit`` in a callback is logged; the worker thread continues."""
@@ -95,7 +95,7 @@ def test_a_callback_that_wants_to_end_the_program_ends_no_worker(
     def leave(_: Any) -> None:
         raise error(3)
 
-    held = HeldUp(watch)
+    held = BlockedServer(watch)
     held.inference.submit(rows(value)).add_done_callback(leave)
     beside = held.inference.submit(rows(2))  # answered in the same call
     held.go_on()
@@ -106,7 +106,7 @@ def test_a_callback_that_wants_to_end_the_program_ends_no_worker(
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_a_forked_process_is_told_that_it_has_none(watch: Watch, mode: InferenceMode) -> None:
+def test_request_in_forked_process_is_refused(watch: Watch, mode: InferenceMode) -> None:
     """In a forked process, requests raise ``UsageError`` and do not wait for a borrowed copy."""
     with (
         serving(1.0, inference_mode=mode, workers=1) as inference,
@@ -135,7 +135,7 @@ def test_a_forked_process_is_told_that_it_has_none(watch: Watch, mode: Inference
         assert inference.output(rows(1))[0, 0] == 2
 
 
-def test_a_closed_one_takes_no_other_model(watch: Watch) -> None:
+def test_update_model_after_close_is_refused(watch: Watch) -> None:
     """Replacing the model after closing raises ``UsageError``."""
     inference = serving(1.0)
     inference.close()

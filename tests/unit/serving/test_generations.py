@@ -9,28 +9,28 @@ import pytest
 
 from sparkstrom.models import DenseNetwork
 from sparkstrom.serving import ModelPool
-from tests.unit.serving.conftest import DEADLINE_S, wait_for_waiting
+from tests.unit.serving.conftest import DEADLINE_S, wait_until_threads_wait
 
 
 @pytest.fixture
-def generation() -> ModelPool:
+def model_pool() -> ModelPool:
     return ModelPool(DenseNetwork([3, 2], seed=1), None, 1)
 
 
-def test_who_waits_longest_is_next(generation: ModelPool) -> None:
+def test_longest_waiting_thread_borrows_next(model_pool: ModelPool) -> None:
     """A thread that returns a copy and asks again at once is behind all waiting threads."""
     order: list[Any] = []
 
     def ask(number: int) -> None:
-        with generation.borrow():
+        with model_pool.borrow():
             order.append(number)
 
     threads = [threading.Thread(target=ask, args=(number,)) for number in range(4)]
-    with generation.borrow():
+    with model_pool.borrow():
         for number, thread in enumerate(threads):
             thread.start()
-            wait_for_waiting(generation, number + 1)
-    with generation.borrow():
+            wait_until_threads_wait(model_pool, number + 1)
+    with model_pool.borrow():
         order.append("again")
     for thread in threads:
         thread.join(DEADLINE_S)
@@ -41,7 +41,7 @@ class Interruption(BaseException):
     """An exception like ``KeyboardInterrupt``."""
 
 
-class Breaking:
+class InterruptedQueue:
     """A queue whose ``get`` is interrupted, either before or after it was handed a model."""
 
     def __init__(self, generation: ModelPool, *, handed: bool) -> None:
@@ -60,16 +60,16 @@ class Breaking:
 
 
 @pytest.mark.parametrize("handed", [False, True])
-def test_who_is_interrupted_takes_none_along(
-    generation: ModelPool, monkeypatch: pytest.MonkeyPatch, handed: bool
+def test_interrupted_thread_loses_no_model_copy(
+    model_pool: ModelPool, monkeypatch: pytest.MonkeyPatch, handed: bool
 ) -> None:
     """A thread that is interrupted while it waits loses no copy, even if it was handed one."""
-    taken = generation._acquire()
-    queue = Breaking(generation, handed=handed)
+    taken = model_pool._acquire()
+    queue = InterruptedQueue(model_pool, handed=handed)
     monkeypatch.setattr("sparkstrom.serving.queue.SimpleQueue", lambda: queue)
-    with pytest.raises(Interruption), generation.borrow():
+    with pytest.raises(Interruption), model_pool.borrow():
         pass
-    assert not generation._waiting
+    assert not model_pool._waiting
     if not handed:
-        generation._release(taken)
-    assert generation._free == generation.models
+        model_pool._release(taken)
+    assert model_pool._free == model_pool.models

@@ -27,13 +27,13 @@ def arrays(*rows: list[float]) -> Any:
     return pd.Series([np.array(row) for row in rows])
 
 
-def test_columns_of_numbers_stand_side_by_side() -> None:
+def test_numeric_columns_become_columns_of_one_array() -> None:
     """Several columns of numbers become the columns of one array."""
     found = series_to_features([pd.Series([1, 2]), pd.Series([0.5, 1.5])], None, None)
     assert found.tolist() == [[1, 0.5], [2, 1.5]]  # type: ignore[union-attr]
 
 
-def test_a_column_of_arrays_is_an_array() -> None:
+def test_array_column_becomes_float_array_of_given_shape() -> None:
     found = series_to_features([arrays([1.0, 2.0, 3.0], [4.0, 5.0, 6.0])], None, None)
     assert found.shape == (2, 3)  # type: ignore[union-attr]
     assert found.dtype == np.float32  # type: ignore[union-attr]
@@ -41,7 +41,7 @@ def test_a_column_of_arrays_is_an_array() -> None:
     assert shaped.tolist() == [[[1, 2], [3, 4]]]  # type: ignore[union-attr]
 
 
-def test_each_input_has_its_column() -> None:
+def test_each_column_becomes_one_input() -> None:
     """With ``inputs``, each column becomes an input of its own, by position or name."""
     given = [arrays([1, 2]), pd.Series([3])]
     pair = series_to_features(given, 2, None)
@@ -52,7 +52,7 @@ def test_each_input_has_its_column() -> None:
     assert named["a"].shape == (1, 2, 1)
 
 
-def test_a_column_of_numbers_has_one_shape_in_training_and_in_a_udf() -> None:
+def test_numeric_column_has_same_shape_in_training_and_udf() -> None:
     """An input that is a column of numbers is [rows], so that it is not broadcast with others."""
     given = [arrays([1, 2], [3, 4]), pd.Series([0.5, 1.5])]
     for inputs in (2, ("a", "b")):
@@ -68,14 +68,14 @@ def test_a_column_of_numbers_has_one_shape_in_training_and_in_a_udf() -> None:
     assert arrays_of(combined)[0].shape == (2, 1)
 
 
-def test_whole_numbers_stay_whole() -> None:
+def test_integer_array_column_keeps_its_type() -> None:
     """Integers in an array column keep their type."""
     tokens = series_to_features([pd.Series([np.array([1, 2], np.int64)])], None, None)
     assert tokens.dtype == np.int64  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("second", [[3, 4], [0.5, 1.5], [True, False]])
-def test_columns_side_by_side_are_floats_as_in_training(second: list[Any]) -> None:
+def test_several_integer_or_mixed_columns_become_float32(second: list[Any]) -> None:
     """Several integer or mixed columns become float32, as in training."""
     found = series_to_features([pd.Series([1, 2]), pd.Series(second)], None, None)
     assert isinstance(found, np.ndarray)
@@ -84,13 +84,13 @@ def test_columns_side_by_side_are_floats_as_in_training(second: list[Any]) -> No
 
 
 @pytest.mark.parametrize("dtype", [np.int8, np.int16, np.int32])
-def test_whole_numbers_are_as_wide_as_in_training(dtype: Any) -> None:
+def test_integer_inputs_become_int64(dtype: Any) -> None:
     """Integers become int64 as in training; ``torch.gather`` accepts no other type."""
     given = pd.Series([np.array([1, 2], dtype)]), pd.Series([3], dtype=dtype)
     assert [array.dtype for array in series_to_features(given, 2, None)] == [np.int64] * 2
 
 
-def test_decimals_are_floats_as_in_training() -> None:
+def test_decimals_become_float32() -> None:
     """In Spark's SQL, a literal such as 1.5 is a decimal."""
     numbers = pd.Series([Decimal("1.5"), Decimal(2)])
     found = series_to_features([numbers, pd.Series([0, 1])], None, None)
@@ -106,7 +106,7 @@ def nested(values: list[Any], kind: Any) -> Any:
 
 
 @pytest.mark.parametrize("kind", [pa.float32(), pa.int16()])
-def test_arrays_of_arrays_are_stacked(kind: Any) -> None:
+def test_nested_array_column_is_stacked(kind: Any) -> None:
     values = [[[1, 2], [3, 4], [5, 6]], [[7, 8], [9, 10], [11, 12]]]
     found = series_to_features([nested(values, kind)], None, None)
     assert isinstance(found, np.ndarray)
@@ -115,7 +115,7 @@ def test_arrays_of_arrays_are_stacked(kind: Any) -> None:
     assert series_to_features([deep], None, None).tolist() == [values, values]  # type: ignore[union-attr]
 
 
-def test_outputs_are_those_of_predict() -> None:
+def test_predict_features_equals_predict_flattened() -> None:
     """The outputs are bit for bit those of ``predict_flattened``."""
     model = DenseNetwork([4, 8, 3], seed=1)
     model.bind(model.initial())
@@ -154,13 +154,15 @@ def test_outputs_are_those_of_predict() -> None:
         ([arrays([1, 2, 3])], None, [(2, 2)], r"shapes\[0\]=\(2, 2\): rows have \[3\]"),
     ],
 )
-def test_what_does_not_fit_is_named(given: Any, inputs: Any, shapes: Any, words: str) -> None:
+def test_unsuitable_column_is_refused_with_number_and_reason(
+    given: Any, inputs: Any, shapes: Any, words: str
+) -> None:
     """Unsuitable columns raise ``UsageError`` with the column's number and the reason."""
     with pytest.raises(UsageError, match=words):
         series_to_features(given, inputs, shapes)
 
 
-def test_a_model_that_fails_says_where_to_look() -> None:
+def test_model_error_mentions_inputs_and_shapes_options() -> None:
     """An error inside the model mentions the options to check."""
     model = DenseNetwork([4, 3], seed=1)
     model.bind(model.initial())
@@ -176,19 +178,19 @@ def test_a_model_that_fails_says_where_to_look() -> None:
         *[(None, "2"), (2, {1: (1,), 2: (1,)}), (2, [(1,), None])],
     ],
 )
-def test_inputs_and_shapes_are_looked_at(inputs: Any, shapes: Any) -> None:
+def test_invalid_inputs_or_shapes_option_is_refused(inputs: Any, shapes: Any) -> None:
     """Invalid values of ``inputs`` or ``shapes`` raise ``UsageError``."""
     with pytest.raises(UsageError, match=r"inputs=|shapes="):
         check_inputs(inputs, shapes)
 
 
-def test_shapes_are_sequences_of_whole_numbers() -> None:
+def test_shapes_may_be_sequences_of_integers() -> None:
     """Shapes may be tuples or lists of integers, including NumPy's."""
     check_inputs(2, [(1, 28, 28), [np.int64(4)]])
     check_inputs(("a", "b"), ((-1, 2), ()))
 
 
-def test_names_of_fields_are_quoted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_struct_field_names_are_quoted(monkeypatch: pytest.MonkeyPatch) -> None:
     """A field's name may have backticks; before, Spark could not parse the type of the struct."""
     monkeypatch.setattr("pyspark.sql.pandas.functions.pandas_udf", lambda function, kind: kind)
     found = create_inference_udf(None, None, None, ("a.b", "c`d"))

@@ -16,13 +16,13 @@ from tests.unit.serving.conftest import (
     DEADLINE_S,
     MODES,
     WIDTH,
-    HeldUp,
+    BlockedServer,
     Probe,
     Watch,
     probe,
     rows,
     serving,
-    wait_for_waiting,
+    wait_until_threads_wait,
 )
 
 QUEUED = [InferenceMode.SEQUENTIAL, InferenceMode.BATCHED]
@@ -30,7 +30,7 @@ QUEUED = [InferenceMode.SEQUENTIAL, InferenceMode.BATCHED]
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("count", [1, 3, 100])
-def test_answers_are_the_models_own(mode: InferenceMode, count: int) -> None:
+def test_answers_equal_model_predictions_in_every_mode(mode: InferenceMode, count: int) -> None:
     """In every mode, answers equal the model's own predictions."""
     model = DenseNetwork([5, 8, 2], seed=3)
     features = np.random.default_rng(0).random((count, 5), np.float32)
@@ -42,7 +42,7 @@ def test_answers_are_the_models_own(mode: InferenceMode, count: int) -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_many_threads_get_their_own(watch: Watch, mode: InferenceMode) -> None:
+def test_each_thread_gets_answer_to_its_own_request(watch: Watch, mode: InferenceMode) -> None:
     """With many threads, each gets the answer to its own request."""
     with (
         serving(1.0, inference_mode=mode, workers=3, queue_limit=64) as inference,
@@ -54,36 +54,36 @@ def test_many_threads_get_their_own(watch: Watch, mode: InferenceMode) -> None:
         assert (answer == features + 1).all()
 
 
-def test_what_waits_is_answered_together(watch: Watch) -> None:
+def test_waiting_requests_are_batched_and_padded(watch: Watch) -> None:
     """Waiting requests are answered in one call, padded to a power of two."""
-    held = HeldUp(watch, batch_limit=8)
+    held = BlockedServer(watch, batch_limit=8)
     asked = [held.inference.submit(rows(i)) for i in range(1, 6)]
     held.go_on()
     assert [one.result(DEADLINE_S)[0, 0] for one in asked] == [1, 2, 3, 4, 5]
     assert held.calls() == [8]  # five rows and three of padding
 
 
-def test_one_by_one_where_that_is_asked_for(watch: Watch) -> None:
+def test_sequential_mode_calls_model_once_per_request(watch: Watch) -> None:
     """In sequential mode, each request is a call of its own."""
-    held = HeldUp(watch, inference_mode="sequential")
+    held = BlockedServer(watch, inference_mode="sequential")
     asked = [held.inference.submit(rows(i)) for i in range(1, 6)]
     held.go_on()
     assert [one.result(DEADLINE_S)[0, 0] for one in asked] == [1, 2, 3, 4, 5]
     assert held.calls() == [1] * 5
 
 
-def test_a_batch_has_its_limit_and_a_longer_request_comes_alone(watch: Watch) -> None:
+def test_batch_limit_holds_except_for_single_longer_request(watch: Watch) -> None:
     """A batch has at most ``batch_limit`` rows, except for a single longer request."""
-    held = HeldUp(watch, batch_limit=4)
+    held = BlockedServer(watch, batch_limit=4)
     for count in (3, 2, 1, 100, 2):
         held.inference.submit(rows(1, count))
     held.go_on()
     assert held.calls() == [4, 4, 128]  # 3 + 1, 2 + 2, and 100 padded
 
 
-def test_rows_of_another_shape_are_not_put_together(watch: Watch) -> None:
+def test_requests_of_different_row_shapes_are_not_batched(watch: Watch) -> None:
     """Requests whose rows have different shapes are not joined."""
-    held = HeldUp(watch, batch_limit=8)
+    held = BlockedServer(watch, batch_limit=8)
     narrow = held.inference.submit(np.ones((1, 2), np.float32))
     wide = held.inference.submit(rows(5))
     held.go_on()
@@ -92,9 +92,9 @@ def test_rows_of_another_shape_are_not_put_together(watch: Watch) -> None:
     assert held.calls() == [1, 1]
 
 
-def test_who_is_bad_fails_alone(watch: Watch) -> None:
+def test_failing_request_does_not_fail_its_batch(watch: Watch) -> None:
     """If a batch fails, only the requests that fail alone get the error."""
-    held = HeldUp(watch)
+    held = BlockedServer(watch)
     good, bad, also = (held.inference.submit(rows(i)) for i in (1, -1, 2))
     held.go_on()
     assert good.result(DEADLINE_S)[0, 0] == 1
@@ -106,7 +106,7 @@ def test_who_is_bad_fails_alone(watch: Watch) -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_the_models_own_words_arrive(watch: Watch, mode: InferenceMode) -> None:
+def test_model_exception_is_raised_to_caller(watch: Watch, mode: InferenceMode) -> None:
     """An exception of the model is raised to the caller; later requests are answered."""
     with serving(inference_mode=mode) as inference:
         with pytest.raises(ArithmeticError, match="negative"):
@@ -117,9 +117,9 @@ def test_the_models_own_words_arrive(watch: Watch, mode: InferenceMode) -> None:
 
 
 @pytest.mark.parametrize("mode", QUEUED)
-def test_a_full_queue_refuses_at_once(watch: Watch, mode: InferenceMode) -> None:
+def test_request_to_full_queue_raises_at_once(watch: Watch, mode: InferenceMode) -> None:
     """A request to a full queue raises ``QueueFull`` at once; the waiting ones are answered."""
-    held = HeldUp(watch, queue_limit=2, inference_mode=mode)
+    held = BlockedServer(watch, queue_limit=2, inference_mode=mode)
     waiting = [held.inference.submit(rows(1)) for _ in range(2)]
     with pytest.raises(QueueFull, match="queue_limit=2: the queue is full"):
         held.inference.output(rows(1))
@@ -129,7 +129,7 @@ def test_a_full_queue_refuses_at_once(watch: Watch, mode: InferenceMode) -> None
     held.inference.close()
 
 
-def test_in_place_refuses_beyond_its_queue_too(watch: Watch) -> None:
+def test_inplace_request_beyond_queue_limit_raises(watch: Watch) -> None:
     """In place, too, a request beyond the waiting limit raises ``QueueFull``."""
     watch.gate.clear()
     inference = serving(inference_mode="inplace", workers=1, queue_limit=1)
@@ -145,7 +145,7 @@ def test_in_place_refuses_beyond_its_queue_too(watch: Watch) -> None:
     inference.close()
 
 
-def test_in_place_is_computed_by_who_asks(watch: Watch) -> None:
+def test_inplace_mode_predicts_in_calling_thread(watch: Watch) -> None:
     """In place, the model runs in the calling thread, and no other thread exists."""
     before = threading.active_count()
     with serving(inference_mode=InferenceMode.INPLACE) as inference:
@@ -155,7 +155,7 @@ def test_in_place_is_computed_by_who_asks(watch: Watch) -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_a_replaced_model_answers_whole_requests_and_drops_none(
+def test_model_replacement_neither_mixes_nor_drops_answers(
     watch: Watch, mode: InferenceMode
 ) -> None:
     """While models are replaced, each answer is of one model, and none is missing."""
@@ -188,9 +188,9 @@ def test_a_replaced_model_answers_whole_requests_and_drops_none(
     assert set(seen) <= set(map(float, values))
 
 
-def test_what_waits_is_answered_by_the_new_model(watch: Watch) -> None:
+def test_queued_request_is_answered_by_new_model(watch: Watch) -> None:
     """Requests that wait during an update are answered by the new model."""
-    held = HeldUp(watch)
+    held = BlockedServer(watch)
     waiting = held.inference.submit(rows(1))
     model, parameters = probe(10.0)
     held.inference.update_model(model, parameters=parameters)
@@ -200,7 +200,7 @@ def test_what_waits_is_answered_by_the_new_model(watch: Watch) -> None:
     held.inference.close()
 
 
-def test_who_waits_in_place_is_answered_by_the_new_model(watch: Watch) -> None:
+def test_waiting_inplace_request_is_answered_by_new_model(watch: Watch) -> None:
     """In place, too, a request that waits during an update is answered by the new model."""
     watch.gate.clear()
     with (
@@ -210,7 +210,7 @@ def test_who_waits_in_place_is_answered_by_the_new_model(watch: Watch) -> None:
         first = clients.submit(inference.output, rows(0))
         assert watch.entered.acquire(timeout=DEADLINE_S)
         waiting = clients.submit(inference.output, rows(1))
-        wait_for_waiting(inference._pool, 1)
+        wait_until_threads_wait(inference._pool, 1)
         model, parameters = probe(10.0)
         inference.update_model(model, parameters=parameters)
         watch.gate.set()
@@ -218,7 +218,7 @@ def test_who_waits_in_place_is_answered_by_the_new_model(watch: Watch) -> None:
         assert waiting.result(DEADLINE_S)[0, 0] == 11
 
 
-def test_a_refused_replacement_changes_nothing(watch: Watch) -> None:
+def test_refused_replacement_leaves_old_model_in_service(watch: Watch) -> None:
     """A refused replacement leaves the old model in service."""
     with serving(2.0) as inference:
         with pytest.raises(UsageError, match="this model has float32"):
@@ -230,9 +230,9 @@ def test_a_refused_replacement_changes_nothing(watch: Watch) -> None:
         assert inference.output(rows(0))[0, 0] == 2
 
 
-def test_who_does_not_want_it_any_more_is_left_out(watch: Watch) -> None:
+def test_cancelled_request_is_not_predicted(watch: Watch) -> None:
     """A cancelled request is not passed to the model."""
-    held = HeldUp(watch)
+    held = BlockedServer(watch)
     gone, wanted = held.inference.submit(rows(1)), held.inference.submit(rows(2))
     assert gone.cancel()
     held.go_on()
@@ -240,9 +240,9 @@ def test_who_does_not_want_it_any_more_is_left_out(watch: Watch) -> None:
     assert held.calls() == [1]
 
 
-def test_who_does_not_want_it_any_more_takes_no_place(watch: Watch) -> None:
+def test_cancelled_request_frees_its_queue_slot(watch: Watch) -> None:
     """A cancelled request frees its place in the queue and counts as done."""
-    held = HeldUp(watch, queue_limit=2)
+    held = BlockedServer(watch, queue_limit=2)
     gone, stays = held.inference.submit(rows(1)), held.inference.submit(rows(2))
     assert gone.cancel()
     also = held.inference.submit(rows(3))
@@ -254,7 +254,7 @@ def test_who_does_not_want_it_any_more_takes_no_place(watch: Watch) -> None:
     held.inference.close()
 
 
-def test_several_inputs_and_outputs() -> None:
+def test_model_may_have_several_inputs_and_outputs() -> None:
     class Both(Probe):
         def predict(self, features: Any) -> Any:
             return {"sum": features["a"] + features["b"], "a": features["a"]}
@@ -267,9 +267,9 @@ def test_several_inputs_and_outputs() -> None:
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.int64, np.uint8])
-def test_what_is_asked_may_be_changed_afterwards(watch: Watch, dtype: Any) -> None:
+def test_submitted_array_may_be_changed_by_caller(watch: Watch, dtype: Any) -> None:
     """Arrays may be changed after ``submit``: the request has its own copy."""
-    held = HeldUp(watch)
+    held = BlockedServer(watch)
     asked = rows(1).astype(dtype)
     waiting = held.inference.submit({"a": asked}), held.inference.submit(asked)
     asked[:] = 100
@@ -278,7 +278,7 @@ def test_what_is_asked_may_be_changed_afterwards(watch: Watch, dtype: Any) -> No
     held.inference.close()
 
 
-def test_a_model_that_loses_rows_is_found() -> None:
+def test_model_with_fewer_outputs_than_rows_is_refused() -> None:
     """A model that returns fewer outputs than rows raises ``UsageError``."""
 
     class Mean(Probe):
@@ -298,7 +298,9 @@ def test_a_model_that_loses_rows_is_found() -> None:
      ((np.zeros((2, 1)), np.zeros((3, 1))), "as many of each")],
 )  # fmt: skip
 @pytest.mark.parametrize("mode", MODES)
-def test_features_are_looked_at(features: Any, words: str, mode: InferenceMode) -> None:
+def test_empty_scalar_or_unequal_features_are_refused(
+    features: Any, words: str, mode: InferenceMode
+) -> None:
     """Features without rows, a single number, and inputs of unequal lengths are refused."""
     with serving(inference_mode=mode) as inference, pytest.raises(UsageError, match=words):
         inference.output(features)
@@ -310,7 +312,7 @@ def test_features_are_looked_at(features: Any, words: str, mode: InferenceMode) 
      ({"queue_limit": -1}, "queue_limit=-1"), ({"inference_mode": "fast"}, "'batched'"),
      ({"load_balance_mode": "fifo"}, "takes no load_balance_mode"), ({"batchlimit": 3}, "did you")],
 )  # fmt: skip
-def test_options_are_looked_at(options: dict[str, Any], words: str) -> None:
+def test_invalid_inference_option_is_refused_by_name(options: dict[str, Any], words: str) -> None:
     """An invalid or unknown option raises ``UsageError`` with its name."""
     with pytest.raises(UsageError, match=words):
         serving(**options)
@@ -324,7 +326,7 @@ def test_options_are_looked_at(options: dict[str, Any], words: str) -> None:
         (np.zeros((2, 3), np.float32), "rows have 3 features, the network takes 8"),
     ],
 )
-def test_features_that_do_not_fit_are_named(features: Any, words: str) -> None:
+def test_features_that_network_cannot_take_are_refused(features: Any, words: str) -> None:
     """Features that the network cannot take raise ``UsageError`` with the reason."""
     with (
         ParallelInference(DenseNetwork([8, 4]), workers=1) as inference,
@@ -334,14 +336,14 @@ def test_features_that_do_not_fit_are_named(features: Any, words: str) -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_what_the_model_refuses_is_the_answer(mode: InferenceMode) -> None:
+def test_usage_error_of_model_is_result_of_submit(mode: InferenceMode) -> None:
     """A ``UsageError`` of the model is the result of ``submit``, in every mode."""
     with ParallelInference(DenseNetwork([8, 4]), inference_mode=mode) as inference:
         answer = inference.submit(np.zeros((2, 3), np.float32))
         assert isinstance(answer.exception(DEADLINE_S), UsageError)
 
 
-def test_options_of_dl4j_are_told_as_this_classes() -> None:
+def test_dl4j_option_name_is_refused_with_reason() -> None:
     """A Java name of a DL4J option is refused with the reason."""
     with pytest.raises(UsageError, match=r"^ParallelInference takes no loadBalanceMode: every"):
         ParallelInference(DenseNetwork([4, 3]), loadBalanceMode="FIFO")

@@ -66,7 +66,7 @@ def trained() -> Any:
 
 @pytest.mark.parametrize("kind", MAKERS)
 @pytest.mark.parametrize("mode", MODES)
-def test_many_threads_get_what_the_network_predicts(trained: Any, kind: str, mode: str) -> None:
+def test_concurrent_answers_are_of_old_or_new_model(trained: Any, kind: str, mode: str) -> None:
     """Each answer is of one model, the old or the new, while the model is replaced."""
     model, parameters = trained(kind)
     others = (parameters * np.float32(1.5)).astype(np.float32)
@@ -139,7 +139,7 @@ meeting = threading.Barrier(2)
 
 
 @pytest.mark.parametrize("mode", ["sequential", "inplace"])
-def test_instances_whose_modes_change_parameters_have_parameters_of_their_own(mode: str) -> None:
+def test_model_copies_that_merge_weights_share_no_parameters(mode: str) -> None:
     """Weights that one instance merges for its prediction are not those of another one."""
     model = merging_model()
     parameters = model.initial()
@@ -154,7 +154,7 @@ def test_instances_whose_modes_change_parameters_have_parameters_of_their_own(mo
     np.testing.assert_allclose(np.concatenate(found), np.repeat(wanted, 8, axis=0), rtol=1e-4)
 
 
-def test_instances_whose_modes_only_count_calls_share_the_parameters() -> None:
+def test_model_copies_with_harmless_train_override_share_parameters() -> None:
     """A module may override train() without changing parameters, as those of transformers do."""
     torch = pytest.importorskip("torch")
     from sparkstrom.models.torch import TorchModel
@@ -206,7 +206,7 @@ def keras_of_two_inputs() -> Any:
 
 @pytest.mark.parametrize("make", [jax_of_two_inputs, keras_of_two_inputs])
 @pytest.mark.parametrize("mode", MODES)
-def test_models_of_several_inputs_and_outputs(make: Any, mode: str) -> None:
+def test_inputs_and_outputs_in_containers_are_split_by_rows(make: Any, mode: str) -> None:
     """Dictionaries and tuples of inputs and outputs are divided and joined by rows."""
     model = make()
     model.bind(model.initial())

@@ -16,7 +16,7 @@ from sparkstrom.worker.training_job import TrainingJob
 
 
 @pytest.fixture
-def job_of() -> Callable[..., TrainingJob]:
+def make_job() -> Callable[..., TrainingJob]:
     """Return a function that makes a job of 4 workers; its keywords are SharedTrainingMaster's."""
 
     def make(**options: Any) -> TrainingJob:

@@ -49,7 +49,7 @@ AUTO = SharedTrainingMaster()
 WORKER = SharedTrainingMaster(horizon="worker")
 
 
-def test_a_healthy_fit_has_none() -> None:
+def test_healthy_fit_has_no_warnings() -> None:
     assert momentum_warnings(AUTO, DenseNetwork([2, 2], updater=Nesterov(0.1, 0.9)), HEALTHY) == []
     assert staleness_warnings(AUTO, HEALTHY) == density_warnings(AUTO, HEALTHY) == []
 
@@ -66,7 +66,9 @@ def test_a_healthy_fit_has_none() -> None:
         (Sgd(0.1), 8, None),
     ],
 )
-def test_momentum_of_own_steps(updater: Any, workers: int, acting: str | None) -> None:
+def test_strong_momentum_with_worker_horizon_warns(
+    updater: Any, workers: int, acting: str | None
+) -> None:
     """With horizon="worker", momentum is too strong if it acts like more than 0.95."""
     model, facts = DenseNetwork([2, 2], updater=updater), replace(HEALTHY, workers=workers)
     assert momentum_warnings(AUTO, model, facts) == []
@@ -79,7 +81,7 @@ def test_momentum_of_own_steps(updater: Any, workers: int, acting: str | None) -
     assert "horizon='fit'" in text
 
 
-def test_the_momentum_of_a_model_that_cannot_say_is_not_guessed() -> None:
+def test_model_without_horizons_has_no_momentum_warning() -> None:
     """A model without ``horizons`` gets no warning about momentum."""
     assert momentum_warnings(WORKER, object(), HEALTHY) == []  # type: ignore[arg-type]
 
@@ -94,7 +96,7 @@ def test_the_momentum_of_a_model_that_cannot_say_is_not_guessed() -> None:
         ({}, "a larger batch_size_per_worker, fewer workers or max_lead=1"),
     ],
 )
-def test_staleness_beyond_what_was_harmless(options: Any, remedy: str) -> None:
+def test_staleness_above_30_minibatches_warns(options: Any, remedy: str) -> None:
     """A staleness above 30 minibatches causes a warning, whose remedy depends on the options."""
     master = SharedTrainingMaster(**options)
     assert staleness_warnings(master, replace(HEALTHY, staleness=30.0)) == []
@@ -104,19 +106,19 @@ def test_staleness_beyond_what_was_harmless(options: Any, remedy: str) -> None:
     assert remedy in text
 
 
-def test_where_a_round_is_more_half_of_one_is_harmless() -> None:
+def test_staleness_limit_is_1_5_rounds_with_32_workers() -> None:
     """With 32 workers, the limit of staleness is 1.5 rounds, which are 48 minibatches."""
     many = replace(HEALTHY, workers=32)
     assert staleness_warnings(AUTO, replace(many, staleness=48.0)) == []
     assert staleness_warnings(AUTO, replace(many, staleness=49.0)) != []
 
 
-def test_a_worker_alone_has_nobody_to_be_late_for() -> None:
+def test_single_worker_has_no_staleness_warning() -> None:
     """A single worker gets no warning about staleness."""
     assert staleness_warnings(AUTO, replace(HEALTHY, workers=1, staleness=99.0)) == []
 
 
-def test_what_clipping_took() -> None:
+def test_clipping_above_10_percent_warns() -> None:
     """A warning states which share residual clipping discarded, if it is more than 10%."""
     assert density_warnings(AUTO, replace(HEALTHY, clipped_share=0.1)) == []
     (text,) = density_warnings(AUTO, replace(HEALTHY, clipped_share=0.52, sent_fraction=0.9))
@@ -128,7 +130,7 @@ def test_what_clipping_took() -> None:
     assert "threshold='auto'" in text
 
 
-def test_nobody_is_told_to_use_what_is_used() -> None:
+def test_auto_threshold_is_not_recommended_if_already_set() -> None:
     """With threshold='auto', no warning recommends it, and no sent fraction is too large."""
     for fit in (replace(WAITS, clipped_share=0.5), replace(WAITS, publications=3)):
         (text,) = density_warnings(AUTO, fit)
@@ -136,7 +138,7 @@ def test_nobody_is_told_to_use_what_is_used() -> None:
     assert density_warnings(AUTO, replace(HEALTHY, sent_fraction=0.5)) == []
 
 
-def test_a_warning_of_a_short_fit_is_short() -> None:
+def test_short_fit_warning_has_at_most_35_words() -> None:
     """The warning that a fit was too short has at most 35 words."""
     (text,) = density_warnings(AUTO, replace(WAITS, publications=5))
     assert len(text.split()) <= 35
@@ -150,7 +152,7 @@ def test_a_warning_of_a_short_fit_is_short() -> None:
         (FixedThreshold(1e-3), 5e-2),
     ],
 )
-def test_too_much_is_sent(threshold: Any, most: float) -> None:
+def test_sent_fraction_above_5_times_target_warns(threshold: Any, most: float) -> None:
     """A sent fraction of more than 5 times the threshold algorithm's target causes a warning."""
     master = SharedTrainingMaster(threshold=threshold)
     above = replace(HEALTHY, sent_fraction=1.01 * most)
@@ -165,7 +167,7 @@ def test_too_much_is_sent(threshold: Any, most: float) -> None:
     assert density_warnings(warm, above) == []  # a warm-up sends more on purpose
 
 
-def test_too_little_is_sent_and_learning_waits() -> None:
+def test_small_sent_fraction_warns_only_if_updates_wait_long() -> None:
     """A small sent fraction causes a warning only if changes wait long in residuals."""
     master = SharedTrainingMaster(threshold=TargetSparsityThreshold(1.0))
     below, enough = replace(WAITS, sent_fraction=1.9e-4), 1e9
@@ -179,7 +181,7 @@ def test_too_little_is_sent_and_learning_waits() -> None:
     assert "instead of" not in text
 
 
-def test_the_wish_of_somebody_elses_threshold_is_not_known() -> None:
+def test_custom_threshold_without_target_has_no_density_warning() -> None:
     """A user's threshold algorithm without a target causes no warning about the sent fraction."""
 
     class Own:
@@ -193,7 +195,7 @@ def test_the_wish_of_somebody_elses_threshold_is_not_known() -> None:
     assert density_warnings(master, replace(HEALTHY, sent_fraction=0.9)) == []
 
 
-def test_a_threshold_of_a_users_own_that_says_what_it_aims_at_is_held_to_it() -> None:
+def test_custom_threshold_is_compared_with_its_wanted_fractions() -> None:
     """The sent fraction is compared with ``wanted_fractions`` of a user's threshold algorithm."""
 
     class Aimed:
@@ -208,7 +210,7 @@ def test_a_threshold_of_a_users_own_that_says_what_it_aims_at_is_held_to_it() ->
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_each_threshold_says_what_it_aims_at(algorithm: Any) -> None:
+def test_builtin_thresholds_have_wanted_fractions(algorithm: Any) -> None:
     """All built-in algorithms have target fractions; without them, this warning is never given."""
     made = algorithm(1e-3) if algorithm is FixedThreshold else algorithm()
     low, high = made.wanted_fractions
@@ -219,7 +221,7 @@ def test_each_threshold_says_what_it_aims_at(algorithm: Any) -> None:
     ("threshold", "needed"),
     [("auto", 50), (AutoThreshold(levels=1), 100), (AdaptiveThreshold(), 100)],
 )
-def test_too_few_steps_for_the_density(threshold: Any, needed: int) -> None:
+def test_fit_with_too_few_publications_warns(threshold: Any, needed: int) -> None:
     """A fit whose changes wait is too short if workers sent each parameter less than once."""
     master = SharedTrainingMaster(threshold=threshold)
     (text,) = density_warnings(master, replace(WAITS, publications=needed - 1))
@@ -230,7 +232,7 @@ def test_too_few_steps_for_the_density(threshold: Any, needed: int) -> None:
     assert density_warnings(master, replace(WAITS, publications=9, waiting=960)) == []
 
 
-def test_a_tau_that_does_not_carry_what_is_learnt() -> None:
+def test_updates_waiting_half_of_fit_warn_of_small_tau() -> None:
     """If changes wait for more than half of the fit, a warning states that tau is too small."""
     adaptive = SharedTrainingMaster(threshold=AdaptiveThreshold())
     assert density_warnings(adaptive, replace(WAITS, waiting=960)) == []
@@ -240,13 +242,13 @@ def test_a_tau_that_does_not_carry_what_is_learnt() -> None:
     assert density_warnings(AUTO, WAITS) == []
 
 
-def test_nothing_sent_is_told_elsewhere() -> None:
+def test_fit_that_sent_nothing_has_no_density_warning() -> None:
     """A fit that sent nothing causes no density warning; ``fit.summary`` warns about it."""
     nothing = replace(WAITS, sent_fraction=0.0, publications=0.0)
     assert density_warnings(AUTO, nothing) == []
 
 
-def test_facts_are_of_a_fit_and_of_what_it_went_on_from() -> None:
+def test_statistics_include_minibatches_of_earlier_fits() -> None:
     """Statistics include the minibatches of the earlier fits that this fit continued."""
     made = collect_statistics(outcome(), 100, 60)  # 60 earlier minibatches, 20 of this fit
     assert made == FitStatistics(
@@ -263,7 +265,7 @@ def test_facts_are_of_a_fit_and_of_what_it_went_on_from() -> None:
     assert nothing == FitStatistics(0, 0, 0.0, 0.0, 0.0, 1.5, 0.0, 0.0)
 
 
-def test_all_are_told_and_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_warnings_are_returned_and_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     """All warnings of a fit are returned, and each of them is logged once."""
     model = DenseNetwork([2, 2], updater=Nesterov(0.1, 0.9))
     late = outcome(
@@ -278,7 +280,7 @@ def test_all_are_told_and_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     assert caplog.messages == found
 
 
-def test_texts_of_somebody_elses_model_are_shown_and_never_parsed() -> None:
+def test_custom_horizons_text_is_not_parsed() -> None:
     """``horizons`` of a user's model may contain any text; it is not parsed, even with arrows."""
 
     class Own:
@@ -292,7 +294,7 @@ def test_texts_of_somebody_elses_model_are_shown_and_never_parsed() -> None:
     assert momentum_warnings(WORKER, Own(), many) == []  # type: ignore[arg-type]
 
 
-def test_momentum_is_not_rounded_on_its_way_into_a_warning() -> None:
+def test_momentum_change_keeps_exact_momentum() -> None:
     """The exact momentum is kept: with six digits, 0.9999999 would be written as 1."""
     model = DenseNetwork([2, 2], updater=Nesterov(0.1, 0.99999994))
     change = copy.deepcopy(model.horizons(3)["momentum"])

@@ -42,7 +42,7 @@ IMAGE = pa.struct(
 )  # fmt: skip
 
 
-def reading_of(schema: pa.Schema, **options: Any) -> ArrowReadPlan:
+def make_read_plan(schema: pa.Schema, **options: Any) -> ArrowReadPlan:
     """Return a plan: "y" is the label, "w" a weight, "v" held out; other columns are features."""
     roles = {"y": LABEL, "w": WEIGHT, "v": HELD_OUT}
     takes = [
@@ -78,7 +78,7 @@ def table(types: dict[str, pa.DataType], *parts: dict[str, list[Any]]) -> list[p
 def read(types: dict[str, pa.DataType], *parts: dict[str, list[Any]]) -> Batch:
     """Read record batches of these parts as partition 3; return all rows as one minibatch."""
     batches = table(types, *parts)
-    made = list(read_arrow_blocks(reading_of(batches[0].schema), 3, messages(*batches)))
+    made = list(read_arrow_blocks(make_read_plan(batches[0].schema), 3, messages(*batches)))
     form = made[-1].form
     return form.batch(np.concatenate([b.form.repack(b.records, form) for b in made]))
 
@@ -96,7 +96,7 @@ def read(types: dict[str, pa.DataType], *parts: dict[str, list[Any]]) -> Batch:
         (pa.binary(), [b"\x01\x02", b"\x03\x04", b"\x05\x06"], "uint8"),
     ],
 )
-def test_a_column_keeps_its_shape_and_kind(kind: Any, values: list[Any], dtype: str) -> None:
+def test_column_keeps_shape_and_dtype(kind: Any, values: list[Any], dtype: str) -> None:
     features = read({"x": kind}, {"x": values[:1]}, {"x": values[1:]}).features
     wanted = np.array([list(v) if isinstance(v, bytes) else v for v in values])
     assert isinstance(features, np.ndarray)
@@ -104,13 +104,13 @@ def test_a_column_keeps_its_shape_and_kind(kind: Any, values: list[Any], dtype: 
     np.testing.assert_array_equal(features, wanted)
 
 
-def test_several_inputs_by_name_with_labels_weights_and_flags() -> None:
+def test_reads_named_inputs_labels_weights_and_held_out_flags() -> None:
     types = {"ids": pa.list_(pa.int32()), "mask": pa.list_(pa.bool_()), "y": pa.float64(),
              "w": pa.float64(), "v": pa.bool_()}  # fmt: skip
     part = {"ids": [[7, 8], [9, 0]], "mask": [[True, True], [True, False]], "y": [0.5, 1.5],
             "w": [1.0, 0.0], "v": [False, True]}  # fmt: skip
     batches = table(types, part)
-    (block,) = read_arrow_blocks(reading_of(batches[0].schema), 0, messages(*batches))
+    (block,) = read_arrow_blocks(make_read_plan(batches[0].schema), 0, messages(*batches))
     batch = block.form.batch(block.records)
     assert isinstance(batch.features, dict)
     assert list(batch.features) == ["ids", "mask"]
@@ -130,7 +130,9 @@ def vectors(*rows: Any) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("dense_max", [1024, 2])
-def test_vectors_dense_and_sparse(dense_max: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dense_and_sparse_vectors_become_dense_features(
+    dense_max: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Both kinds of vectors, and vectors longer than DENSE_MAX, become dense in a minibatch."""
     monkeypatch.setattr(arrow, "DENSE_MAX", dense_max)
     parts = [{"x": vectors([1.0, 0.0, 3.0], (3, [1], [5.0]))}, {"x": vectors((3, [], []))},
@@ -140,13 +142,13 @@ def test_vectors_dense_and_sparse(dense_max: int, monkeypatch: pytest.MonkeyPatc
     assert features.dtype == np.float32
 
 
-def test_a_long_vector_of_zeros_is_small_and_equal_however_it_came() -> None:
+def test_long_vector_is_stored_by_its_nonzero_entries() -> None:
     """A long vector takes 8 bytes for its only entry, whether it came sparse or dense."""
     size = 1 << 18
     as_dense = np.zeros(size)
     as_dense[7] = 2.0
     forms = [
-        next(read_arrow_blocks(reading_of(b[0].schema), 0, messages(*b)))
+        next(read_arrow_blocks(make_read_plan(b[0].schema), 0, messages(*b)))
         for row in ((size, [7], [2.0]), (size, [7, 9], [2.0, 0.0]), as_dense.tolist())
         if (b := table({"x": VECTOR}, {"x": vectors(row)}))
     ]
@@ -154,7 +156,7 @@ def test_a_long_vector_of_zeros_is_small_and_equal_however_it_came() -> None:
     assert len({block.records.tobytes() for block in forms}) == 1
 
 
-def test_images_are_rgb_whatever_they_came_as() -> None:
+def test_png_and_spark_images_become_equal_rgb_arrays() -> None:
     """PNG files and Spark's BGR image structs become equal RGB arrays; floats stay floats."""
     pixels = np.arange(2 * 3 * 3, dtype=np.uint8).reshape(2, 3, 3)
     encoded = io.BytesIO()
@@ -228,7 +230,7 @@ GOOD = [1.0, 2.0]
     ],
 )
 @pytest.mark.parametrize("together", [True, False])
-def test_a_row_that_does_not_fit_is_named(
+def test_error_of_invalid_row_names_row_and_partition(
     kind: Any, values: list[Any], why: str, together: bool
 ) -> None:
     """The error names the row, also if rows with which it is compared came in an earlier batch."""
@@ -238,7 +240,7 @@ def test_a_row_that_does_not_fit_is_named(
         read({"x": kind}, first, *parts)
 
 
-def test_a_number_that_float32_cannot_hold_is_named_with_its_column() -> None:
+def test_float32_overflow_error_names_column_and_value() -> None:
     """The error has the number; before, it had an infinity, which is not in the data."""
     schema = pa.schema([("a", pa.int64()), ("b", pa.float64())])
     plan = ArrowReadPlan(
@@ -254,42 +256,42 @@ def test_a_number_that_float32_cannot_hold_is_named_with_its_column() -> None:
         list(read_record_parts(plan, [batch], "partition 3"))
 
 
-def test_a_batch_of_no_sparse_vectors_is_read() -> None:
+def test_reads_empty_batch_of_sparse_vectors() -> None:
     form = RowFormat((Leaf("x", (2000,), "<f4", "<f4", 3, "vector"),))
     schema = arrow.schema_from_format(form)
     _, records = arrow.records_from_arrow(form, pa.RecordBatch.from_pylist([], schema=schema))
     assert len(records) == 0
 
 
-def test_a_column_s_kind_is_known_where_a_value_in_it_is_sought() -> None:
+def test_row_format_records_column_kinds() -> None:
     """The row format records each column's kind, on which the query for bad values depends."""
     kinds = {"x": LIST, "vec": VECTOR, "b": pa.binary(), "n": F32}
     row = {"x": [GOOD], "vec": vectors(GOOD), "b": [b"ab"], "n": [1.0]}
     batch = table(kinds, row)[0]
-    form, _ = next(read_record_parts(reading_of(batch.schema), [batch], "partition 0"))
+    form, _ = next(read_record_parts(make_read_plan(batch.schema), [batch], "partition 0"))
     assert {leaf.name: leaf.column for leaf in form.leaves} == {
         "x": "array", "vec": "vector", "b": "", "n": "number", "y": "number"
     }  # fmt: skip
 
 
 @pytest.mark.parametrize("weight", [-1.0, float("nan"), float("inf"), None])
-def test_a_weight_is_a_number_of_at_least_0(weight: float | None) -> None:
+def test_rejects_negative_nonfinite_or_null_weight(weight: float | None) -> None:
     said = "null" if weight is None else f"{weight}, which is not a weight"
     with pytest.raises(UsageError, match=rf"row 1 of partition 3: column 'w' \(weight\) is {said}"):
         read({"x": F32, "y": F32, "w": F32}, {"x": [1, 2], "y": [1, 2], "w": [1.0, weight]})
 
 
-def test_blocks_are_cut_and_gathered_by_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_block_size_does_not_depend_on_record_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks have about BLOCK_BYTES, however many rows the record batches have."""
     monkeypatch.setattr(row_blocks, "BLOCK_BYTES", 1200)
     monkeypatch.setattr(arrow, "BLOCK_BYTES", 1200)
     batches = table({"x": F32}, *({"x": list(range(n))} for n in (700, 3, 0, 100, 5)))
-    made = list(read_arrow_blocks(reading_of(batches[0].schema), 0, messages(*batches)))
+    made = list(read_arrow_blocks(make_read_plan(batches[0].schema), 0, messages(*batches)))
     assert [int(n) for block in made for n in block.numbers] == list(range(808))
     sizes = [block.records.nbytes for block in made]
     assert max(sizes) <= 2 * 1200
     assert min(sizes[:-1]) >= 1200  # only the last may be smaller
-    assert list(count_arrow_rows(reading_of(batches[0].schema), messages(*batches))) == [808]
+    assert list(count_arrow_rows(make_read_plan(batches[0].schema), messages(*batches))) == [808]
 
 
 def test_a_long_sparse_vector_does_not_widen_a_whole_block(
@@ -305,5 +307,5 @@ def test_a_long_sparse_vector_does_not_widen_a_whole_block(
     assert [block.form.leaves[0].entries for block in made] == [2, 100, 2]
 
 
-def test_no_messages_are_no_blocks() -> None:
-    assert list(read_arrow_blocks(reading_of(pa.schema([("x", F32), ("y", F32)])), 0, [])) == []
+def test_empty_stream_yields_no_blocks() -> None:
+    assert list(read_arrow_blocks(make_read_plan(pa.schema([("x", F32), ("y", F32)])), 0, [])) == []

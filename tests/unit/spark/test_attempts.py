@@ -8,30 +8,32 @@ from sparkstrom.fit.trained_network import restart_warnings
 SECOND = {"spark.app.attempt.id": "2", "spark.app.id": "application_7_0001"}
 
 
-def said(**options: object) -> str:
+def get_restart_warning(**options: object) -> str:
     """Return the only warning of a second attempt with these options."""
     [warning] = restart_warnings(SECOND, SharedTrainingMaster(**options))
     assert warning.startswith("this is attempt 2 of application_7_0001, and it trains from the")
     return warning
 
 
-def test_only_a_later_attempt_says_that_it_begins_anew() -> None:
+def test_first_attempt_has_no_restart_warning() -> None:
     """There is no warning in the first attempt, or if Spark gives no attempt number."""
     first = SECOND | {"spark.app.attempt.id": "1"}
     assert restart_warnings(first, SharedTrainingMaster()) == []
     assert restart_warnings({"spark.app.id": "local-1"}, SharedTrainingMaster()) == []
 
 
-def test_the_reason_comes_with_what_to_do() -> None:
+def test_restart_warning_names_option_that_prevented_resuming() -> None:
     """The warning names the option that prevented resuming."""
-    assert "saved nothing; set checkpoint_directory=... on" in said()
-    assert "resume=False is set" in said(checkpoint_directory="hdfs:///7", resume=False)
+    assert "saved nothing; set checkpoint_directory=... on" in get_restart_warning()
+    assert "resume=False is set" in get_restart_warning(
+        checkpoint_directory="hdfs:///7", resume=False
+    )
 
 
-def test_only_a_path_of_one_node_may_have_been_left_on_another() -> None:
+def test_restart_warning_mentions_other_node_only_for_local_path() -> None:
     """For a local path, the warning adds that the last attempt may have run on another node."""
     for url, may in {"hdfs:///runs/7": False, "/runs/7": True, "file:///runs/7": True}.items():
-        warning = said(checkpoint_directory=url, checkpoint_every="2 min")
+        warning = get_restart_warning(checkpoint_directory=url, checkpoint_every="2 min")
         assert f"{url!r}: the last attempt ended before the first was written" in warning
         assert "checkpoint_every='2 min'" in warning
         assert ("ran on another node" in warning) == may

@@ -43,31 +43,31 @@ from sparkstrom.spark.rounds.tasks import (
     split_round,
 )
 from sparkstrom.worker.task_environment import TaskEnvironment, load_batches
-from tests.unit.spark.test_checkpoint_content import progressed
+from tests.unit.spark.test_checkpoint_content import make_content
 
 PLACE = TaskEnvironment(1, 5, "host", "jvm", Path("/nowhere"))
 MODEL = DenseNetwork([6, 3], updater=Adam(), seed=1)
 
 
-def master_of(**options: Any) -> ParameterAveragingTrainingMaster:
+def make_master(**options: Any) -> ParameterAveragingTrainingMaster:
     return ParameterAveragingTrainingMaster(**options)
 
 
-def job_of(**options: Any) -> SparkRoundsJob:
+def make_job(**options: Any) -> SparkRoundsJob:
     spec = FitSpec(workers=2, epochs=1, n_params=MODEL.n_params, version="test")
-    return SparkRoundsJob(spec, MODEL, master_of(**options), (), PieceSizes())
+    return SparkRoundsJob(spec, MODEL, make_master(**options), (), PieceSizes())
 
 
-def batches_for(job: SparkRoundsJob, place: TaskEnvironment = PLACE, rows: int = 20) -> Any:
+def load_random_batches(job: SparkRoundsJob, place: TaskEnvironment = PLACE, rows: int = 20) -> Any:
     """Return minibatches of random rows of partition 1, stored as a worker stores them."""
     chance = np.random.default_rng(0)
     given = [(x, 1) for x in chance.normal(size=(rows, 6)).astype(np.float32)]
     return load_batches(job, place, read_row_blocks(1, given))
 
 
-def test_it_is_a_value_that_travels() -> None:
+def test_master_survives_pickle_and_json() -> None:
     """A master stays equal through pickle, JSON, replace_options and the ML params' converter."""
-    master = master_of(averaging_frequency=7, outer=Nesterov(0.7, 0.9), save_updater="own")
+    master = make_master(averaging_frequency=7, outer=Nesterov(0.7, 0.9), save_updater="own")
     copy = pickle.loads(pickle.dumps(master))
     assert copy == master
     assert copy.given == master.given == {"averaging_frequency", "outer", "save_updater"}
@@ -76,9 +76,9 @@ def test_it_is_a_value_that_travels() -> None:
     assert convert_master(master).value is master  # used for the grids of a CrossValidator
 
 
-def test_dl4j_s_names_reach_the_same_fields() -> None:
-    theirs = master_of(worker_prefetch_num_batches=3, repartition_data="never")
-    assert theirs == master_of(prefetch=3, repartition="never")
+def test_dl4j_names_set_same_fields() -> None:
+    theirs = make_master(worker_prefetch_num_batches=3, repartition_data="never")
+    assert theirs == make_master(prefetch=3, repartition="never")
     assert set(ALIASES.values()) <= {"prefetch", "repartition"}
 
 
@@ -96,45 +96,47 @@ def test_dl4j_s_names_reach_the_same_fields() -> None:
         ("export_directory", "/x", "nothing is exported unless"),
     ],
 )
-def test_what_cannot_work_is_refused_by_name(option: str, value: object, words: str) -> None:
+def test_invalid_option_error_names_option_and_valid_values(
+    option: str, value: object, words: str
+) -> None:
     """The error of an invalid value names the option and the valid values."""
     with pytest.raises(UsageError, match=f"{option}=.*{words}"):
-        master_of(**{option: value})
+        make_master(**{option: value})
 
 
 @pytest.mark.parametrize("name", sorted(REFUSED))
-def test_what_means_nothing_here_is_refused_with_its_reason(name: str) -> None:
+def test_rejects_gradient_sharing_option_with_reason(name: str) -> None:
     """An option that averaging does not have, such as ``threshold``, is refused with a reason."""
     with pytest.raises(UsageError, match=f"ParameterAveragingTrainingMaster takes no {name}: "):
-        master_of(**{name: 1})
+        make_master(**{name: 1})
 
 
-def test_options_come_from_sparks_configuration_too() -> None:
+def test_options_are_read_from_spark_configuration() -> None:
     conf = {
         "spark.sparkstrom.averaging_frequency": "500",
         "spark.sparkstrom.outer": "Nesterov(0.7, 0.9)",
         "spark.sparkstrom.save_updater": "own",
         "spark.sparkstrom.network_mask": "10.0.0.0/8",  # of gradient sharing; ignored here
     }
-    made = resolve(master_of(batch_size_per_worker=8), conf, {"SPARKSTROM_PREFETCH": "0"})
+    made = resolve(make_master(batch_size_per_worker=8), conf, {"SPARKSTROM_PREFETCH": "0"})
     assert made.averaging_frequency == 500
     assert (made.outer, made.save_updater, made.prefetch) == (Nesterov(0.7, 0.9), "own", 0)
-    assert resolve(master_of(outer=Sgd(0.5)), conf, {}).outer == Sgd(0.5)
+    assert resolve(make_master(outer=Sgd(0.5)), conf, {}).outer == Sgd(0.5)
     with pytest.raises(UsageError, match=r"must be one of Sgd, Nesterov.*like Nesterov\(0.7, 0.9"):
-        resolve(master_of(), {"spark.sparkstrom.outer": "WarmUp(3)"}, {})
+        resolve(make_master(), {"spark.sparkstrom.outer": "WarmUp(3)"}, {})
     with pytest.raises(UsageError, match="did you mean averaging_frequency"):
-        resolve(master_of(), {"spark.sparkstrom.averaging_frequenzy": "5"}, {})
+        resolve(make_master(), {"spark.sparkstrom.averaging_frequenzy": "5"}, {})
 
 
 @pytest.mark.flips(
     "ParameterAveragingTrainingMaster.batch_size_per_worker",
     "ParameterAveragingTrainingMaster.averaging_frequency",
 )
-def test_a_round_has_so_many_minibatches_of_so_many_rows() -> None:
+def test_averaging_frequency_and_batch_size_determine_round() -> None:
     """A round has averaging_frequency minibatches of batch_size_per_worker rows per worker."""
     for rows, each, wanted in ((4, 2, [4, 4]), (8, 2, [8, 8]), (4, 3, [4, 4, 4])):
-        job = job_of(batch_size_per_worker=rows, averaging_frequency=each)
-        batches = batches_for(job)
+        job = make_job(batch_size_per_worker=rows, averaging_frequency=each)
+        batches = load_random_batches(job)
         ends = (0, batches.batches_per_epoch)
         plan = EpochPlan(0, each, firsts=(0, 0), ends=ends, held_out=False)
         cut = StoredRounds(plan, range(1), (0, batches.checksum))
@@ -144,17 +146,20 @@ def test_a_round_has_so_many_minibatches_of_so_many_rows() -> None:
 
 
 @pytest.mark.flips("ParameterAveragingTrainingMaster.rng_seed")
-def test_the_seed_is_the_order_of_rows() -> None:
-    first = [batches_for(job_of(rng_seed=seed)).get(0, 0).features.tolist() for seed in (0, 0, 1)]
+def test_rng_seed_determines_row_order() -> None:
+    first = [
+        load_random_batches(make_job(rng_seed=seed)).get(0, 0).features.tolist()
+        for seed in (0, 0, 1)
+    ]
     assert first[0] == first[1] != first[2]
 
 
 @pytest.mark.flips("ParameterAveragingTrainingMaster.batch_memory_bytes")
-def test_rows_beyond_their_memory_lie_on_disk(tmp_path: Path) -> None:
+def test_rows_beyond_batch_memory_bytes_spill_to_disk(tmp_path: Path) -> None:
     """Rows beyond batch_memory_bytes are written to disk."""
     place = replace(PLACE, scratch=tmp_path)
     little, much = (
-        batches_for(job_of(batch_memory_bytes=limit), place, rows=200_000)
+        load_random_batches(make_job(batch_memory_bytes=limit), place, rows=200_000)
         for limit in (16 << 20, 256 << 20)
     )
     assert little.spilled_bytes > much.spilled_bytes == 0
@@ -162,18 +167,18 @@ def test_rows_beyond_their_memory_lie_on_disk(tmp_path: Path) -> None:
 
 
 @pytest.mark.flips("ParameterAveragingTrainingMaster.workers_per_node")
-def test_workers_per_node() -> None:
+def test_workers_per_node_determines_worker_count() -> None:
     slots = TaskSlots(executors=3, per_executor=4)
     assert [
-        count_workers(slots, strategy_for(master_of(workers_per_node=n))) for n in (-1, 1, 2)
+        count_workers(slots, strategy_for(make_master(workers_per_node=n))) for n in (-1, 1, 2)
     ] == [12, 3, 6]
     with pytest.raises(UsageError, match="an executor has 4 task slots"):
-        count_workers(slots, strategy_for(master_of(workers_per_node=5)))
+        count_workers(slots, strategy_for(make_master(workers_per_node=5)))
 
 
-def trained(**options: Any) -> tuple[SparkRoundReport, list[str]]:
+def train_one_minibatch(**options: Any) -> tuple[SparkRoundReport, list[str]]:
     """Train one minibatch as worker 1; return its report and the names of the sent arrays."""
-    job, report = job_of(**options).without_accumulator(), SparkRoundReport(1, "host")
+    job, report = make_job(**options).without_accumulator(), SparkRoundReport(1, "host")
     chance = np.random.default_rng(0)
     features = chance.normal(size=(8, 6)).astype(np.float32)
     batch = Batch(features, np.zeros(8, np.int64))
@@ -185,21 +190,21 @@ def trained(**options: Any) -> tuple[SparkRoundReport, list[str]]:
 
 
 @pytest.mark.flips("ParameterAveragingTrainingMaster.save_updater")
-def test_what_is_sent_of_an_optimizer() -> None:
+def test_save_updater_determines_sent_optimizer_states() -> None:
     """save_updater decides whether optimizer states are averaged, kept per worker, or not sent."""
-    averaged, names = trained()
+    averaged, names = train_one_minibatch()
     assert names == ["parameters", "updater/mean", "updater/square"]
     assert averaged.scalars == {"steps": 1}
     assert averaged.sent_bytes == 3 * 4 * 21
-    _, names = trained(save_updater="own")
+    _, names = train_one_minibatch(save_updater="own")
     assert names == ["parameters", "1/updater/mean", "1/updater/square"]
-    fresh, names = trained(save_updater=False)
+    fresh, names = train_one_minibatch(save_updater=False)
     assert (names, fresh.scalars, fresh.sent_bytes) == (["parameters"], {}, 4 * 21)
-    assert [master_of(save_updater=s).checkpoint_updaters for s in (True, "own")] == [ONE, ALL]
+    assert [make_master(save_updater=s).checkpoint_updaters for s in (True, "own")] == [ONE, ALL]
 
 
 @pytest.mark.flips("ParameterAveragingTrainingMaster.accumulator")
-def test_an_accumulator_gets_every_workers_parameters() -> None:
+def test_accumulator_receives_parameters_of_every_worker() -> None:
     """Each worker's parameters are sent under its own name; the function stays in the driver."""
     stays = threading.Lock()  # cannot be pickled
 
@@ -207,23 +212,23 @@ def test_an_accumulator_gets_every_workers_parameters() -> None:
         with stays:
             return after[0]
 
-    job = job_of(accumulator=accumulator)
+    job = make_job(accumulator=accumulator)
     assert PackedJob.pack(job.without_accumulator()).unpack().accumulates
-    _, names = trained(accumulator=accumulator)
+    _, names = train_one_minibatch(accumulator=accumulator)
     assert names == ["1/parameters", "updater/mean", "updater/square"]
     with pytest.raises(UsageError, match="accumulator='mean': must be None or a function"):
-        master_of(accumulator="mean")
+        make_master(accumulator="mean")
 
 
 @pytest.mark.flips("ParameterAveragingTrainingMaster.outer")
-def test_the_outer_step_and_its_state_go_on_from_saved_states() -> None:
+def test_outer_optimizer_continues_from_saved_state() -> None:
     """The outer optimizer moves the parameters, and continues exactly from its saved state."""
     began, mean = MODEL.initial(), MODEL.initial() + 1
     reports = [RoundReport(0, steps=3, weight=8.0)]
     made = {}
     for outer in (None, Sgd(0.5), Nesterov(0.7, 0.9)):
         common = RoundState(
-            MODEL, master_of(outer=outer, save_updater=False), began, OptimizerStates(), 0
+            MODEL, make_master(outer=outer, save_updater=False), began, OptimizerStates(), 0
         )
         common.advance(RoundResults(reports, mean.copy()))
         made[outer] = common
@@ -231,7 +236,7 @@ def test_the_outer_step_and_its_state_go_on_from_saved_states() -> None:
     assert (made[None].parameters == mean).all()
     assert np.allclose(made[Sgd(0.5)].parameters, began + 0.5)
     nesterov = made[Nesterov(0.7, 0.9)]
-    master = master_of(outer=Nesterov(0.7, 0.9), save_updater=False)
+    master = make_master(outer=Nesterov(0.7, 0.9), save_updater=False)
     saved = OptimizerStates.from_copies(nesterov.copy_states().encoded())
     again = RoundState(MODEL, master, nesterov.parameters, saved, 0)
     assert again.steps == 3
@@ -242,7 +247,9 @@ def test_the_outer_step_and_its_state_go_on_from_saved_states() -> None:
 
 
 @pytest.mark.flips("ParameterAveragingTrainingMaster.prefetch")
-def test_minibatches_are_read_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prefetch_option_sets_number_of_minibatches_read_ahead(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """``prefetch`` is the number of minibatches that are read ahead, 2 by default."""
     asked: list[int] = []
     monkeypatch.setattr(
@@ -252,7 +259,7 @@ def test_minibatches_are_read_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     for options in ({}, {"prefetch": 0}):
         report = SparkRoundReport(0)
         with pytest.raises(EOFError, match="minibatches of a round arrived"):
-            list(prefetch_minibatches(job_of(**options), [], report))
+            list(prefetch_minibatches(make_job(**options), [], report))
     assert asked == [2, 0]
 
 
@@ -275,20 +282,20 @@ def test_prefetching_keeps_order_and_passes_errors_on() -> None:
 
 
 @pytest.mark.flips("ParameterAveragingTrainingMaster.aggregation_depth")
-def test_the_tree_of_sums() -> None:
+def test_aggregation_depth_determines_tree_levels() -> None:
     """aggregation_depth determines the number of groups on each level of the tree of sums."""
-    depths = [master_of(aggregation_depth=depth).aggregation_depth for depth in (1, 2, 3, 4)]
+    depths = [make_master(aggregation_depth=depth).aggregation_depth for depth in (1, 2, 3, 4)]
     assert [tree_levels(27, depth) for depth in depths] == [[], [], [5], [9, 3]]
     assert tree_levels(1, 4) == tree_levels(2, 3) == []
 
 
 @pytest.mark.flips("ParameterAveragingTrainingMaster.repartition")
-def test_when_rows_are_dealt_anew() -> None:
+def test_repartition_option_decides_whether_rows_move() -> None:
     """Rows are redistributed always, never, or if partitions and workers differ in number."""
     data = SimpleNamespace(getNumPartitions=lambda: 4)
     ways = ("always", "never", "num_partitions_workers_differs")
     assert [
-        needs_repartitioning(master_of(repartition=way).repartition, data, 4) for way in ways
+        needs_repartitioning(make_master(repartition=way).repartition, data, 4) for way in ways
     ] == [
         True,
         False,
@@ -303,11 +310,11 @@ def test_when_rows_are_dealt_anew() -> None:
     "ParameterAveragingTrainingMaster.keep_last",
     "ParameterAveragingTrainingMaster.resume",
 )
-def test_checkpoints(tmp_path: Path) -> None:
+def test_checkpoint_options_reach_directory_and_resume(tmp_path: Path) -> None:
     """Checkpoint options reach the configured directory; ``resume`` decides whether it is used."""
 
     def kept(**options: Any) -> Any:
-        found = FitCheckpoints(MODEL, master_of(**options), "a network")
+        found = FitCheckpoints(MODEL, make_master(**options), "a network")
         return found.config(FitKey(1), 20, OptimizerStates()), found
 
     assert kept()[0] is None
@@ -319,7 +326,7 @@ def test_checkpoints(tmp_path: Path) -> None:
     assert other.every != some.every
     assert other.directory.keep_last == 3
     said: list[str] = []
-    CheckpointDirectory(url).write(build_checkpoint(MODEL, progressed(MODEL)))
+    CheckpointDirectory(url).write(build_checkpoint(MODEL, make_content(MODEL)))
     found = [
         kept(checkpoint_directory=url, resume=resume)[1].find(FitKey(1), 5, said.append)
         for resume in (True, False)

@@ -48,7 +48,7 @@ def sent(worker: int, targets: int) -> list[tuple[int, bytes]]:
     return list(route_records([ReportRecord(worker, "hello"), *pieces], worker, 0, targets, 512))
 
 
-def put_together(pieces: Any) -> dict[str, np.ndarray]:
+def join_pieces(pieces: Any) -> dict[str, np.ndarray]:
     """Return the arrays that consist of these pieces, each of at most 512 bytes."""
     made = {name: np.zeros(array.size, array.dtype) for name, array in ARRAYS[0].items()}
     for piece in pieces:
@@ -58,7 +58,7 @@ def put_together(pieces: Any) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.parametrize("targets", [1, 3, 40])
-def test_means_are_those_of_whole_arrays_whatever_the_order(targets: int) -> None:
+def test_means_of_pieces_equal_means_of_whole_arrays(targets: int) -> None:
     records = [record for worker in range(WORKERS) for record in sent(worker, targets)]
     order = np.random.default_rng(targets).permutation(len(records))
     found, told = [], []
@@ -68,14 +68,14 @@ def test_means_are_those_of_whole_arrays_whatever_the_order(targets: int) -> Non
         found += list(mean_pieces(whole))
         told += [record.value for record in whole if isinstance(record, ReportRecord)]
     assert told == ["hello"] * WORKERS
-    made = put_together(found)
+    made = join_pieces(found)
     for name in ("a", "b"):
         wanted = weighted_mean([arrays[name].ravel() for arrays in ARRAYS], WEIGHTS)
         assert (made[name] == wanted).all()
         assert made[name].dtype == ARRAYS[0][name].dtype
 
 
-def test_sums_of_groups_come_to_the_same_means() -> None:
+def test_means_of_group_sums_equal_means_over_all_workers() -> None:
     """Means of the sums of groups of workers equal the means over all workers."""
     groups = 2
     seconds: list[ArrayPiece] = []
@@ -86,12 +86,12 @@ def test_sums_of_groups_come_to_the_same_means() -> None:
         )
         pieces = [p for w in members for p in split_arrays(w, ARRAYS[w].items(), WEIGHTS[w], 512)]
         seconds += sum_pieces(pieces, group)
-    made = put_together(mean_pieces(seconds))
+    made = join_pieces(mean_pieces(seconds))
     wanted = weighted_mean([arrays["a"] for arrays in ARRAYS], WEIGHTS)
     assert np.allclose(made["a"], wanted, rtol=1e-6)
 
 
-def test_a_result_that_breaks_off_is_not_taken_for_whole() -> None:
+def test_rejects_worker_result_with_missing_record() -> None:
     """A missing record of any worker, also its last one, is an error."""
     records = [record for target, record in sent(0, 1) if target == 0]
     records.append(pack_record(EndOfStream(1, 0)))
@@ -101,7 +101,7 @@ def test_a_result_that_breaks_off_is_not_taken_for_whole() -> None:
             read_complete(lost, [0, 1])
 
 
-def test_an_array_without_values_arrives_as_well() -> None:
+def test_empty_arrays_keep_names_and_shapes() -> None:
     """Empty arrays keep their names, which a model requires in an optimizer's state."""
     empty = {"a": np.ones(3, np.float32), "none": np.zeros((0, 4), np.float32)}
     pieces = [p for worker in range(2) for p in split_arrays(worker, empty.items(), 1.0, 512)]
@@ -112,7 +112,7 @@ def test_an_array_without_values_arrives_as_well() -> None:
     assert shapes == {"a": (3,), "none": (0, 4)}
 
 
-def test_all_send_the_same_values_to_the_same_target() -> None:
+def test_workers_send_same_range_to_same_target() -> None:
     """Every worker sends the same range of an array to the same target."""
     ours, others = (
         [
@@ -125,7 +125,7 @@ def test_all_send_the_same_values_to_the_same_target() -> None:
     assert len({target for *_, target in ours}) > 1
 
 
-def test_a_round_s_rows_that_break_off_are_missed() -> None:
+def test_rejects_round_without_its_first_minibatch() -> None:
     """A round's minibatches without the first one are an error; a round without any is valid."""
     pieces = [MinibatchRecord(0), MinibatchRecord(1), MinibatchRecord(2, 2)]
     with pytest.raises(IncompleteInput, match="0 minibatches of a round arrived"):
@@ -133,7 +133,7 @@ def test_a_round_s_rows_that_break_off_are_missed() -> None:
     assert list(read_minibatches(map(pickle.dumps, [MinibatchRecord(0, 0)]))) == []
 
 
-class Handles:
+class FakeBroadcasts:
     """A fake of Spark's broadcasts that keeps pickled values in memory and records their sizes."""
 
     def __init__(self) -> None:
@@ -149,9 +149,9 @@ class Handles:
 
 
 @pytest.mark.parametrize("part_bytes", [64, 1000, 1 << 20])
-def test_a_shipment_is_cut_and_put_together(part_bytes: int) -> None:
+def test_payload_survives_split_into_broadcast_parts(part_bytes: int) -> None:
     """A payload is broadcast in parts of at most part_bytes; unpacked, its arrays are equal."""
-    context = Handles()
+    context = FakeBroadcasts()
     arrays = {**ARRAYS[0], "none": np.zeros(0, np.float32), "steps": np.array([3, 4])}
     made = send_payload(context.sent, arrays, {"rate": 0.1}, part_bytes)
     assert max(context.sizes) <= part_bytes
@@ -164,7 +164,7 @@ def test_a_shipment_is_cut_and_put_together(part_bytes: int) -> None:
     assert made.plain == {"rate": 0.1}
 
 
-def test_groups_of_partitions() -> None:
+def test_partitions_are_grouped_up_to_load() -> None:
     """Consecutive partitions are grouped up to a load; a larger partition is a group by itself."""
     assert [list(group) for group in group_by_load([1] * 5, 2)] == [[0, 1], [2, 3], [4]]
     assert [list(group) for group in group_by_load([1, 1], 0)] == [[0], [1]]
@@ -177,7 +177,7 @@ def test_groups_of_partitions() -> None:
     assert list(group_by_load([7], 6)) == [range(1)]
 
 
-def test_what_comes_to_each_target_is_known_before_it_comes() -> None:
+def test_count_target_bytes_equals_bytes_of_pieces() -> None:
     """``count_target_bytes`` computes how many bytes of values each target will receive."""
     arrays = [SplitArray(name, array.size, array.itemsize) for name, array in ARRAYS[0].items()]
     wanted = [0] * 7

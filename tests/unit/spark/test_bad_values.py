@@ -23,7 +23,7 @@ def dense() -> Any:
     return DenseNetwork([2, 3])
 
 
-def of_torch() -> Any:
+def make_torch_model() -> Any:
     torch = pytest.importorskip("torch", reason="torch is not here")
     from sparkstrom.models.torch import TorchModel
 
@@ -31,7 +31,7 @@ def of_torch() -> Any:
     return TorchModel(torch.nn.Linear(2, 3), loss, partial(torch.optim.SGD, lr=0.1))
 
 
-def of_jax() -> Any:
+def make_jax_model() -> Any:
     optax = pytest.importorskip("optax", reason="optax is not here")
     from sparkstrom.models.jax import JaxModel
 
@@ -43,7 +43,7 @@ def of_jax() -> Any:
     )
 
 
-def of_keras() -> Any:
+def make_keras_model() -> Any:
     pytest.importorskip("jax", reason="jax is not here")
     pytest.importorskip("optree", reason="keras is not here")
     from sparkstrom.models.keras import KerasModel
@@ -54,7 +54,7 @@ def of_keras() -> Any:
     return KerasModel(model, loss, keras.optimizers.SGD(0.1))
 
 
-KINDS = [dense, of_torch, of_jax, of_keras]
+KINDS = [dense, make_torch_model, make_jax_model, make_keras_model]
 
 
 def block(
@@ -71,7 +71,7 @@ def block(
     return Block(form, records, np.arange(FIRST, FIRST + len(records)), "partition 3")
 
 
-def spoilt(value: float) -> Any:
+def make_bad_features(value: float) -> Any:
     """Return features with this value in row 2, column 1."""
     features = GOOD.copy()
     features[2, 1] = value
@@ -80,21 +80,19 @@ def spoilt(value: float) -> Any:
 
 @pytest.mark.parametrize("make", KINDS)
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-def test_what_is_not_finite_is_named_by_its_column(make: Callable[[], Any], value: float) -> None:
+def test_nonfinite_value_error_names_column(make: Callable[[], Any], value: float) -> None:
     """An infinity or NaN is named by its column, and in an array also by its index."""
     model = make()
     for name, said in (("pixels", r"'pixels' at \[1\]"), ("age, income", "'income'")):
         with pytest.raises(UsageError) as caught:
-            check_block(model, block(spoilt(value), np.zeros(4, int), name=name))
+            check_block(model, block(make_bad_features(value), np.zeros(4, int), name=name))
         assert caught.match(rf"^row 102 of partition 3: column {said} is {value}: it must be a fin")
         assert len(str(caught.value)) < 200
 
 
-@pytest.mark.parametrize("make", [dense, of_jax, of_keras])
+@pytest.mark.parametrize("make", [dense, make_jax_model, make_keras_model])
 @pytest.mark.parametrize("label", [-1, 3])
-def test_a_label_that_is_no_class_is_named_by_its_column(
-    make: Callable[[], Any], label: int
-) -> None:
+def test_invalid_class_label_error_names_column(make: Callable[[], Any], label: int) -> None:
     with pytest.raises(UsageError) as caught:
         check_block(make(), block(GOOD, np.array([0, 1, 2, label])))
     said = rf"^row 103 of partition 3: column 'digit' \(label\) is {label}: labels must be 0 to 2,"
@@ -102,11 +100,11 @@ def test_a_label_that_is_no_class_is_named_by_its_column(
 
 
 @pytest.mark.parametrize("make", KINDS)
-def test_good_rows_pass(make: Callable[[], Any]) -> None:
+def test_valid_rows_raise_no_error(make: Callable[[], Any]) -> None:
     check_block(make(), block(GOOD, np.array([0, 1, 2, 0])))
 
 
-def test_a_bad_value_travels_with_where_it_is() -> None:
+def test_pickled_bad_value_keeps_message() -> None:
     """A pickled BadValue keeps its message."""
     import pickle
 
@@ -114,14 +112,15 @@ def test_a_bad_value_travels_with_where_it_is() -> None:
     assert str(pickle.loads(pickle.dumps(bad))) == "row 4: features[x] at [2] is nan: fill it"
 
 
-def test_a_dataframe_s_row_is_found_by_its_value() -> None:
+def test_only_dataframe_errors_contain_query_for_bad_rows() -> None:
     """The error has a query that shows the bad rows only if they came from a DataFrame."""
     kinds = ("number", "number")
     with pytest.raises(
         UsageError, match=r"frame\.where\(\"float\(income\) = float\('nan'\)\"\) shows"
     ):
         check_block(
-            dense(), block(spoilt(np.nan), np.zeros(4, int), name="age, income", kinds=kinds)
+            dense(),
+            block(make_bad_features(np.nan), np.zeros(4, int), name="age, income", kinds=kinds),
         )
     with pytest.raises(UsageError, match=r'frame\.where\("digit = 3"\) shows such rows'):
         check_block(dense(), block(GOOD, np.array([0, 1, 2, 3]), kinds=kinds))
@@ -145,7 +144,7 @@ def test_a_dataframe_s_row_is_found_by_its_value() -> None:
         ("x", "x"),
     ],
 )
-def test_names_in_advice_are_quoted_where_spark_needs_it(name: str, quoted: str) -> None:
+def test_special_column_names_are_quoted_in_query(name: str, quoted: str) -> None:
     """Spark takes a dot as a field of a struct, and in SQL only ASCII letters without backticks."""
     for kind, advice in (
         ("vector", f'vector_to_array("{quoted}", "float32")'),
@@ -153,7 +152,9 @@ def test_names_in_advice_are_quoted_where_spark_needs_it(name: str, quoted: str)
     ):
         kinds = (kind, "number")
         with pytest.raises(UsageError) as caught:
-            check_block(dense(), block(spoilt(np.nan), np.zeros(4, int), name=name, kinds=kinds))
+            check_block(
+                dense(), block(make_bad_features(np.nan), np.zeros(4, int), name=name, kinds=kinds)
+            )
         assert advice in str(caught.value)
         assert f"column {name!r} at [1] is nan" in str(caught.value)
 
@@ -179,11 +180,11 @@ def test_names_in_advice_are_quoted_where_spark_needs_it(name: str, quoted: str)
         ("", (4, 2), None),
     ],
 )
-def test_a_value_in_an_array_is_found_by_its_elements(
+def test_query_for_bad_rows_searches_array_elements(
     kind: str, shape: tuple[int, ...], advice: str | None
 ) -> None:
     """The query for bad rows searches the elements of arrays and vectors."""
-    features = spoilt(np.nan).reshape(shape)
+    features = make_bad_features(np.nan).reshape(shape)
     with pytest.raises(UsageError) as caught:
         check_block(dense(), block(features, np.zeros(4, int), name="x", kinds=(kind, "number")))
     assert ("frame.where" in str(caught.value)) == (advice is not None)

@@ -23,11 +23,11 @@ ModuleNotFoundError: No module named 'mine'
 """
 
 
-def test_a_python_exception_is_named_by_its_own_line() -> None:
+def test_cause_of_python_error_is_its_exception_line() -> None:
     assert find_cause(PYTHON) == "ModuleNotFoundError: No module named 'mine'"
 
 
-def test_an_exception_of_several_lines_is_its_first_one_and_not_all_of_it() -> None:
+def test_long_exception_is_cut_to_start_of_first_line() -> None:
     """Of an exception's long text, only the beginning of its first line is returned."""
     several = "ValueError: " + "long " * 100 + "\n  found [3]\nwanted [4]"
     cause = find_cause(PYTHON.replace("ModuleNotFoundError: No module named 'mine'", several))
@@ -52,7 +52,7 @@ org.apache.spark.shuffle.MetadataFetchFailedException: Missing an output locatio
 """
 
 
-def test_what_spark_says_of_an_executor_is_told_and_not_whom_py4j_called() -> None:
+def test_cause_of_failed_job_is_spark_reason() -> None:
     """The cause is Spark's reason for the failure, not the call of py4j in the first line."""
     assert find_cause(LOST) == (
         "ExecutorLostFailure (executor 7 exited caused by one of the running tasks) Reason: "
@@ -64,7 +64,7 @@ def test_what_spark_says_of_an_executor_is_told_and_not_whom_py4j_called() -> No
     )
 
 
-def test_our_own_words_are_not_cut() -> None:
+def test_sparkstrom_exceptions_are_not_shortened() -> None:
     """The text of sparkstrom's own exceptions is returned in full length."""
     ours = "sparkstrom.base.errors.UsageError: " + "why " * 100
     assert find_cause(PYTHON.replace("ModuleNotFoundError: No module named 'mine'", ours)) == (
@@ -72,7 +72,7 @@ def test_our_own_words_are_not_cut() -> None:
     )
 
 
-def test_a_job_that_fails_is_told_in_one_line_with_javas_behind_it() -> None:
+def test_failed_job_error_keeps_java_text_as_note() -> None:
     """The error of a failed job has one line; Java's whole text is a note of it."""
 
     class Exceptions:
@@ -92,7 +92,7 @@ def test_a_job_that_fails_is_told_in_one_line_with_javas_behind_it() -> None:
     assert raised.value.__notes__ == [PYTHON]
 
 
-def test_without_one_the_first_line_stands() -> None:
+def test_cause_without_known_exception_is_first_line() -> None:
     """Without a known kind of exception, the first line is returned."""
     assert find_cause("\nJob 3 cancelled\n\tat org.apache.spark.X\n") == "Job 3 cancelled"
     assert find_cause("") == "no reason given"

@@ -57,7 +57,7 @@ def adam_state(model: FlatModel) -> bytes:
     return encode_state({f"updater/{name}": value for name, value in state.items()})
 
 
-def progressed(model: FlatModel, **changes: Any) -> CheckpointContent:
+def make_content(model: FlatModel, **changes: Any) -> CheckpointContent:
     """Return the content of a checkpoint of fit 2 with two workers."""
     parameters = np.arange(model.n_params, dtype=np.float32)
     made = CheckpointContent(
@@ -73,7 +73,7 @@ def progressed(model: FlatModel, **changes: Any) -> CheckpointContent:
     return replace(made, **changes)
 
 
-def through_a_file(checkpoint: Checkpoint) -> Checkpoint:
+def write_and_read_checkpoint(checkpoint: Checkpoint) -> Checkpoint:
     """Write the checkpoint to a file in memory and return what is read back."""
     file = io.BytesIO()
     write_checkpoint(checkpoint, file)
@@ -83,7 +83,7 @@ def through_a_file(checkpoint: Checkpoint) -> Checkpoint:
 
 def saved(model: FlatModel, **changes: Any) -> Checkpoint:
     """Return the checkpoint of a fit with these changes, as it is read from a file."""
-    return through_a_file(build_checkpoint(model, progressed(model, **changes)))
+    return write_and_read_checkpoint(build_checkpoint(model, make_content(model, **changes)))
 
 
 @pytest.fixture
@@ -91,7 +91,7 @@ def model() -> FlatModel:
     return DenseNetwork(WIDTHS, updater=Adam(0.01))
 
 
-def test_what_is_saved_comes_back(model: FlatModel) -> None:
+def test_checkpoint_file_restores_saved_values(model: FlatModel) -> None:
     """A checkpoint read from a file has the parameters, positions and figures that were saved."""
     copied = Snapshot(9, np.ones(model.n_params, np.float32), b"b", ())
     best = Best(3, "loss", 0.5, 9)
@@ -108,7 +108,7 @@ def test_what_is_saved_comes_back(model: FlatModel) -> None:
     assert found.best[1].commit == EARLIER_RUN  # it is not a commit of this run
 
 
-def of_partition(model: FlatModel, partition: int) -> bytes:
+def make_partition_state(model: FlatModel, partition: int) -> bytes:
     """Return the optimizer state of a partition's worker that has taken 10 + partition steps."""
     model.bind(model.initial())
     state = model.updater_state() | {"steps": 10 + partition}
@@ -116,9 +116,9 @@ def of_partition(model: FlatModel, partition: int) -> bytes:
     return encode_state(named | {"partition": partition})
 
 
-def test_each_workers_own_state_comes_back_and_lies_there_once(model: FlatModel) -> None:
+def test_worker_states_are_restored_and_written_once(model: FlatModel) -> None:
     """Each worker's optimizer state is read back; a state with two uses is written once."""
-    first, second = of_partition(model, 0), of_partition(model, 1)
+    first, second = make_partition_state(model, 0), make_partition_state(model, 1)
     states = OptimizerStates(second, {0: first, 1: second})
     checkpoint = saved(model, states=states, wanted="all")
     found = read_resume_point("f.npz", checkpoint, model)
@@ -132,9 +132,9 @@ def test_each_workers_own_state_comes_back_and_lies_there_once(model: FlatModel)
     }
 
 
-def test_who_is_left_out_is_said_and_where_one_was_wanted_nobody_is(model: FlatModel) -> None:
+def test_missing_worker_states_are_listed_only_with_all(model: FlatModel) -> None:
     """With "all", workers without a saved state are listed as missing; with "one", none is."""
-    first = of_partition(model, 0)
+    first = make_partition_state(model, 0)
     states = OptimizerStates(first, {0: first})
     found = read_resume_point("f.npz", saved(model, states=states, wanted="all"), model)
     assert (found.states, found.missing_states) == (states, (1,))
@@ -142,7 +142,7 @@ def test_who_is_left_out_is_said_and_where_one_was_wanted_nobody_is(model: FlatM
     assert (one.states, one.missing_states) == (OptimizerStates(first), ())
 
 
-def test_an_older_file_has_one_state_for_all(model: FlatModel) -> None:
+def test_older_file_has_one_state_for_all_workers(model: FlatModel) -> None:
     """A file without "updaters", as older versions wrote it, has one state for all workers."""
     checkpoint = saved(model)
     del checkpoint.description["updaters"]
@@ -150,14 +150,14 @@ def test_an_older_file_has_one_state_for_all(model: FlatModel) -> None:
     assert (found.states, found.missing_states) == (OptimizerStates(adam_state(model)), ())
 
 
-def test_an_own_state_of_another_optimizer_is_refused_too(model: FlatModel) -> None:
+def test_rejects_worker_state_of_another_optimizer(model: FlatModel) -> None:
     other = DenseNetwork(WIDTHS, updater=Sgd(0.1))
-    states = OptimizerStates(adam_state(model), {1: of_partition(other, 1)})
+    states = OptimizerStates(adam_state(model), {1: make_partition_state(other, 1)})
     with pytest.raises(UsageError, match="an optimizer state"):
         read_resume_point("f.npz", saved(model, states=states, wanted="all"), model)
 
 
-def test_as_many_workers_go_on_exactly_and_others_with_a_whole_epoch(model: FlatModel) -> None:
+def test_other_worker_count_resumes_after_last_complete_epoch(model: FlatModel) -> None:
     """The same number of workers resumes exactly; another number, after the last complete epoch."""
     found = read_resume_point("f.npz", saved(model), model)
     assert found.starts_for(2) == STARTS
@@ -166,21 +166,21 @@ def test_as_many_workers_go_on_exactly_and_others_with_a_whole_epoch(model: Flat
     assert found.figures_for(3)["parts"] == []
 
 
-def test_of_a_partition_without_rows_no_epoch_is_waited_for(model: FlatModel) -> None:
+def test_empty_partition_does_not_reduce_complete_epochs(model: FlatModel) -> None:
     """A partition without rows does not reduce the number of complete epochs."""
     empty = (*STARTS[:1], PartitionStart(Position(0, 0), 0, 0, 0))
-    snapshot = replace(progressed(model).snapshot, partitions=empty)
+    snapshot = replace(make_content(model).snapshot, partitions=empty)
     found = read_resume_point("f.npz", saved(model, snapshot=snapshot), model)
     assert found.starts_for(4)[0].position == (2, 0)
 
 
-def test_another_model_is_refused(model: FlatModel) -> None:
+def test_rejects_checkpoint_with_other_parameter_shapes(model: FlatModel) -> None:
     with pytest.raises(UsageError, match=r"f.npz has parameter .*\[4, 3\].* in its place"):
         read_resume_point("f.npz", saved(model), DenseNetwork([2, 2, 2], updater=Adam()))
 
 
 @pytest.mark.parametrize("options", [{"hidden": "tanh"}, {"loss": "squared_error"}])
-def test_a_model_that_computes_something_else_is_refused(
+def test_rejects_checkpoint_of_other_activation_or_loss(
     model: FlatModel, options: dict[str, Any]
 ) -> None:
     other = DenseNetwork(WIDTHS, updater=Adam(0.01), **options)
@@ -197,7 +197,7 @@ class Module(DenseNetwork):
         return super().describe() | {"kind": "torch", "text": self.text}
 
 
-def test_a_fit_of_a_module_that_has_changed_has_a_warning() -> None:
+def test_skipped_fit_warns_if_module_text_changed() -> None:
     """The summary of a skipped fit warns if the module's text has changed since the checkpoint."""
     model = Module(WIDTHS, updater=Adam(0.01))
     content = saved(model, key=FitKey(3), epochs_done=5)
@@ -208,13 +208,13 @@ def test_a_fit_of_a_module_that_has_changed_has_a_warning() -> None:
     assert point.warning in summary_of_skipped_fit(point, FitKey(3)).warnings
 
 
-def test_another_optimizer_is_refused_before_any_work(model: FlatModel) -> None:
+def test_rejects_checkpoint_of_another_optimizer(model: FlatModel) -> None:
     other = DenseNetwork(WIDTHS, updater=Sgd(0.1))
     with pytest.raises(UsageError, match=r"an optimizer state .* resume=False"):
         read_resume_point("f.npz", saved(model), other)
 
 
-def test_the_description_is_json_that_says_what_is_in_it(model: FlatModel) -> None:
+def test_description_is_json_with_positions_and_fit_key(model: FlatModel) -> None:
     said = json.loads(json.dumps(saved(model).description))
     assert said["partitions"] == [[2, 1, 7, 9, 3], [1, 0, 8, 2, 3]]
     assert said["key"] == {"number": 2, "stream": "", "batch": -1}
@@ -237,7 +237,7 @@ def test_the_description_is_json_that_says_what_is_in_it(model: FlatModel) -> No
         (3, 5, 5, ResumeAction.START_FROM),
     ],
 )
-def test_a_fit_knows_its_own_checkpoint_by_its_number(
+def test_fit_number_and_epochs_decide_resume_action(
     model: FlatModel, number: int, epochs: int, done: int | None, use: ResumeAction
 ) -> None:
     """A fit resumes a checkpoint of the same number, unless it is finished with enough epochs."""
@@ -274,7 +274,7 @@ def test_a_micro_batch_is_trained_once(
         (FitKey(58), ResumeAction.START_FROM),
     ],
 )
-def test_a_fit_that_came_before_the_stream_is_not_repeated(
+def test_fit_before_stream_with_saved_summary_is_skipped(
     model: FlatModel, key: FitKey, use: ResumeAction
 ) -> None:
     """A fit outside the stream is skipped if the stream's checkpoint has its summary."""
@@ -284,7 +284,7 @@ def test_a_fit_that_came_before_the_stream_is_not_repeated(
     assert choose_resume_action(found, key, 5) is use
 
 
-def test_sparks_own_words_say_which_micro_batch_it_is() -> None:
+def test_fit_key_reads_query_and_batch_from_local_properties() -> None:
     """Query and batch number are read from Spark's local properties."""
     said = {"sql.streaming.queryId": "q", "streaming.sql.batchId": "7"}
     assert make_fit_key(3, said.get) == FitKey(3, "q", 7)
@@ -294,7 +294,7 @@ def test_sparks_own_words_say_which_micro_batch_it_is() -> None:
 FALSE_OF_SKIPPED = ("0 workers", "diverged", "bit-identical", "0 minibatches", "All figures")
 
 
-def test_a_skipped_fit_that_was_interrupted_has_a_summary_without_figures(
+def test_skipped_fit_without_saved_summary_has_no_figures(
     model: FlatModel,
 ) -> None:
     """A skipped fit without a saved summary gets a warning, and no other fit's figures."""
@@ -326,14 +326,14 @@ def unknown(model: FlatModel) -> TrainingSummary:
     return summary_of_skipped_fit(read_resume_point("f.npz", saved(model), model), FitKey(0))
 
 
-class Frozen(DenseNetwork):
+class FrozenLayersModel(DenseNetwork):
     """A model with weights of frozen layers, which are neither parameters nor buffers."""
 
     def saved_buffers_bytes(self) -> bytes:
         return b" and frozen weights"
 
 
-def test_it_contains_the_weights_of_frozen_layers() -> None:
+def test_checkpoint_contains_frozen_layer_weights() -> None:
     """They follow the snapshot's buffers, as in a saved model."""
-    made = saved(Frozen(WIDTHS, updater=Adam(0.01)))
+    made = saved(FrozenLayersModel(WIDTHS, updater=Adam(0.01)))
     assert made.arrays["buffers"].tobytes() == b"buffers and frozen weights"

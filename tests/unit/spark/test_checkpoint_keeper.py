@@ -102,7 +102,7 @@ def bench(tmp_path: Path) -> Any:
     return Bench(tmp_path)
 
 
-def test_one_is_written_when_it_is_due_and_told_at_the_next_look(bench: Bench) -> None:
+def test_checkpoint_is_written_when_due_and_announced_after(bench: Bench) -> None:
     """A checkpoint is written when it is due; the next progress report announces it."""
     bench.look(5, Phase.GATHERING)
     bench.keeper.on_phase(Phase.RUNNING)
@@ -121,7 +121,7 @@ def test_one_is_written_when_it_is_due_and_told_at_the_next_look(bench: Bench) -
     assert bench.keeper.finish(bench.master.snapshot(), 9, {}) == []
 
 
-def test_the_epochs_that_are_told_are_those_of_the_file(
+def test_checkpoint_event_has_epochs_of_saved_snapshot(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The event has the epochs of the saved snapshot, not those that end while it is written."""
@@ -143,7 +143,7 @@ def test_the_epochs_that_are_told_are_those_of_the_file(
     assert told.epochs == 2.0
 
 
-def test_an_epoch_whose_figures_came_too_late_counts_for_when_one_is_due(tmp_path: Path) -> None:
+def test_missing_epoch_event_does_not_delay_checkpoint(tmp_path: Path) -> None:
     """A checkpoint is due after epoch 2 even if there was no event for epoch 1."""
     bench = Bench(tmp_path, "2 epochs")
     bench.keeper.on_phase(Phase.RUNNING)
@@ -155,7 +155,7 @@ def test_an_epoch_whose_figures_came_too_late_counts_for_when_one_is_due(tmp_pat
     assert bench.newest().parameters[0] == 1
 
 
-def test_training_goes_on_while_a_state_is_on_its_way(bench: Bench) -> None:
+def test_due_checkpoints_are_skipped_while_states_are_pending(bench: Bench) -> None:
     """Checkpoints that are due while one waits for optimizer states are skipped."""
     bench.keeper.on_phase(Phase.RUNNING)
     for commits in (2, 4, 6):
@@ -170,7 +170,7 @@ def test_training_goes_on_while_a_state_is_on_its_way(bench: Bench) -> None:
     assert bench.newest().parameters[0] == 8
 
 
-def test_a_master_that_cannot_copy_now_costs_a_checkpoint_and_not_the_fit(bench: Bench) -> None:
+def test_failed_snapshot_skips_one_checkpoint_and_warns(bench: Bench) -> None:
     """If a snapshot fails, as while the media driver is replaced, one checkpoint is skipped."""
     bench.keeper.on_phase(Phase.RUNNING)
     bench.master.raises = TrainingError("the master did not copy its parameters within 60 s")
@@ -189,7 +189,7 @@ def test_a_master_that_cannot_copy_now_costs_a_checkpoint_and_not_the_fit(bench:
     assert "written again, after 1 that failed" in bench.said[-1]
 
 
-def test_of_a_fit_that_has_failed_the_error_is_raised(bench: Bench) -> None:
+def test_snapshot_error_of_failed_fit_is_raised(bench: Bench) -> None:
     """If the fit has failed, the snapshot's error is raised."""
     bench.keeper.on_phase(Phase.RUNNING)
     bench.master.raises = bench.master.failure = TrainingError("the master failed")
@@ -197,7 +197,7 @@ def test_of_a_fit_that_has_failed_the_error_is_raised(bench: Bench) -> None:
         bench.look(2)
 
 
-def test_at_the_end_what_is_delivered_is_saved_with_the_words_about_it(bench: Bench) -> None:
+def test_last_checkpoint_has_delivered_parameters_and_summaries(bench: Bench) -> None:
     """The last checkpoint has the delivered parameters, the finished epochs and the summaries."""
     bench.keeper.on_phase(Phase.RUNNING)
     bench.keeper.on_phase(Phase.DRAINING)
@@ -211,7 +211,7 @@ def test_at_the_end_what_is_delivered_is_saved_with_the_words_about_it(bench: Be
     assert bench.keeper.newest == bench.told[-1].path == found.path
 
 
-def test_what_a_person_interrupts_is_saved_and_not_done(bench: Bench) -> None:
+def test_interrupted_fit_is_saved_as_unfinished(bench: Bench) -> None:
     """An interrupted fit is saved as unfinished."""
     bench.keeper.on_phase(Phase.RUNNING)
     bench.master.commit = 33
@@ -219,7 +219,7 @@ def test_what_a_person_interrupts_is_saved_and_not_done(bench: Bench) -> None:
     assert (bench.newest().parameters[0], bench.newest().epochs_done) == (33, None)
 
 
-def test_parameters_that_cannot_be_had_are_a_warning_and_not_the_fit_s_error(
+def test_snapshot_error_at_interruption_becomes_warning(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An error while saving becomes a warning, so that it does not hide the interruption."""
@@ -234,14 +234,14 @@ def test_parameters_that_cannot_be_had_are_a_warning_and_not_the_fit_s_error(
     assert "the master failed" in warning
 
 
-def test_before_training_there_is_nothing_to_save(bench: Bench) -> None:
+def test_interruption_before_training_saves_nothing(bench: Bench) -> None:
     """An interruption before training saves no checkpoint and causes no warning."""
     assert bench.keeper.save_interrupted() == []
     assert bench.directory.read_newest(pytest.fail) is None
     assert bench.keeper.newest is None
 
 
-def test_what_failed_is_nothing_to_go_on_from(bench: Bench) -> None:
+def test_failed_fit_is_not_saved(bench: Bench) -> None:
     """The state of a failed fit is not saved."""
     bench.keeper.on_phase(Phase.RUNNING)
     bench.master.commit = 33
@@ -249,7 +249,7 @@ def test_what_failed_is_nothing_to_go_on_from(bench: Bench) -> None:
     assert bench.directory.read_newest(pytest.fail) is None
 
 
-def test_a_store_that_takes_nothing_is_a_warning(tmp_path: Path) -> None:
+def test_unwritable_directory_causes_warnings_not_error(tmp_path: Path) -> None:
     """A directory that cannot be written to causes warnings, not an error."""
     bench = Bench(tmp_path / "gone")
     (tmp_path / "gone").write_text("a file in its place")
@@ -262,7 +262,7 @@ def test_a_store_that_takes_nothing_is_a_warning(tmp_path: Path) -> None:
     assert "no checkpoint is saved" in unsaved
 
 
-def of_partition(partition: int, step: int) -> bytes:
+def make_partition_state(partition: int, step: int) -> bytes:
     """Return the optimizer state of a partition's worker after this number of publications."""
     return encode_state({PUBLICATIONS: step, "partition": partition})
 
@@ -271,58 +271,58 @@ def publications(state: bytes) -> Any:
     return decode_state_untrusted(state)[PUBLICATIONS]
 
 
-def steps(bench: Bench) -> tuple[Any, dict[int, Any]]:
+def read_publication_counts(bench: Bench) -> tuple[Any, dict[int, Any]]:
     """Return the publications of the common optimizer state and of the workers' own ones."""
     states = bench.newest().states
     own = {index: publications(state) for index, state in states.own.items()}
     return publications(states.one), own
 
 
-def test_of_all_each_has_its_own_and_who_gave_none_this_time_has_the_one(tmp_path: Path) -> None:
+def test_worker_that_sent_no_state_has_no_own_state(tmp_path: Path) -> None:
     """With "all", a worker that sent no state for a checkpoint has no own state in it."""
     bench = Bench(tmp_path, updaters="all")
     bench.keeper.on_phase(Phase.RUNNING)
     expected = []
     for commits, came in ((2, (1, 0)), (4, (0,)), (6, ())):
         bench.look(commits)
-        copies = tuple(of_partition(partition, commits) for partition in came)
+        copies = tuple(make_partition_state(partition, commits) for partition in came)
         bench.master.states[-1].set_result(copies)
         bench.wait()
-        expected.append(steps(bench))
+        expected.append(read_publication_counts(bench))
     assert bench.master.everybody
     assert expected == [(2, {0: 2, 1: 2}), (4, {0: 4}), (4, {})]
     assert bench.newest().missing_states == (0, 1)
 
 
-def test_what_the_end_of_a_fit_cuts_short_is_filled_up_with_the_last_ones(tmp_path: Path) -> None:
+def test_last_checkpoint_keeps_previous_states_of_silent_workers(tmp_path: Path) -> None:
     """At the end, workers without a fresh copy keep their states of the previous checkpoint."""
     bench = Bench(tmp_path, updaters="all")
     bench.keeper.on_phase(Phase.RUNNING)
     bench.look(2)
-    bench.master.states[0].set_result((of_partition(1, 2), of_partition(0, 2)))
+    bench.master.states[0].set_result((make_partition_state(1, 2), make_partition_state(0, 2)))
     bench.wait()
     bench.keeper.on_phase(Phase.DRAINING)
-    bench.master.optimizer_copies = (of_partition(0, 9),)
+    bench.master.optimizer_copies = (make_partition_state(0, 9),)
     bench.keeper.finish(bench.master.snapshot(), 9, {})
-    assert steps(bench) == (9, {0: 9, 1: 2})
+    assert read_publication_counts(bench) == (9, {0: 9, 1: 2})
 
 
-def test_what_is_nobody_s_own_is_for_all(tmp_path: Path) -> None:
+def test_state_without_partition_is_common_to_all_workers(tmp_path: Path) -> None:
     """A state of partition -1, as rounds have before the first average, is for all workers."""
     bench = Bench(tmp_path, updaters="all")
     bench.keeper.on_phase(Phase.RUNNING)
     bench.look(2)
-    bench.master.states[-1].set_result((of_partition(-1, 2),))
+    bench.master.states[-1].set_result((make_partition_state(-1, 2),))
     bench.wait()
-    assert steps(bench) == (2, {})
+    assert read_publication_counts(bench) == (2, {})
 
 
-def test_of_one_it_is_for_all(bench: Bench) -> None:
+def test_single_requested_state_is_common_to_all_workers(bench: Bench) -> None:
     """With "one", one worker's state is requested, and it is common to all workers."""
     bench.keeper.on_phase(Phase.RUNNING)
     bench.look(2)
-    bench.master.states[0].set_result((of_partition(1, 2),))
+    bench.master.states[0].set_result((make_partition_state(1, 2),))
     bench.wait()
     assert not bench.master.everybody
-    assert steps(bench) == (2, {})
+    assert read_publication_counts(bench) == (2, {})
     assert bench.newest().missing_states == ()

@@ -104,11 +104,11 @@ def gpus(executor: str, task: str) -> dict[str, str]:
     ],
     ids=lambda value: value.master if isinstance(value, FakeContext) else "",
 )
-def test_slots(context: FakeContext, slots: TaskSlots) -> None:
+def test_slots_follow_master_cores_and_gpus(context: FakeContext, slots: TaskSlots) -> None:
     assert get_slots(context) == slots
 
 
-def test_a_configuration_that_changes_is_seen() -> None:
+def test_spark_configuration_is_not_cached() -> None:
     """Spark's configuration is read for each fit; nothing of it is cached."""
     context = FakeContext("local[4]", driver_host="first")
     assert (get_slots(context).total, driver_host(context)) == (4, "first")
@@ -116,18 +116,18 @@ def test_a_configuration_that_changes_is_seen() -> None:
     assert (get_slots(context).total, driver_host(context)) == (2, "second")
 
 
-def test_all_cores_of_this_machine_are_those_that_the_jvm_may_use() -> None:
+def test_local_star_has_as_many_slots_as_jvm_reports() -> None:
     """``local[*]`` has as many slots as the JVM reports."""
     assert get_slots(FakeContext("local[*]", slots=1)) == TaskSlots(1, 1)
     assert get_slots(FakeContext("local[*, 4]", slots=6)) == TaskSlots(1, 6)
 
 
-def test_no_executors_are_an_error_of_the_cluster() -> None:
+def test_cluster_without_executors_raises_setup_error() -> None:
     with pytest.raises(SetupError, match=r"no executor has registered with spark://h:7077"):
         get_slots(FakeContext("spark://h:7077"))
 
 
-def test_workers() -> None:
+def test_worker_count_follows_slots_and_workers_per_node() -> None:
     slots = TaskSlots(executors=3, per_executor=2)
     assert count_workers(slots, strategy_for(SharedTrainingMaster())) == 6
     assert count_workers(slots, strategy_for(SharedTrainingMaster(workers_per_node=1))) == 3
@@ -160,7 +160,9 @@ def test_speculation_is_refused() -> None:
         ({"spark.master": "local[2]", "spark.executor.memoryOverhead": "1m"}, None),
     ],
 )
-def test_warnings_name_the_key_and_the_value(conf: dict[str, str], warning: str | None) -> None:
+def test_configuration_warnings_name_key_and_value(
+    conf: dict[str, str], warning: str | None
+) -> None:
     warnings = check_conf(conf, 4, SOME, SMALL)
     assert len(warnings) == (warning is not None)
     assert warning is None or warning in warnings[0]
@@ -173,7 +175,9 @@ SMALL = SharedTrainingMaster(
 DRIVER = 78  # MiB: a media driver with eight neighbours
 
 
-def advised(master: SharedTrainingMaster, workers: int = 4, n_params: int = 10 * MIB) -> int:
+def find_advised_overhead(
+    master: SharedTrainingMaster, workers: int = 4, n_params: int = 10 * MIB
+) -> int:
     """Return the overhead in MiB that is recommended for an executor with four slots."""
     conf = {"spark.master": "yarn", "spark.executor.cores": "4"}
     demand = ModelFootprint(n_params, library="dense")
@@ -184,24 +188,27 @@ def advised(master: SharedTrainingMaster, workers: int = 4, n_params: int = 10 *
     return int(found)
 
 
-def test_more_parameters_and_slots_need_more_memory() -> None:
+def test_advised_overhead_sums_media_driver_and_workers() -> None:
     """The overhead has a media driver and, for each worker, its buffers and its parameters."""
     worker = 140 + 66 + 64 + 2 * 6  # interpreter, rows, log, own updates and inbox
-    assert advised(SMALL) == DRIVER + 4 * (worker + 480)
-    assert advised(SMALL, n_params=20 * MIB) == DRIVER + 4 * (worker + 2 * 480)
+    assert find_advised_overhead(SMALL) == DRIVER + 4 * (worker + 480)
+    assert find_advised_overhead(SMALL, n_params=20 * MIB) == DRIVER + 4 * (worker + 2 * 480)
     one = dataclasses.replace(SMALL, workers_per_node=1)
-    assert advised(one) == DRIVER + worker + 480
+    assert find_advised_overhead(one) == DRIVER + worker + 480
 
 
-def test_rows_and_logs_of_every_worker_count() -> None:
+def test_advised_overhead_counts_rows_and_logs_per_worker() -> None:
     """batch_memory_bytes and log_bytes count once for each worker."""
     more_rows = dataclasses.replace(SMALL, batch_memory_bytes=100 * MIB)
-    assert advised(more_rows) == advised(SMALL) + 4 * 34
+    assert find_advised_overhead(more_rows) == find_advised_overhead(SMALL) + 4 * 34
     void = dataclasses.replace(SMALL.void, log_bytes=100 * MIB)
-    assert advised(dataclasses.replace(SMALL, void=void)) == advised(SMALL) + 4 * 36
+    assert (
+        find_advised_overhead(dataclasses.replace(SMALL, void=void))
+        == find_advised_overhead(SMALL) + 4 * 36
+    )
 
 
-def test_neighbours_in_a_mesh_need_logs() -> None:
+def test_advised_overhead_grows_with_mesh_fan_out() -> None:
     """In a mesh, the media driver's memory grows with mesh_fan_out."""
 
     def mesh(fan_out: int) -> SharedTrainingMaster:
@@ -209,19 +216,23 @@ def test_neighbours_in_a_mesh_need_logs() -> None:
         return dataclasses.replace(SMALL, void=void)
 
     edge = 2 * 3 * (1 + 1 / 8)  # MiB: both streams in both directions, three terms each
-    assert advised(mesh(8)) - advised(SMALL) == pytest.approx(16 * edge, abs=1)
-    assert advised(mesh(24)) - advised(mesh(8)) == pytest.approx(16 * edge, abs=1)
+    assert find_advised_overhead(mesh(8)) - find_advised_overhead(SMALL) == pytest.approx(
+        16 * edge, abs=1
+    )
+    assert find_advised_overhead(mesh(24)) - find_advised_overhead(mesh(8)) == pytest.approx(
+        16 * edge, abs=1
+    )
 
 
 @pytest.mark.parametrize(
     ("text", "size"),
     [("512m", 512 * MIB), ("2g", 2048 * MIB), (" 1T ", 1 << 40), ("64kb", 65_536), ("100", 100)],
 )
-def test_sizes_as_spark_writes_them(text: str, size: int) -> None:
+def test_parse_bytes_accepts_spark_sizes(text: str, size: int) -> None:
     assert parse_bytes(text) == size
 
 
-def test_a_bare_number_is_in_the_keys_own_unit() -> None:
+def test_parse_bytes_applies_unit_to_bare_number() -> None:
     assert parse_bytes("512", unit=MIB) == 512 * MIB
 
 
@@ -242,7 +253,7 @@ SASL = {"spark.authenticate.enableSaslEncryption": "true"}
         ({"spark.ssl.rpc.enabled": "true"}, False),
     ],
 )
-def test_a_key_that_travels_in_the_clear_is_told_of_once(
+def test_unencrypted_key_warns_once_per_application(
     conf: dict[str, str], warns: bool, request: pytest.FixtureRequest
 ) -> None:
     """One warning per application is given if Spark sends the fit's key without encryption."""
@@ -256,7 +267,7 @@ def test_a_key_that_travels_in_the_clear_is_told_of_once(
     )
 
 
-def test_a_context_is_stopped_here_in_its_jvm_or_with_it() -> None:
+def test_context_stopped_in_python_or_jvm_is_recognized() -> None:
     """A context counts as stopped if Python or the JVM stopped it, or if the JVM is gone."""
 
     def context(stopped: Any) -> Any:
@@ -272,13 +283,13 @@ def test_a_context_is_stopped_here_in_its_jvm_or_with_it() -> None:
     assert is_context_stopped(SimpleNamespace(_jsc=None))
 
 
-def test_a_size_that_is_none_is_named() -> None:
+def test_parse_bytes_rejects_text_without_size() -> None:
     """Text that is not a size is refused with an example."""
     with pytest.raises(ValueError, match="size 'much': write 512m"):
         parse_bytes("much")
 
 
-def test_options_that_encoders_check_are_declared_once() -> None:
+def test_training_master_shares_option_lists_with_encoder() -> None:
     """The lists of valid options are shared with the encoder, not copied."""
     assert training_master.TRAIN_ON is error_feedback.TRAIN_ON
     assert training_master.AGGREGATIONS is encoder.AGGREGATIONS

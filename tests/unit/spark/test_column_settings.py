@@ -30,7 +30,7 @@ def frame_with(**settings: str) -> Any:
 
 
 @pytest.mark.parametrize("value", ["true", "TRUE"])
-def test_booleans_are_read_as_spark_reads_them(value: str) -> None:
+def test_boolean_settings_ignore_case(value: str) -> None:
     exact = _FrameColumns.from_frame(frame_with(spark_sql_caseSensitive=value))
     assert exact.find_ambiguous("label") == ["label"]
     frame = frame_with()
@@ -38,7 +38,7 @@ def test_booleans_are_read_as_spark_reads_them(value: str) -> None:
     assert _get_arrow_schema(frame).field("image").type == pa.large_binary()
 
 
-def test_names_are_equal_in_any_case_unless_spark_is_told_otherwise() -> None:
+def test_column_names_are_case_insensitive_by_default() -> None:
     """Column names that differ only in case are ambiguous by default."""
     assert _FrameColumns.from_frame(frame_with()).find_ambiguous("label") == ["Label", "label"]
 
@@ -46,7 +46,7 @@ def test_names_are_equal_in_any_case_unless_spark_is_told_otherwise() -> None:
 @pytest.mark.parametrize(
     "names", [np.array(["Label", "image"]), pd.Index(["Label"]), {"a", "b"}, None, 3]
 )
-def test_features_that_are_no_names_are_refused(names: Any) -> None:
+def test_rejects_features_that_are_not_names(names: Any) -> None:
     """Before, an array of names, such as ``pdf.columns``, ended a prediction in a ValueError."""
     with pytest.raises(UsageError, match=r"features=.*: give a column's name, a list of numeric"):
         resolve_columns(frame_with(), ColumnSpec(names, ()))

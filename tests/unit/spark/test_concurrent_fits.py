@@ -19,7 +19,7 @@ from tests.unit.spark.test_fit_checkpoints import TwoSlots
 ROWS = np.zeros((4, 2), np.float32), np.zeros(4, np.int64)
 
 
-def network_on_spark(monkeypatch: pytest.MonkeyPatch) -> Any:
+def make_spark_network(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Return a SparkNetwork that needs no Spark: preparing and partitioning are faked."""
     monkeypatch.setattr("sparkstrom.spark.network.make_application", lambda spark: TwoSlots())
     network = SparkNetwork(None, DenseNetwork([2, 2]), progress=False)
@@ -29,13 +29,13 @@ def network_on_spark(monkeypatch: pytest.MonkeyPatch) -> Any:
     return network
 
 
-def wrapper_of_one_process(monkeypatch: pytest.MonkeyPatch) -> Any:
+def make_parallel_wrapper(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Return a ParallelWrapper that needs no kernels."""
     return ParallelWrapper(DenseNetwork([2, 2]), 1, progress=False, training_mode="AVERAGING")
 
 
-@pytest.mark.parametrize("make", [network_on_spark, wrapper_of_one_process])
-def test_nothing_replaces_the_state_of_a_network_that_trains(
+@pytest.mark.parametrize("make", [make_spark_network, make_parallel_wrapper])
+def test_state_changes_are_refused_during_fit(
     monkeypatch: pytest.MonkeyPatch, make: Callable[[Any], Any]
 ) -> None:
     """During a fit, other fits, rehearsals, ``restore`` and new parameters are refused."""
@@ -63,9 +63,9 @@ def test_nothing_replaces_the_state_of_a_network_that_trains(
         network.parameters = before + 1  # the fit has ended
 
 
-def test_nothing_changes_a_network_that_is_rehearsed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fit_is_refused_during_rehearsal(monkeypatch: pytest.MonkeyPatch) -> None:
     """A fit that starts in a rehearsal, such as from a thread, is refused."""
-    with wrapper_of_one_process(monkeypatch) as network:
+    with make_parallel_wrapper(monkeypatch) as network:
 
         def simulate(*_: Any, **__: Any) -> str:
             with pytest.raises(UsageError, match="is under way in another thread"):
@@ -76,9 +76,9 @@ def test_nothing_changes_a_network_that_is_rehearsed(monkeypatch: pytest.MonkeyP
         assert network.rehearse(ROWS, workers=[1], step="1ms") == "rehearsed"
 
 
-def test_a_network_that_trains_is_not_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_close_is_refused_during_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     """``close`` is refused until the fit has its result, because workers use the files."""
-    network = network_on_spark(monkeypatch)
+    network = make_spark_network(monkeypatch)
     closed = list[str]()
     monkeypatch.setattr(network._exports, "close", lambda: closed.append("exports"))
 
@@ -103,7 +103,7 @@ def test_columns_are_checked_before_a_fit_waits_for_executors(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A misspelt column is an error at once, not after executors have been counted by a job."""
-    network = network_on_spark(monkeypatch)
+    network = make_spark_network(monkeypatch)
     monkeypatch.setattr(TwoSlots, "await_slots", lambda *_: pytest.fail("the fit waits"))
     frame = frame_with()
     frame.mapInArrow = None

@@ -46,7 +46,7 @@ KEYS = [11, 22, 33]
 # -- results ---------------------------------------------------------------------------------------
 
 
-def test_values_come_back_by_task_whatever_the_order_of_rows(
+def test_results_are_decoded_by_task_in_any_row_order(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Results are cut into rows of bytes, and are decoded by task in whatever order rows arrive."""
@@ -60,7 +60,7 @@ def test_values_come_back_by_task_whatever_the_order_of_rows(
     assert decode_results(rows) == ["a" * 50, 1, b"b" * 30]
 
 
-def test_each_fits_place_is_proposed_in_a_dataframe_of_its_own() -> None:
+def test_each_fit_proposes_place_in_its_own_dataframe() -> None:
     """Spark caches identical DataFrames once: two fits would get one executor and port."""
     tasks: list[bytes] = []
 
@@ -83,7 +83,7 @@ def test_each_fits_place_is_proposed_in_a_dataframe_of_its_own() -> None:
 
 
 @pytest.fixture
-def shuffled(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+def shuffled_rows(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     """Return two partitions' rows in pieces of 100 bytes, sorted as a shuffle does."""
     monkeypatch.setattr(connect_spread, "PIECE_BYTES", 100)
     rows: list[dict[str, Any]] = []
@@ -98,7 +98,7 @@ def shuffled(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     return sorted(rows, key=lambda row: (row["source"], row["number"], row["piece"]))
 
 
-def of_worker(worker: int, rows: list[dict[str, Any]]) -> list[pa.RecordBatch]:
+def select_worker_batches(worker: int, rows: list[dict[str, Any]]) -> list[pa.RecordBatch]:
     """Return a worker's rows in record batches of five."""
     return pa.Table.from_pylist([row for row in rows if row["worker"] == worker]).to_batches(5)
 
@@ -113,30 +113,30 @@ def test_a_frame_without_partitions_is_refused(monkeypatch: pytest.MonkeyPatch) 
         connect_spread.partition_dataframe(frame, ColumnSpec(), 2, seed=0, move=False)
 
 
-def test_every_row_comes_to_one_worker(shuffled: list[dict[str, Any]]) -> None:
-    assert all(row["key"] == KEYS[row["worker"]] for row in shuffled)
-    assert max(row["pieces"] for row in shuffled) > 1
+def test_every_row_reaches_exactly_one_worker(shuffled_rows: list[dict[str, Any]]) -> None:
+    assert all(row["key"] == KEYS[row["worker"]] for row in shuffled_rows)
+    assert max(row["pieces"] for row in shuffled_rows) > 1
     firsts: list[float] = []
     for worker in range(WORKERS):
-        for block in read_shuffled_blocks(worker, of_worker(worker, shuffled)):
+        for block in read_shuffled_blocks(worker, select_worker_batches(worker, shuffled_rows)):
             firsts += block.form.batch(block.records).features[:, 0].tolist()
     assert sorted(firsts) == [*range(10), *range(10, 17)]
 
 
 @pytest.mark.parametrize("left", [0, 1, -1])
-def test_input_that_breaks_off_is_no_end(left: int, shuffled: list[dict[str, Any]]) -> None:
+def test_rejects_truncated_worker_input(left: int, shuffled_rows: list[dict[str, Any]]) -> None:
     """Missing rows at the end of a worker's input are an error."""
-    rows = [row for row in shuffled if row["worker"] == 1]
+    rows = [row for row in shuffled_rows if row["worker"] == 1]
     with pytest.raises(EOFError, match="partition 1 are incomplete"):
-        list(read_shuffled_blocks(1, of_worker(1, rows[:left])))
+        list(read_shuffled_blocks(1, select_worker_batches(1, rows[:left])))
 
 
-def test_rows_of_another_worker_are_refused(shuffled: list[dict[str, Any]]) -> None:
+def test_rows_of_another_worker_are_refused(shuffled_rows: list[dict[str, Any]]) -> None:
     with pytest.raises(SetupError, match="rows of worker 2 came to partition 0"):
-        list(read_shuffled_blocks(0, of_worker(2, shuffled)))
+        list(read_shuffled_blocks(0, select_worker_batches(2, shuffled_rows)))
 
 
-def test_what_is_wrong_with_the_rows_is_told_by_the_worker(
+def test_worker_raises_row_error_from_shuffle(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """An error in reading rows travels through the shuffle, and workers raise it."""
@@ -144,7 +144,7 @@ def test_what_is_wrong_with_the_rows_is_told_by_the_worker(
     batches = write_shuffle_rows(read_row_blocks, KEYS, 0, [("no number", 1)])  # type: ignore[list-item]
     rows = [row for batch in batches for row in batch.to_pylist()]
     with pytest.raises(UsageError, match="no number"):
-        list(read_shuffled_blocks(1, of_worker(1, rows)))
+        list(read_shuffled_blocks(1, select_worker_batches(1, rows)))
 
 
 class Conf(dict[str, str]):
@@ -157,7 +157,7 @@ class Conf(dict[str, str]):
         del self[key]
 
 
-def test_batches_are_small_until_the_last_fit_of_a_session_is_over() -> None:
+def test_smallest_batch_row_limit_remains_until_last_fit_ends() -> None:
     """The smallest limit of concurrent fits remains until the last of them ends."""
     conf = Conf({connect_spread.ARROW_BATCH_ROWS_KEY: "10000"})
     session = SimpleNamespace(conf=conf, session_id="one of this test")
@@ -183,7 +183,7 @@ class Session:
         self.sent.append(path)
 
 
-def test_small_values_go_with_the_job_and_large_ones_once(
+def test_small_values_are_inlined_and_large_ones_uploaded_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Small values are pickled into the job; equal large ones are uploaded once, as a file."""
@@ -207,7 +207,7 @@ def test_small_values_go_with_the_job_and_large_ones_once(
 # -- the controller's task -------------------------------------------------------------------------
 
 
-def test_a_task_that_asks_hears_the_controller_before_it_has_a_media_driver(
+def test_controller_task_answers_probe_until_media_driver_starts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The controller's task answers a UDP probe before its media driver starts, but not later."""
@@ -255,7 +255,7 @@ class Session35:
         raise NotImplementedError(f"[NOT_IMPLEMENTED] {name}() is not implemented.")
 
 
-def test_a_session_of_spark_connect_is_not_asked_for_its_context() -> None:
+def test_get_spark_context_returns_connect_session_itself() -> None:
     """Of a Spark Connect session, get_spark_context returns the session itself."""
     session, context = Session35(), object()
     assert get_spark_context(session) is session

@@ -47,7 +47,7 @@ from sparkstrom.spark.rounds.tasks import RoundInput, SparkRoundsJob
 RECORDS = [b"", b"a" * 10, b"b" * 25]
 
 
-def rows_of(batches: Iterable[pa.RecordBatch]) -> list[dict[str, Any]]:
+def list_rows(batches: Iterable[pa.RecordBatch]) -> list[dict[str, Any]]:
     return [row for batch in batches for row in batch.to_pylist()]
 
 
@@ -56,7 +56,7 @@ def as_batches(rows: list[dict[str, Any]], size: int = 2) -> list[pa.RecordBatch
 
 
 @pytest.fixture
-def here(monkeypatch: pytest.MonkeyPatch) -> int:
+def current_partition(monkeypatch: pytest.MonkeyPatch) -> int:
     """Run tasks' code as in partition 1; return this number."""
     monkeypatch.setattr(record_frames, "get_partition_id", lambda: 1)
     return 1
@@ -68,16 +68,16 @@ def here(monkeypatch: pytest.MonkeyPatch) -> int:
 @pytest.fixture
 def pieces() -> list[dict[str, Any]]:
     """Return rows for worker 1 with RECORDS, cut into pieces of 10 bytes."""
-    return rows_of(split_record(1, 0, number, each, 10) for number, each in enumerate(RECORDS))
+    return list_rows(split_record(1, 0, number, each, 10) for number, each in enumerate(RECORDS))
 
 
-def test_records_are_cut_and_whole_again(pieces: list[dict[str, Any]]) -> None:
+def test_split_records_are_joined_again(pieces: list[dict[str, Any]]) -> None:
     assert max(len(row["content"]) for row in pieces) == 10
     assert len(pieces) == 1 + 1 + 3
     assert list(read_records(1, as_batches(pieces))) == RECORDS
 
 
-def test_a_piece_that_is_missing_is_missed(pieces: list[dict[str, Any]]) -> None:
+def test_missing_piece_of_record_raises_error(pieces: list[dict[str, Any]]) -> None:
     """A missing piece of a record is an error."""
     for lost in (pieces[:2] + pieces[3:], pieces[:3] + pieces[4:], pieces[:-1]):
         with pytest.raises(IncompleteInput, match=r"piece \d of a record|a record for partition"):
@@ -89,7 +89,7 @@ def test_records_of_another_worker_are_refused(pieces: list[dict[str, Any]]) -> 
         list(read_records(0, as_batches(pieces)))
 
 
-def test_each_round_has_its_own_records(here: int) -> None:
+def test_rounds_of_one_job_have_separate_records(current_partition: int) -> None:
     """One job writes the records of several rounds; each round has its own phase number."""
 
     def cutting(blocks: Any, index: int, items: Any) -> Iterator[tuple[int, bytes]]:
@@ -97,23 +97,25 @@ def test_each_round_has_its_own_records(here: int) -> None:
             for record in range(3):
                 yield number * 4 + index, b"%d %d" % (number, record)
 
-    rows = rows_of(run_minibatch_task(cutting, 4, 7, read_row_blocks, []))
+    rows = list_rows(run_minibatch_task(cutting, 4, 7, read_row_blocks, []))
     assert [(row["phase"], row["number"]) for row in rows] == [
         (phase, number) for phase in (7, 8) for number in range(3)
     ]
     mine = as_batches([row for row in rows if row["phase"] == 8])
-    assert list(read_records(here, mine)) == [b"1 0", b"1 1", b"1 2"]
+    assert list(read_records(current_partition, mine)) == [b"1 0", b"1 1", b"1 2"]
 
 
-def test_what_is_sent_has_the_key_of_its_target(here: int) -> None:
+def test_written_rows_have_shuffle_key_of_target(current_partition: int) -> None:
     """Each row that a task writes has the shuffle key of the record's target."""
 
     def written(index: int, records: Iterable[bytes]) -> Iterator[tuple[int, bytes]]:
         for number, record in enumerate(records):
             yield number % 2, record
 
-    batches = as_batches(rows_of(split_record(here, 0, n, r, 99) for n, r in enumerate(RECORDS)))
-    rows = rows_of(run_writing_task(read_records, written, [55, 66], batches))
+    batches = as_batches(
+        list_rows(split_record(current_partition, 0, n, r, 99) for n, r in enumerate(RECORDS))
+    )
+    rows = list_rows(run_writing_task(read_records, written, [55, 66], batches))
     assert [row["key"] for row in rows] == [55, 66, 55]
     assert list(read_shuffled_records(0, as_batches(rows))) == RECORDS
 
@@ -121,30 +123,32 @@ def test_what_is_sent_has_the_key_of_its_target(here: int) -> None:
 # -- cached rows -----------------------------------------------------------------------------------
 
 
-def kept(rows: Any) -> list[dict[str, Any]]:
+def cache_rows(rows: Any) -> list[dict[str, Any]]:
     """Return the rows that a caching task writes."""
-    return rows_of(run_caching_task(5, read_row_blocks, rows))
+    return list_rows(run_caching_task(5, read_row_blocks, rows))
 
 
-def test_kept_rows_are_those_that_came(here: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cached_rows_are_read_back_complete(
+    current_partition: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Cached rows are read back; if any of them are missing, an error is raised."""
     monkeypatch.setattr(record_frames, "PIECE_BYTES", 100)
-    rows = kept([(np.full(4, i, np.float32), i) for i in range(20)])
+    rows = cache_rows([(np.full(4, i, np.float32), i) for i in range(20)])
     assert max(len(row["content"]) for row in rows) == 100
-    blocks: list[Block] = list(read_cached_blocks(here, as_batches(rows)))
+    blocks: list[Block] = list(read_cached_blocks(current_partition, as_batches(rows)))
     firsts = [block.form.batch(block.records).features[:, 0] for block in blocks]
     assert np.concatenate(firsts).tolist() == [*range(20)]
     for lost in (rows[:-1], []):
         with pytest.raises(EOFError, match="the rows of partition 1 are incomplete"):
-            list(read_cached_blocks(here, as_batches(lost)))
+            list(read_cached_blocks(current_partition, as_batches(lost)))
 
 
-def test_what_is_wrong_with_rows_is_kept_and_refused(here: int) -> None:
+def test_row_error_is_cached_and_raised_on_each_read(current_partition: int) -> None:
     """An error in reading rows is cached, and raised each time they are read."""
-    rows = kept([("no number", 1)])
+    rows = cache_rows([("no number", 1)])
     for _ in range(2):
         with pytest.raises(UsageError, match="no number"):
-            list(read_cached_blocks(here, as_batches(rows)))
+            list(read_cached_blocks(current_partition, as_batches(rows)))
 
 
 # -- parameters ------------------------------------------------------------------------------------
@@ -152,7 +156,7 @@ def test_what_is_wrong_with_rows_is_kept_and_refused(here: int) -> None:
 ARRAYS = {"a": np.arange(100, dtype=np.float32), "b": np.arange(7.0)}
 
 
-def test_parameters_come_before_the_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_payload_in_views_is_read_before_minibatches(monkeypatch: pytest.MonkeyPatch) -> None:
     """A payload in temporary views arrives as a task's first records; missing parts are errors."""
     monkeypatch.setattr(frame_parts, "VIEW_BYTES_MAX", 150)
     views: list[list[tuple[int, bytes]]] = []
@@ -175,7 +179,7 @@ def test_parameters_come_before_the_rows(monkeypatch: pytest.MonkeyPatch) -> Non
             made.unpack(iter(lost))
 
 
-def test_who_gets_which_shipment() -> None:
+def test_payload_recipients_lists_workers_of_each_payload() -> None:
     """Each payload has the list of workers that receive it."""
     ships = [Payload((), InlineParts(b"%d" % number)) for number in range(3)]
     given = RoundInput(0, ships[0], ships[1], {1: ships[2]})
@@ -186,7 +190,7 @@ def test_who_gets_which_shipment() -> None:
 # -- a fit -----------------------------------------------------------------------------------------
 
 
-def backend_of(**options: Any) -> DataFrameRoundsBackend:
+def make_backend(**options: Any) -> DataFrameRoundsBackend:
     """Return a backend of rounds for two workers, with these options and a fake session."""
     master, model = ParameterAveragingTrainingMaster(**options), DenseNetwork([6, 3])
     spec = FitSpec(2, 1, model.n_params, "test", job=7)
@@ -195,9 +199,9 @@ def backend_of(**options: Any) -> DataFrameRoundsBackend:
     return DataFrameRoundsBackend(SimpleNamespace(), job, data)
 
 
-def test_rounds_are_cut_by_the_memory_for_rows() -> None:
+def test_batch_memory_bytes_limits_rounds_stored_at_once() -> None:
     """If rows are spilled, only as many rounds are stored at once as batch_memory_bytes allows."""
-    backend = backend_of(
+    backend = make_backend(
         batch_memory_bytes=16 << 20, averaging_frequency=4, batch_size_per_worker=8
     )
     few, many = PartitionFacts(0, 10, 0, 0, 1, 0), PartitionFacts(1, 900, 100, 0, 1, 1000 << 20)
@@ -206,22 +210,22 @@ def test_rounds_are_cut_by_the_memory_for_rows() -> None:
     assert backend.max_rounds_stored_at_once([replace(many, spilled_bytes=1000 << 10)]) == 512
 
 
-def test_nothing_is_asked_for_a_fit_that_was_given_up() -> None:
+def test_aborted_fit_runs_no_jobs() -> None:
     """An aborted fit runs no further jobs."""
-    backend = backend_of()
+    backend = make_backend()
     backend.abort()
     with pytest.raises(FitCancelled, match="nobody waits for its rounds"):
         backend.run_job(None)
 
 
-def test_a_full_heap_says_what_to_set() -> None:
+def test_full_server_heap_error_recommends_larger_heap() -> None:
     """If the server's heap is full, the error recommends a larger heap."""
 
     class Full:
         def collect(self) -> None:
             raise RuntimeError('RPC that terminated with: details = "Java heap space"')
 
-    backend = backend_of()
+    backend = make_backend()
     backend.send_parts(3 << 20, iter(()))
     with pytest.raises(TrainingError, match=r"have 3 MiB: start the server with a larger spark.dr"):
         backend.run_job(Full())
@@ -237,7 +241,7 @@ class Conf(dict[str, str]):
         del self[key]
 
 
-class Interrupted(Conf):
+class InterruptedConf(Conf):
     """Settings of which one call is interrupted after the server has carried it out."""
 
     def set(self, key: str, value: str) -> None:
@@ -246,9 +250,9 @@ class Interrupted(Conf):
             raise KeyboardInterrupt
 
 
-def test_settings_are_put_back_although_setting_them_is_interrupted() -> None:
+def test_interrupted_override_restores_settings() -> None:
     """Settings are restored even if setting one of them is interrupted."""
-    session = SimpleNamespace(conf=Interrupted({"a": "1"}), session_id="one of these tests")
+    session = SimpleNamespace(conf=InterruptedConf({"a": "1"}), session_id="one of these tests")
     with pytest.raises(KeyboardInterrupt), override_settings(session, {"a": "5", "b": "6"}):
         raise AssertionError("the block does not begin")
     assert session.conf == {"a": "1"}
@@ -257,7 +261,7 @@ def test_settings_are_put_back_although_setting_them_is_interrupted() -> None:
     assert session.conf == {"a": "1"}
 
 
-def test_settings_are_put_back() -> None:
+def test_nested_overrides_restore_settings() -> None:
     """Nested overrides of settings are restored when the outermost one ends."""
     conf = Conf({"a": "1"})
     session = SimpleNamespace(conf=conf, session_id="one of these tests")
@@ -268,7 +272,7 @@ def test_settings_are_put_back() -> None:
     assert conf == {"a": "1"}
 
 
-class Views:
+class FakeSession:
     """A fake server's session and catalog; the interrupted calls are carried out nevertheless."""
 
     session_id = "one of these tests"
@@ -301,10 +305,10 @@ class Views:
         return SimpleNamespace(createOrReplaceTempView=create)
 
 
-def test_small_parameters_travel_with_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_inline_payload_is_pickled_with_its_arrays(monkeypatch: pytest.MonkeyPatch) -> None:
     """Payloads of up to a quarter of the limit, with two workers, are pickled with the job."""
-    backend = backend_of()
-    backend._session = Views()
+    backend = make_backend()
+    backend._session = FakeSession()
     monkeypatch.setattr(frame_parts, "INLINE_TOTAL_MAX", 4 * 504)
     made = pickle.loads(pickle.dumps(send_payload(backend.send_parts, ARRAYS, {"rate": 1}, 64)))
     found = made.unpack(iter(()))
@@ -318,9 +322,9 @@ def test_small_parameters_travel_with_the_job(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize("call", ["create", "drop", "persist", "unpersist"])
-def test_whatever_is_interrupted_no_view_and_no_stored_rows_are_left(call: str) -> None:
+def test_interrupted_call_leaves_no_view_or_stored_rows(call: str) -> None:
     """Whichever call is interrupted, no view and no stored rows remain on the server."""
-    backend, session = backend_of(storage_level=None), Views(call)
+    backend, session = make_backend(storage_level=None), FakeSession(call)
     backend._session = session
     parts = [bytes(frame_parts.VIEW_BYTES_MAX)] * 2
 
@@ -335,7 +339,7 @@ def test_whatever_is_interrupted_no_view_and_no_stored_rows_are_left(call: str) 
     assert (session.views, session.stored) == (set(), set())
 
 
-def test_what_needs_partitions_counted_is_refused_by_name() -> None:
+def test_rejects_options_unsupported_by_spark_connect() -> None:
     """Options that Spark Connect cannot implement are refused with a reason."""
     check_options(strategy_for(ParameterAveragingTrainingMaster()))
     different = ParameterAveragingTrainingMaster(repartition="num_partitions_workers_differs")

@@ -44,14 +44,14 @@ NEED = gradient_sharing_memory(CONF, 4, ModelFootprint(1000, library="dense"), M
 PLANNED = 642  # MiB, as in test_cluster.py
 
 
-def explained(error: str, overhead: int, **more: str) -> str:
+def explain_error(error: str, overhead: int, **more: str) -> str:
     """Explain an error with this overhead in MiB; ``more`` are settings of spark.executor."""
     keys = {f"spark.executor.{key.replace('_', '.')}": value for key, value in more.items()}
     conf = CONF | {"spark.executor.memoryOverhead": f"{overhead}m"} | keys
     return explain_memory_kill(conf, NEED, error)
 
 
-def advised(text: str) -> int:
+def find_advised_overhead(text: str) -> int:
     """Return the recommended overhead in MiB."""
     [found] = re.findall(r"--conf spark\.executor\.memoryOverhead=(\d+)m", text)
     return int(found)
@@ -62,29 +62,29 @@ def yarn(used: str, limit: str, kind: str = "physical") -> str:
     return BY_YARN.format(kind=kind, used=used, limit=limit)
 
 
-def test_less_than_the_plan_is_told_with_the_plan() -> None:
+def test_overhead_below_plan_recommends_planned_overhead() -> None:
     """If the overhead was less than planned, the planned overhead is recommended."""
-    text = explained(yarn("901.2 MB", "900 MB"), 388)
+    text = explain_error(yarn("901.2 MB", "900 MB"), 388)
     assert "YARN counted 901.2 MB of 900 MB physical memory" in text
     assert "beside the heap of 512 MiB it had 388 MiB" in text
-    assert advised(text) == PLANNED
+    assert find_advised_overhead(text) == PLANNED
     assert check_overhead(CONF | {"spark.executor.memoryOverhead": f"{PLANNED}m"}, NEED) == []
 
 
 @pytest.mark.parametrize("overhead", [388, 700])
-def test_what_was_used_beyond_the_plan_is_told_with_a_quarter_more(overhead: int) -> None:
+def test_usage_beyond_plan_recommends_a_quarter_more(overhead: int) -> None:
     """Beyond the plan, the used memory and a quarter of the container are recommended."""
     container = 512 + overhead
-    text = explained(yarn(f"{2 * container} MB", f"{container} MB"), overhead)
-    assert advised(text) == 2.25 * container - 512
+    text = explain_error(yarn(f"{2 * container} MB", f"{container} MB"), overhead)
+    assert find_advised_overhead(text) == 2.25 * container - 512
     assert ("so the model itself takes more" in text) == (overhead > PLANNED)
 
 
-def test_memory_for_python_is_a_part_of_the_container() -> None:
+def test_pyspark_memory_counts_as_memory_outside_heap() -> None:
     """spark.executor.pyspark.memory counts as memory outside the heap."""
-    text = explained(yarn("901 MB", "900 MB"), 288, pyspark_memory="100m")
+    text = explain_error(yarn("901 MB", "900 MB"), 288, pyspark_memory="100m")
     assert "it had 388 MiB" in text
-    assert advised(text) == PLANNED - 100
+    assert find_advised_overhead(text) == PLANNED - 100
     assert (
         ContainerLayout.from_conf(CONF | {"spark.executor.pyspark.memory": "1g"}).outside_heap
         == (384 + 1024) * MIB
@@ -95,31 +95,31 @@ def test_a_heap_without_a_unit_is_in_mebibytes_as_for_spark() -> None:
     assert ContainerLayout.from_conf({"spark.executor.memory": "4096"}).heap == 4096 * MIB
 
 
-def test_virtual_memory_has_another_remedy() -> None:
-    text = explained(yarn("4.6 GB", "3.1 GB", "virtual"), 700)
+def test_virtual_memory_kill_recommends_disabling_its_check() -> None:
+    text = explain_error(yarn("4.6 GB", "3.1 GB", "virtual"), 700)
     assert "yarn.nodemanager.vmem-check-enabled=false" in text
-    assert advised(text) > 700
+    assert find_advised_overhead(text) > 700
 
 
-def test_a_kernel_says_no_sizes() -> None:
+def test_kernel_kill_recommends_plan_or_a_quarter_more() -> None:
     """If the kernel killed it, no sizes are known: the plan is recommended, or a quarter more."""
-    assert advised(explained(BY_KERNEL, 388)) == PLANNED
-    text = explained(BY_KERNEL, 1000)
+    assert find_advised_overhead(explain_error(BY_KERNEL, 388)) == PLANNED
+    text = explain_error(BY_KERNEL, 1000)
     assert "Spark says 'possible container OOM'" in text
-    assert advised(text) == 1000 + 378  # a quarter of 1512
+    assert find_advised_overhead(text) == 1000 + 378  # a quarter of 1512
 
 
-def test_a_container_killed_for_another_reason_is_not_taken_for_one() -> None:
+def test_exit_status_137_alone_is_not_memory_kill() -> None:
     """Exit status 137 alone is not a memory kill: kill -9 has it, too, and YARN gives a reason."""
     assert parse_memory_kill(OTHERS) is None
-    assert explained(OTHERS, 388) == ""
+    assert explain_error(OTHERS, 388) == ""
 
 
-def test_yarns_sizes_have_fractions() -> None:
+def test_parse_bytes_accepts_fractions() -> None:
     assert parse_bytes("1.5 GB") == 1536 * MIB
 
 
-def test_rounds_have_no_aeron_and_no_log() -> None:
+def test_averaging_texts_do_not_mention_aeron_or_logs() -> None:
     """For parameter averaging, the texts do not mention Aeron or logs."""
     master = ParameterAveragingTrainingMaster(batch_memory_bytes=66 * MIB)
     need = rounds_memory(CONF, 4, ModelFootprint(1000, library="dense"), master)
@@ -130,4 +130,4 @@ def test_rounds_have_no_aeron_and_no_log() -> None:
         assert "Aeron" not in text
         assert "log_bytes" not in text
     assert "66 MiB of each for rows (batch_memory_bytes): set --conf" in warned
-    assert advised(warned) == -(-need.bytes // MIB)
+    assert find_advised_overhead(warned) == -(-need.bytes // MIB)

@@ -55,7 +55,7 @@ KEY = bytes(range(32))
 WAIT_S = 20
 
 
-class Asked:
+class FakeMasterThread:
     """A fake master thread that records what a DriverConnection requests of it."""
 
     def __init__(self) -> None:
@@ -87,7 +87,7 @@ class Task:
     """A DriverConnection that a thread serves until it has ended or is closed."""
 
     def __init__(self, port: int) -> None:
-        self.master = Asked()
+        self.master = FakeMasterThread()
         self.line = DriverConnection(
             ControlEndpoint(Endpoint("127.0.0.1", port), KEY), SystemClock()
         )
@@ -105,7 +105,7 @@ class Task:
         self._thread.join()
 
 
-class Heard:
+class StateRecorder:
     """A callback that records the received states and lets tests wait for them."""
 
     def __init__(self) -> None:
@@ -123,39 +123,41 @@ class Heard:
 
 
 @pytest.fixture
-def heard() -> Heard:
-    return Heard()
+def recorder() -> StateRecorder:
+    return StateRecorder()
 
 
 @pytest.fixture
-def door(heard: Heard) -> Iterator[ControlServer]:
+def control_server(recorder: StateRecorder) -> Iterator[ControlServer]:
     """Return a server for the task's connection; ``heard`` records the states that it receives."""
-    made = ControlServer(KEY, "127.0.0.1", None, heard)
+    made = ControlServer(KEY, "127.0.0.1", None, recorder)
     yield made
     made.close()
 
 
 @pytest.fixture
-def task(door: ControlServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Task]:
+def task(control_server: ControlServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Task]:
     """Return a connected task that reconnects after 0.05 s."""
     monkeypatch.setattr(controller_line, "RECONNECT_S", 0.05)
-    made = Task(door.port)
+    made = Task(control_server.port)
     yield made
     made.close()
 
 
-def test_states_come_and_questions_are_answered(
-    door: ControlServer, task: Task, heard: Heard
+def test_driver_receives_states_and_answers_to_requests(
+    control_server: ControlServer, task: Task, recorder: StateRecorder
 ) -> None:
     """The driver program receives states and answers; a slow answer does not delay the next one."""
-    heard.until(lambda states: len(states) > 1)
-    assert heard.states[0].progress == task.master.progress
-    assert door.ask(RequestStop("enough")).result(WAIT_S) is None
-    copied: Any = door.ask(GetSnapshot()).result(WAIT_S)
+    recorder.until(lambda states: len(states) > 1)
+    assert recorder.states[0].progress == task.master.progress
+    assert control_server.ask(RequestStop("enough")).result(WAIT_S) is None
+    copied: Any = control_server.ask(GetSnapshot()).result(WAIT_S)
     np.testing.assert_array_equal(copied.parameters, task.master.copied.parameters)
     assert (copied.commit, copied.buffers) == (7, b"buffers")
-    late = door.ask(GetOptimizerStates(everybody=True))
-    assert door.ask(RequestStop("more")).result(WAIT_S) is None  # it does not wait for the copies
+    late = control_server.ask(GetOptimizerStates(everybody=True))
+    assert (
+        control_server.ask(RequestStop("more")).result(WAIT_S) is None
+    )  # it does not wait for the copies
     assert not late.done()
     task.master.copies.set_result((b"state",))
     assert late.result(WAIT_S) == (b"state",)
@@ -164,76 +166,78 @@ def test_states_come_and_questions_are_answered(
     assert (b"state",) not in task.line._answered.values()
 
 
-def test_a_response_ends_a_silence_as_a_state_does(door: ControlServer, heard: Heard) -> None:
+def test_response_counts_as_sign_of_life(
+    control_server: ControlServer, recorder: StateRecorder
+) -> None:
     """A response counts as a sign of life: during a long snapshot, the task sends no states."""
-    connection = socket.create_connection(("127.0.0.1", door.port))
+    connection = socket.create_connection(("127.0.0.1", control_server.port))
     with contextlib.closing(EncryptedStream(connection, KEY, is_opener=True)) as task:
         state = ControllerState(create_initial_progress(3), False, None, 0.0)
         task.send(pack_message(state))
-        heard.until(bool)
-        door.heard_s = 0.0
-        answer = door.ask(GetSnapshot())
+        recorder.until(bool)
+        control_server.heard_s = 0.0
+        answer = control_server.ask(GetSnapshot())
         request = unpack_message(task.receive())
         task.send(pack_message(ControlResponse(request.number, bytes(2 * RECORD_BYTES_MAX))))
         assert len(answer.result(WAIT_S)) == 2 * RECORD_BYTES_MAX
-        assert door.heard_s > 0.0
+        assert control_server.heard_s > 0.0
 
 
-def test_states_come_while_a_master_cannot_copy(
-    door: ControlServer, task: Task, heard: Heard
+def test_states_arrive_while_snapshot_is_delayed(
+    control_server: ControlServer, task: Task, recorder: StateRecorder
 ) -> None:
     """States arrive while a snapshot is delayed, as while the media driver is replaced."""
     task.master.busy = True
-    late = door.ask(GetSnapshot())
-    assert door.ask(RequestStop("enough")).result(WAIT_S) is None
+    late = control_server.ask(GetSnapshot())
+    assert control_server.ask(RequestStop("enough")).result(WAIT_S) is None
     (answer,) = task.master.snapshots
     task.master.progress = create_initial_progress(4)
-    heard.until(lambda states: bool(states) and states[-1].progress.partitions == 4)
+    recorder.until(lambda states: bool(states) and states[-1].progress.partitions == 4)
     answer.set_result(task.master.copied)
     copied: Any = late.result(WAIT_S)
     assert copied.commit == 7
 
 
-def test_an_error_is_raised_where_it_was_asked(
-    door: ControlServer, task: Task, heard: Heard
+def test_request_raises_error_of_task(
+    control_server: ControlServer, task: Task, recorder: StateRecorder
 ) -> None:
     """The driver program's request raises the error that occurred in the task."""
     task.master.finished.set()
-    heard.until(lambda states: bool(states) and states[-1].finished)
+    recorder.until(lambda states: bool(states) and states[-1].finished)
     with pytest.raises(TrainingError, match="it has failed"):
-        door.ask(GetSnapshot()).result(WAIT_S)
-    door.ask(EndController()).result(WAIT_S)
+        control_server.ask(GetSnapshot()).result(WAIT_S)
+    control_server.ask(EndController()).result(WAIT_S)
     assert task.line.ended
 
 
-def test_a_lost_connection_is_made_again_and_asked_again(
-    door: ControlServer, task: Task, heard: Heard
+def test_open_requests_are_resent_after_lost_connection(
+    control_server: ControlServer, task: Task, recorder: StateRecorder
 ) -> None:
     """After a lost connection, open requests are sent again, but each is carried out once."""
-    heard.until(bool)
-    late = door.ask(GetOptimizerStates(everybody=False))
-    assert door.ask(RequestStop("once")).result(WAIT_S) is None
+    recorder.until(bool)
+    late = control_server.ask(GetOptimizerStates(everybody=False))
+    assert control_server.ask(RequestStop("once")).result(WAIT_S) is None
     stream = task.line._stream
     assert stream is not None
     stream._socket.shutdown(socket.SHUT_RDWR)  # as if a firewall dropped it
-    count = len(heard.states)
-    heard.until(lambda states: len(states) > count + 1)
+    count = len(recorder.states)
+    recorder.until(lambda states: len(states) > count + 1)
     task.master.copies.set_result((b"state",))
     assert late.result(WAIT_S) == (b"state",)
     assert task.master.said == ["updaters of one", "once"]  # each was carried out once
 
 
-def test_strangers_are_sent_away_and_the_task_comes_through(
-    door: ControlServer, heard: Heard
+def test_task_connects_despite_silent_or_invalid_connections(
+    control_server: ControlServer, recorder: StateRecorder
 ) -> None:
     """The task connects without waiting for the timeout of strangers, whether silent or not."""
-    strangers = [socket.create_connection(("127.0.0.1", door.port)) for _ in range(6)]
+    strangers = [socket.create_connection(("127.0.0.1", control_server.port)) for _ in range(6)]
     for stranger, says in zip(strangers, (b"GET / HTTP/1.0\r\n\r\n" * 4, bytes(64)), strict=False):
         stranger.sendall(says)  # the other four send nothing
     began_s = time.monotonic()
-    task = Task(door.port)
+    task = Task(control_server.port)
     try:
-        heard.until(bool)
+        recorder.until(bool)
     finally:
         task.close()
     for stranger in strangers:
@@ -241,15 +245,18 @@ def test_strangers_are_sent_away_and_the_task_comes_through(
     assert time.monotonic() - began_s < GREETING_TIMEOUT_S
 
 
-def test_many_strangers_do_not_keep_the_task_out(door: ControlServer, heard: Heard) -> None:
+def test_task_connects_despite_too_many_silent_connections(
+    control_server: ControlServer, recorder: StateRecorder
+) -> None:
     """The task connects in time although silent strangers exceed the limit of connections."""
     silent = [
-        socket.create_connection(("127.0.0.1", door.port)) for _ in range(3 * UNAUTHENTICATED_MAX)
+        socket.create_connection(("127.0.0.1", control_server.port))
+        for _ in range(3 * UNAUTHENTICATED_MAX)
     ]
     began_s = time.monotonic()
-    task = Task(door.port)
+    task = Task(control_server.port)
     try:
-        heard.until(bool)
+        recorder.until(bool)
     finally:
         task.close()
         for stranger in silent:
@@ -301,9 +308,9 @@ class Relay:
             each.close()
 
 
-def test_a_relay_that_drips_does_not_hold_the_door_open(heard: Heard) -> None:
+def test_close_is_not_delayed_by_connection_sending_single_bytes(recorder: StateRecorder) -> None:
     """``close`` ends within seconds although the connection receives single bytes."""
-    door = ControlServer(KEY, "127.0.0.1", None, heard)
+    door = ControlServer(KEY, "127.0.0.1", None, recorder)
     relay = Relay(door.port)
     task = Task(relay.port)
     try:
@@ -318,8 +325,8 @@ def test_a_relay_that_drips_does_not_hold_the_door_open(heard: Heard) -> None:
         task.close()
 
 
-def test_a_machine_without_a_free_descriptor_is_waited_for(
-    heard: Heard, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+def test_accept_is_retried_while_no_descriptor_is_free(
+    recorder: StateRecorder, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """If no file descriptor is free, accepting is retried, with one log message."""
     failing = itertools.repeat(OSError(errno.EMFILE, "Too many open files"), 3)
@@ -332,10 +339,10 @@ def test_a_machine_without_a_free_descriptor_is_waited_for(
 
     monkeypatch.setattr(socket.socket, "accept", accept)
     monkeypatch.setattr(control_door, "POLL_S", 0.01)
-    door = ControlServer(KEY, "127.0.0.1", None, heard)
+    door = ControlServer(KEY, "127.0.0.1", None, recorder)
     task = Task(door.port)
     try:
-        heard.until(bool)
+        recorder.until(bool)
     finally:
         task.close()
         door.close()
@@ -344,7 +351,7 @@ def test_a_machine_without_a_free_descriptor_is_waited_for(
     assert "Too many open files" in said[0]
 
 
-def test_strangers_get_a_line_a_minute_for_each_host() -> None:
+def test_rejections_are_logged_once_a_minute_per_host() -> None:
     """Rejections are logged once a minute per host, for a limited number of hosts."""
     strangers = RejectionLog()
     assert [strangers.record("here", at) for at in (0.0, 1.0, 59.0)] == ["", None, None]
@@ -355,24 +362,24 @@ def test_strangers_get_a_line_a_minute_for_each_host() -> None:
     assert len(strangers.next_s) <= LOGGED_HOSTS_MAX + 1
 
 
-def test_another_fits_task_is_a_stranger(door: ControlServer) -> None:
+def test_rejects_connection_with_another_fits_key(control_server: ControlServer) -> None:
     """A connection with another fit's key is rejected."""
-    connection = socket.create_connection(("127.0.0.1", door.port))
+    connection = socket.create_connection(("127.0.0.1", control_server.port))
     with pytest.raises(WireError, match=r"connection|seal|greeting"):
         EncryptedStream(connection, bytes(32), is_opener=True)
-    assert not door.was_connected.is_set()
+    assert not control_server.was_connected.is_set()
 
 
-def test_what_nobody_answers_ends_with_the_door(heard: Heard) -> None:
+def test_close_cancels_open_requests(recorder: StateRecorder) -> None:
     """Open requests are cancelled when the server is closed."""
-    made = ControlServer(KEY, "127.0.0.1", None, heard)
+    made = ControlServer(KEY, "127.0.0.1", None, recorder)
     answer = made.ask(GetSnapshot())
     made.close()
     made.close()
     assert answer.cancelled()
 
 
-def test_a_port_that_is_taken_is_named() -> None:
+def test_port_range_without_free_port_raises_setup_error() -> None:
     """If no port of the range is free, the error names the host."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

@@ -31,7 +31,7 @@ class Context:
     applicationId: str
 
 
-class Finding:
+class FakeReachabilityTest:
     """A fake reachability test that returns this result and counts its calls."""
 
     def __init__(self, found: ReachabilityResult | None) -> None:
@@ -55,9 +55,9 @@ def master(workers: int = -1) -> SharedTrainingMaster:
 
 
 @pytest.mark.usefixtures("_outside")
-def test_an_application_is_asked_about_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reachability_is_tested_once_per_application(monkeypatch: pytest.MonkeyPatch) -> None:
     """Reachability is tested, and reported, once per application."""
-    finding, said = Finding(ReachabilityResult("executor", WHY)), list[str]()
+    finding, said = FakeReachabilityTest(ReachabilityResult("executor", WHY)), list[str]()
     monkeypatch.setattr(controller_auto, "_test_reachability", finding)
     for _ in range(2):
         void = resolve_controller(master(), Context("a"), TaskSlots(2, 2), said.append).void
@@ -79,11 +79,11 @@ def test_an_application_is_asked_about_once(monkeypatch: pytest.MonkeyPatch) -> 
         {"port_range": (50000, 50063)},
     ],
 )
-def test_another_way_is_asked_about_anew(
+def test_changed_network_options_repeat_reachability_test(
     monkeypatch: pytest.MonkeyPatch, other: dict[str, Any]
 ) -> None:
     """With other network options, as the error recommends them, reachability is tested again."""
-    finding = Finding(ReachabilityResult("executor", WHY))
+    finding = FakeReachabilityTest(ReachabilityResult("executor", WHY))
     monkeypatch.setattr(controller_auto, "_test_reachability", finding)
     resolve_controller(SharedTrainingMaster(), Context("a"), TaskSlots(2, 2), str)
     finding.found = ReachabilityResult("driver")
@@ -97,7 +97,7 @@ def test_another_way_is_asked_about_anew(
 ENDPOINT = Endpoint("10.77.0.1", 40123)
 
 
-def test_it_moves_only_where_nobody_reaches_it() -> None:
+def test_controller_moves_only_if_no_host_gets_answer() -> None:
     """The controller moves only if no host gets an answer; one answered task suffices per host."""
     hears, deaf = ProbeResult("host1", heard=True), ProbeResult("host2", heard=False)
     all_hear = [hears, ProbeResult("host1", heard=False)]
@@ -111,10 +111,12 @@ def test_it_moves_only_where_nobody_reaches_it() -> None:
 
 
 @pytest.mark.usefixtures("_outside")
-def test_who_alone_does_not_reach_it_is_named_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hosts_without_answer_are_named_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """If only some hosts get no answer, the controller stays, and one message names them."""
     monkeypatch.setattr(
-        controller_auto, "_test_reachability", Finding(ReachabilityResult("driver", WHY))
+        controller_auto,
+        "_test_reachability",
+        FakeReachabilityTest(ReachabilityResult("driver", WHY)),
     )
     said = list[str]()
     for _ in range(2):
@@ -128,11 +130,11 @@ def test_who_alone_does_not_reach_it_is_named_once(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.usefixtures("_outside")
-def test_where_nobody_has_said_the_driver_program_has_it_and_the_next_one_asks(
+def test_unknown_reachability_keeps_controller_and_is_tested_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Without a result, the controller stays, and the next fit tests reachability again."""
-    finding, said = Finding(None), list[str]()
+    finding, said = FakeReachabilityTest(None), list[str]()
     monkeypatch.setattr(controller_auto, "_test_reachability", finding)
     for _ in range(2):
         void = resolve_controller(master(), Context("a"), TaskSlots(2, 2), said.append).void
@@ -141,12 +143,14 @@ def test_where_nobody_has_said_the_driver_program_has_it_and_the_next_one_asks(
 
 
 @pytest.mark.usefixtures("_outside")
-def test_without_a_slot_for_it_the_way_that_is_closed_is_named(
+def test_missing_slot_error_names_blocked_udp_path_first(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """If the controller must move but has no slot, the error names the blocked UDP path first."""
     monkeypatch.setattr(
-        controller_auto, "_test_reachability", Finding(ReachabilityResult("executor", WHY))
+        controller_auto,
+        "_test_reachability",
+        FakeReachabilityTest(ReachabilityResult("executor", WHY)),
     )
     with pytest.raises(NetworkError) as caught:
         resolve_controller(master(workers=2), Context("a"), TaskSlots(2, 2), pytest.fail)
@@ -155,16 +159,16 @@ def test_without_a_slot_for_it_the_way_that_is_closed_is_named(
 
 
 @pytest.mark.usefixtures("_outside")
-def test_what_was_asked_for_is_not_looked_into(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chosen_controller_place_is_not_tested(monkeypatch: pytest.MonkeyPatch) -> None:
     """A place that the user chose is not tested."""
-    finding = Finding(None)
+    finding = FakeReachabilityTest(None)
     monkeypatch.setattr(controller_auto, "_test_reachability", finding)
     given = SharedTrainingMaster(void=VoidConfiguration(controller="executor"))
     assert resolve_controller(given, Context("a"), TaskSlots(2, 2), pytest.fail) is given
     assert finding.asked == 0
 
 
-class Failing:
+class FailingContext:
     """A fake SparkContext whose jobs fail."""
 
     def setJobGroup(self, *given: Any, **options: Any) -> None:
@@ -180,12 +184,15 @@ class Failing:
         return []
 
 
-def test_what_keeps_it_from_being_found_out_is_said(caplog: pytest.LogCaptureFixture) -> None:
+def test_failed_probe_job_logs_reason(caplog: pytest.LogCaptureFixture) -> None:
     """If the test's job fails, there is no result, and a warning has the reason."""
     with (
         closing(UdpEchoServer("127.0.0.1", None)) as port,
         caplog.at_level("WARNING", "sparkstrom"),
     ):
-        assert controller_auto._run_probe_job(port, master(), Failing(), TaskSlots(1, 1)) is None
+        assert (
+            controller_auto._run_probe_job(port, master(), FailingContext(), TaskSlots(1, 1))
+            is None
+        )
     said = "could not find out whether executors reach this program by UDP: [CANNOT_OPEN_SOCKET]"
     assert f"{said} Can not open socket" in caplog.text

@@ -46,7 +46,7 @@ LISTED = [
         ("[fd00::7]:40123", ControllerChoice("", "fd00::7", 40123)),
     ],
 )
-def test_what_it_may_say(text: str, choice: ControllerChoice) -> None:
+def test_controller_accepts_role_or_host_with_port(text: str, choice: ControllerChoice) -> None:
     """The controller runs in the driver, on any executor, or on a named host and port."""
     assert parse_controller(text) == choice
     assert VoidConfiguration(controller=text).controller == text
@@ -56,33 +56,33 @@ def test_what_it_may_say(text: str, choice: ControllerChoice) -> None:
 @pytest.mark.parametrize(
     "text", ["", " ", "a b", "node7:", "node7:0", "node7:70000", "node7:x", "[fd00::7", "[::1]:", 7]
 )
-def test_what_it_may_not_say(text: Any) -> None:
+def test_rejects_invalid_controller(text: Any) -> None:
     """Text that is not a host with an optional port is refused."""
     with pytest.raises(UsageError, match="controller="):
         VoidConfiguration(controller=text)
 
 
 @pytest.mark.parametrize("text", ["Driver", "EXECUTOR", " Auto "])
-def test_a_word_in_capitals_is_no_host(text: str) -> None:
+def test_rejects_controller_role_in_capitals(text: str) -> None:
     """A choice in capital letters is refused, and not taken as the name of a host."""
     with pytest.raises(UsageError, match=f'write "{text.strip().lower()}"'):
         VoidConfiguration(controller=text)
 
 
-def test_it_comes_from_sparks_configuration() -> None:
+def test_controller_is_read_from_spark_configuration() -> None:
     """The option can be set in Spark's configuration."""
     conf = {"spark.sparkstrom.controller": "executor"}
     assert resolve(SharedTrainingMaster(), conf, {}).void.controller == "executor"
 
 
-def test_an_address_of_the_driver_is_none_of_an_executors() -> None:
+def test_rejects_controller_address_for_controller_on_executor() -> None:
     """controller_address is refused if the controller runs on an executor."""
     with pytest.raises(UsageError, match=r"controller_address='h'.*controller='executor'"):
         VoidConfiguration(controller="executor", controller_address="h")
     VoidConfiguration(controller="driver", controller_address="h")
 
 
-def test_whom_it_suits() -> None:
+def test_controller_matches_host_by_name_or_address() -> None:
     """A host matches by its names, its addresses, or an address from the name service."""
 
     def suits(text: str) -> bool:
@@ -100,7 +100,7 @@ def test_whom_it_suits() -> None:
     assert parse_controller("node7").find_address(LISTED) is None
 
 
-def test_its_port() -> None:
+def test_controller_port_precedes_port_range() -> None:
     """A port in ``controller`` takes precedence over port_range."""
     void = VoidConfiguration(port_range=(50000, 50003))
     assert parse_controller("executor").ports(void.controller_ports()) == range(50000, 50004)
@@ -108,7 +108,7 @@ def test_its_port() -> None:
     assert parse_controller("executor").ports(None) is None
 
 
-def test_workers_leave_it_its_port() -> None:
+def test_workers_do_not_use_controller_port() -> None:
     """Workers on the controller's host do not use its port."""
     here, ports = "10.1.2.3", range(50000, 50004)
     assert exclude_controller_port(ports, here, Endpoint(here, 50003)) == range(50000, 50003)
@@ -129,7 +129,7 @@ ONE_PORT: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("options", ONE_PORT)
-def test_where_the_controller_has_the_only_port_it_is_named(options: dict[str, Any]) -> None:
+def test_rejects_ports_without_one_left_for_workers(options: dict[str, Any]) -> None:
     """It is an error if workers on the controller's host have no port left."""
     here, void = "10.1.2.3", VoidConfiguration(**options)
     (port,) = void.executor_ports() or ()
@@ -144,7 +144,7 @@ def test_where_the_controller_has_the_only_port_it_is_named(options: dict[str, A
     require_ports_on_one_host(VoidConfiguration(unicast_port=65534))
 
 
-def test_workers_wait_for_one_that_has_not_been_heard_of() -> None:
+def test_workers_wait_longer_for_starting_controller() -> None:
     """A controller that may still be starting is waited for longer than one that runs."""
     coming, there = (
         ControllerRoute(1, Endpoint("10.1.2.3", 9), VoidConfiguration(), 1, 0, answers)
@@ -159,7 +159,7 @@ def master(controller: str, workers: int = -1) -> SharedTrainingMaster:
     return SharedTrainingMaster(void=void, workers_per_node=workers)
 
 
-def test_it_has_one_of_the_slots() -> None:
+def test_controller_on_executor_takes_one_slot() -> None:
     """A controller on an executor takes one task slot."""
     assert count_workers(TaskSlots(2, 3), strategy_for(master("driver"))) == 6
     assert count_workers(TaskSlots(2, 3), strategy_for(master("executor"))) == 5
@@ -170,14 +170,14 @@ def test_it_has_one_of_the_slots() -> None:
         count_workers(TaskSlots(1, 1), strategy_for(master("executor")))
 
 
-def test_one_executor_of_each_host_is_asked_before_the_others() -> None:
+def test_executor_order_starts_with_one_per_host() -> None:
     """Before, 64 executors of the first hosts were asked, whether a host has one or many."""
     names = [(f"{host}.{n}", f"10.0.0.{host}") for host in range(3) for n in range(2)]
     order = [name for name, _ in order_executors(names, "10.0.0.1")]
     assert order == ["1.0", "1.1", "0.0", "2.0", "0.1", "2.1"]
 
 
-def test_an_executor_is_known_by_what_spark_started_it_with(tmp_path: Path) -> None:
+def test_executor_info_is_read_from_jvm_command_line(tmp_path: Path) -> None:
     """Id, host and cores of an executor are read from its JVM's command line."""
     words = "java\0-cp\0x\0--executor-id\0" + "12\0--hostname\0node7\0--cores\0" + "4\0"
     pid = find_executor_process().pid  # without a JVM, this is the test's own process

@@ -39,7 +39,7 @@ PLACE = TaskEnvironment(0, 7, "node7", "4711-99", Path("/scratch"))
         ("node7/4711-99", True, PlacementMismatch("node7/4711-99", is_retry=True)),
     ],
 )
-def test_it_says_so_and_ends(
+def test_misplaced_or_retried_task_reports_mismatch(
     wanted: str, again: bool, answer: PlacementMismatch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A retry, or a task on the wrong executor, reports this without unpickling its job."""
@@ -50,7 +50,7 @@ def test_it_says_so_and_ends(
     assert join_message(run_controller_task((NOWHERE, MEDIA), wanted, unopened, [])) == answer
 
 
-def test_a_result_is_cut_into_parts_that_spark_carries() -> None:
+def test_large_result_is_split_into_parts() -> None:
     whole = bytes(2 * RESULT_PART_BYTES)
     parts = list(split_message(whole))
     assert max(map(len, parts)) == RESULT_PART_BYTES
@@ -80,7 +80,7 @@ DATA = {"network_mask": "10.78.0.0/24"}
         ("10.77.0.3", DATA, "10.78.0.3"),  # the named host, in the named network
     ],
 )
-def test_its_address_is_in_the_network_that_was_named(
+def test_controller_address_is_in_network_mask(
     monkeypatch: pytest.MonkeyPatch, controller: str, void: dict[str, Any], address: str
 ) -> None:
     """The controller's address is the host's address in network_mask, if that is set."""

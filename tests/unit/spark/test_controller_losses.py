@@ -41,7 +41,7 @@ CALL = FitRequest(9, NO_DATA, None, (), None, FitKey(1))
 LOST = ControllerLost("the controller is gone. Run it again", "executor 1 on h: killed")
 
 
-class Connected(Master):
+class ConnectedMaster(Master):
     """A fake master with a connection; the test sets ``is_reachable``."""
 
     def __init__(self) -> None:
@@ -54,7 +54,7 @@ class Bench:
     """A fit's controller copies in a real folder, and its recovery from lost controllers."""
 
     def __init__(self, folder: Path, restarts: int = 1, controller: str = "executor") -> None:
-        self.master, self.said = Connected(), list[str]()
+        self.master, self.said = ConnectedMaster(), list[str]()
         void = VoidConfiguration(controller=controller, controller_restarts=restarts)
         options = SharedTrainingMaster(void)
         progress = cast(ProgressDisplay, type("", (), {"say": self.said.append})())
@@ -94,7 +94,7 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
     return Bench(tmp_path)
 
 
-def test_it_goes_on_from_the_newest_copy_and_says_what_is_trained_again(bench: Bench) -> None:
+def test_fit_resumes_from_newest_controller_copy(bench: Bench) -> None:
     """A fit resumes from the newest copy; a warning counts the minibatches trained again."""
     bench.look(3)
     bench.look(7)
@@ -108,7 +108,7 @@ def test_it_goes_on_from_the_newest_copy_and_says_what_is_trained_again(bench: B
     assert "(loss 1 of controller_restarts=1)" in told
 
 
-def test_without_a_copy_it_begins_anew_and_one_loss_more_ends_it(bench: Bench) -> None:
+def test_fit_without_copy_restarts_until_limit(bench: Bench) -> None:
     """Without a copy, the fit starts again; more losses than controller_restarts end it."""
     assert bench.next_request() is CALL
     assert "starts again" in bench.losses._reporting.warnings[-1]
@@ -118,17 +118,17 @@ def test_without_a_copy_it_begins_anew_and_one_loss_more_ends_it(bench: Bench) -
     assert caught.value.__cause__ is LOST
 
 
-def test_who_wants_no_restarts_has_no_copies_and_the_first_loss_ends_it(tmp_path: Path) -> None:
+def test_copies_need_restarts_and_controller_on_executor(tmp_path: Path) -> None:
     """Copies are made only with restarts and a controller on an executor."""
     none = Bench(tmp_path, restarts=0).losses
     assert not none.keeps_copies
     assert not Bench(tmp_path, controller="driver").losses.keeps_copies
     assert Bench(tmp_path).losses.keeps_copies
     with pytest.raises(ControllerLost, match=r"^the controller is gone. Run it again$"):
-        none.next_request(LOST, CALL, cast(MasterControl, Connected()), None)
+        none.next_request(LOST, CALL, cast(MasterControl, ConnectedMaster()), None)
 
 
-def test_copies_take_a_bounded_share_of_the_time(bench: Bench, monkeypatch: Any) -> None:
+def test_controller_copies_take_bounded_share_of_time(bench: Bench, monkeypatch: Any) -> None:
     """After a copy, the next one is due only after a multiple of the time that it took."""
     monkeypatch.setattr(controller_copies, "COPY_TIME_FACTOR", 1e9)
     bench.look(3)
@@ -137,7 +137,7 @@ def test_copies_take_a_bounded_share_of_the_time(bench: Bench, monkeypatch: Any)
     assert len(bench.master.states) == 1
 
 
-def test_without_a_connection_nothing_is_asked_and_a_copy_that_fails_ends_nothing(
+def test_unreachable_controller_or_failed_copy_does_not_end_fit(
     bench: Bench,
 ) -> None:
     """Without a connection, no copy is requested; a failed copy raises only if the fit failed."""
@@ -152,7 +152,7 @@ def test_without_a_connection_nothing_is_asked_and_a_copy_that_fails_ends_nothin
         bench.look(9)
 
 
-def test_a_copy_that_fails_is_not_called_a_checkpoint(bench: Bench) -> None:
+def test_copy_messages_do_not_mention_checkpoints(bench: Bench) -> None:
     """Messages about copies do not mention checkpoints, which the user may not have requested."""
     bench.master.raises = TrainingError("it sent none")
     bench.look(3)
@@ -176,14 +176,14 @@ def test_a_copy_that_fails_is_not_called_a_checkpoint(bench: Bench) -> None:
         ("sparkstrom.base.errors.TransportError: opening: Aeron error", False),
     ],
 )
-def test_what_the_task_has_raised_is_no_loss(cause: str, *, is_loss: bool) -> None:
+def test_python_error_of_task_is_not_controller_loss(cause: str, *, is_loss: bool) -> None:
     """A Python exception of the task is an ordinary error, not a loss of the controller."""
     master = RemoteController(NO_DATA, NO_DATA, {}, 2)
     assert isinstance(master._create_lost_error(cause), ControllerLost) is is_loss
 
 
 @pytest.mark.parametrize("is_closed", [False, True])
-def test_a_controller_that_has_ended_is_asked_nothing_more(is_closed: bool) -> None:
+def test_ending_controller_twice_sends_no_second_request(is_closed: bool) -> None:
     """Ending the controller twice sends no second request, as when a fit fails at its end."""
     master, asked = RemoteController(NO_DATA, NO_DATA, {}, 2), list[object]()
 
@@ -209,7 +209,7 @@ def test_a_controller_that_has_ended_is_asked_nothing_more(is_closed: bool) -> N
     assert asked == []
 
 
-def test_an_end_that_was_interrupted_while_parameters_came_is_repeated() -> None:
+def test_interrupted_end_is_repeated_by_next_call() -> None:
     """If ``end`` is interrupted while it fetches parameters, the next call ends the task."""
     master, asked = RemoteController(NO_DATA, NO_DATA, {}, 2), list[object]()
     answers: list[BaseException] = [KeyboardInterrupt(), LOST]
@@ -235,7 +235,7 @@ def test_an_end_that_was_interrupted_while_parameters_came_is_repeated() -> None
     assert EndController() in asked
 
 
-def test_a_checkpoint_does_not_wait_for_states_that_the_controller_cannot_send() -> None:
+def test_failed_optimizer_state_request_yields_no_states() -> None:
     """A request for optimizer states that ends with an error has the result ()."""
     master, answer = RemoteController(NO_DATA, NO_DATA, {}, 2), Future[Any]()
     master._server = cast(Any, SimpleNamespace(ask=lambda request: answer))
@@ -245,9 +245,7 @@ def test_a_checkpoint_does_not_wait_for_states_that_the_controller_cannot_send()
 
 
 @pytest.mark.parametrize("is_heard_again", [False, True])
-def test_a_driver_that_was_suspended_reads_what_came_before_it_gives_up(
-    *, is_heard_again: bool
-) -> None:
+def test_silent_controller_is_lost_only_after_second_poll(*, is_heard_again: bool) -> None:
     """A silent controller is lost only after a second poll, before which messages are read."""
     master = RemoteController(NO_DATA, NO_DATA, {}, 2)
     server = SimpleNamespace(was_connected=threading.Event(), heard_s=time.monotonic() - 60.0)
@@ -308,7 +306,7 @@ def session(run: Run) -> FitSession:
     return fit
 
 
-def listening(first: Run) -> tuple[FitSession, Future[Any]]:
+def request_snapshot_after_loss(first: Run) -> tuple[FitSession, Future[Any]]:
     """Return a session whose controller is lost, and a snapshot requested after the loss."""
     fit = session(first)
     first.lose()
@@ -317,9 +315,9 @@ def listening(first: Run) -> tuple[FitSession, Future[Any]]:
     return fit, answer
 
 
-def test_a_listener_waits_for_the_next_controller() -> None:
+def test_listener_snapshot_waits_for_next_controller() -> None:
     """A listener's snapshot waits until the next controller is connected, and comes from it."""
-    fit, answer = listening(Run(1))
+    fit, answer = request_snapshot_after_loss(Run(1))
     later = Run(2, reachable=False)
     fit._switch_to(cast(Any, later))
     assert later.looked_at.wait(DEADLINE_S)
@@ -327,7 +325,7 @@ def test_a_listener_waits_for_the_next_controller() -> None:
     assert answer.result(DEADLINE_S) == 2
 
 
-def test_a_listener_waits_for_a_controller_that_cannot_copy_now() -> None:
+def test_failed_listener_snapshot_is_requested_again() -> None:
     """A failed snapshot is requested again, as while the media driver is replaced."""
     run = Run(3)
     run.raises = [TrainingError("it sent none"), TrainingError("it sent none")]
@@ -335,7 +333,7 @@ def test_a_listener_waits_for_a_controller_that_cannot_copy_now() -> None:
 
 
 @pytest.mark.parametrize("over", [False, True])
-def test_a_listener_does_not_wait_for_a_fit_that_has_failed_or_ended(over: bool) -> None:
+def test_listener_snapshot_raises_at_once_after_fit_ends(over: bool) -> None:
     """In a failed or ended fit, the error of a listener's snapshot is raised at once."""
     run = Run(3)
     run.raises = [TrainingError("it sent none")]
@@ -349,7 +347,7 @@ def test_a_listener_does_not_wait_for_a_fit_that_has_failed_or_ended(over: bool)
 
 
 @pytest.mark.parametrize("kind", [OSError, KeyboardInterrupt])
-def test_a_fit_that_ends_before_its_controller_starts_ends_the_controller(
+def test_error_before_start_ends_controller(
     kind: type[BaseException], bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An error before the start, such as a full disk or Ctrl-C, still ends the controller."""
@@ -405,9 +403,9 @@ def test_the_time_limit_of_early_stopping_includes_the_lost_controllers(
     assert reason.endswith("is met after 100 s")
 
 
-def test_a_listener_hears_that_there_is_no_further_one() -> None:
+def test_listener_snapshot_raises_if_no_controller_follows() -> None:
     """A listener's snapshot raises ControllerLost if the fit ends without another controller."""
-    fit, answer = listening(Run(1))
+    fit, answer = request_snapshot_after_loss(Run(1))
     lost_again = Run(2)
     lost_again.lose()
     fit._switch_to(cast(Any, lost_again))

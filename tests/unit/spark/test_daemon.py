@@ -13,7 +13,7 @@ import pytest
 from sparkstrom.spark.daemon import PRELOAD_VARIABLE, preload
 
 
-def test_modules_are_imported_and_missing_ones_are_said() -> None:
+def test_preload_reports_missing_modules() -> None:
     """``preload`` imports modules and returns a message for each that is missing."""
     sys.modules.pop("wave", None)
     (problem,) = preload(["wave", "no_such_module"])
@@ -67,7 +67,7 @@ daemon.main()
     assert done.stdout.strip() == "[True, True] False"
 
 
-def test_spark_gets_nothing_but_the_port(tmp_path: Path) -> None:
+def test_daemon_output_is_only_its_port(tmp_path: Path) -> None:
     """The daemon's output is only its port, even if a preloaded module prints."""
     text = "import os; print('hello'); os.write(1, b'you\\n')"
     (tmp_path / "prints_at_import.py").write_text(text)

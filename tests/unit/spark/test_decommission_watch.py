@@ -17,7 +17,7 @@ from sparkstrom.spark.jobs import DecommissionMonitor, ExecutorState, RunningTas
 TASKS = [RunningTask(70, 0, "1"), RunningTask(71, 1, "1"), RunningTask(72, 2, "2")]
 
 
-def at(phase: Phase) -> Progress:
+def make_progress(phase: Phase) -> Progress:
     """Return a progress report of this phase."""
     return Progress(phase, 3, 3, 3, 0, 60, 0, 0.0, {})
 
@@ -76,16 +76,16 @@ def record(number: int, partition: int, executor: str, status: str = "RUNNING") 
     return SimpleNamespace(**{name: lambda value=value: value for name, value in values.items()})
 
 
-def job_with(monkeypatch: pytest.MonkeyPatch, *tasks: Any) -> SparkJob:
+def make_job(monkeypatch: pytest.MonkeyPatch, *tasks: Any) -> SparkJob:
     """Return a job of one stage with these tasks."""
     stage = SimpleNamespace(stageId=4, currentAttemptId=0)
     monkeypatch.setattr(SparkJob, "_stages", lambda job, **which: [stage])
     return SparkJob(Store(list(tasks)), "group", list)
 
 
-def test_a_task_of_a_repeated_stage_has_its_partition(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_task_is_identified_by_partition_not_index(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tasks are identified by their partition; their index counts only a stage's retried tasks."""
-    job = job_with(monkeypatch, record(70, 2, "1"), record(71, 3, "2"))
+    job = make_job(monkeypatch, record(70, 2, "1"), record(71, 3, "2"))
     assert job.running_tasks({"1"}) == [RunningTask(70, 2, "1")]
 
 
@@ -93,7 +93,7 @@ def test_all_running_tasks_of_a_large_fit_are_found(monkeypatch: pytest.MonkeyPa
     """Also those of workers beyond the first 1,000, or after as many tasks that have ended."""
     ended = [record(n, n, "1", "SUCCESS") for n in range(1500)]
     running = [record(n, n, "2") for n in range(1500, 3000)]
-    job = job_with(monkeypatch, *ended, *running, record(3000, 0, "3"))
+    job = make_job(monkeypatch, *ended, *running, record(3000, 0, "3"))
     assert job.running_tasks({"3"}) == [RunningTask(3000, 0, "3")]
     assert job.executors() == {"2", "3"}
 
@@ -101,37 +101,37 @@ def test_all_running_tasks_of_a_large_fit_are_found(monkeypatch: pytest.MonkeyPa
 def test_the_error_of_a_task_of_a_large_fit_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """A failed task's error is found among 1,500 that run; errors of killed tasks do not count."""
     running = [record(n, n, "2") for n in range(1500)]
-    job = job_with(monkeypatch, *running, record(1500, 0, "3", "FAILED"))
+    job = make_job(monkeypatch, *running, record(1500, 0, "3", "FAILED"))
     assert job.task_errors() == ["Error: 1500"]
 
 
-def test_each_moves_once_as_there_is_room_and_until_then_trains_on(cluster: Cluster) -> None:
+def test_task_moves_once_when_another_executor_has_free_slot(cluster: Cluster) -> None:
     """A task is killed once, and only if another executor has a free slot for it."""
     watch = cluster.watch()
     cluster.known = [
         ExecutorState("1", "a", 0, is_leaving=False),
         ExecutorState("2", "b", 0, is_leaving=False),
     ]
-    watch.on_progress(at(Phase.RUNNING))
+    watch.on_progress(make_progress(Phase.RUNNING))
     assert cluster.said == []
     cluster.known = [
         ExecutorState("1", "a", 2, is_leaving=True),
         ExecutorState("2", "b", 0, is_leaving=False),
     ]
     for _ in range(2):
-        watch.on_progress(at(Phase.RUNNING))
+        watch.on_progress(make_progress(Phase.RUNNING))
     assert cluster.killed == []  # free slots of the leaving executor do not count
     (told,) = cluster.said
     assert told.startswith("executor 1 on a is being decommissioned, and no other one has")
     cluster.known[1] = ExecutorState("2", "b", 1, is_leaving=False)
     for _ in range(2):
-        watch.on_progress(at(Phase.RUNNING))
+        watch.on_progress(make_progress(Phase.RUNNING))
     assert cluster.killed == [70, 71]
     assert "the worker of partition 1 stops there" in cluster.said[-1]
 
 
 @pytest.mark.parametrize(("enabled", "phase"), [("false", Phase.RUNNING), ("true", Phase.AUDIT)])
-def test_nobody_moves_at_the_end_nor_where_spark_says_nothing(
+def test_no_task_moves_after_training_or_without_decommissioning(
     enabled: str, phase: Phase, cluster: Cluster
 ) -> None:
     """No task is killed after training, or without spark.decommission.enabled."""
@@ -140,5 +140,5 @@ def test_nobody_moves_at_the_end_nor_where_spark_says_nothing(
         ExecutorState("1", "a", 0, is_leaving=True),
         ExecutorState("2", "b", 2, is_leaving=False),
     ]
-    cluster.watch().on_progress(at(phase))
+    cluster.watch().on_progress(make_progress(phase))
     assert cluster.killed == []

@@ -14,14 +14,14 @@ from sparkstrom.worker import training_task as devices
 from sparkstrom.worker.training_task import choose_backend
 
 
-class OnGpu(DenseNetwork):
+class GpuNetwork(DenseNetwork):
     """A network on GPU 1."""
 
     cuda_device: int | None = 1
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+def requested_gpus(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Return the list of GPUs that are requested; each request succeeds."""
     asked: list[int] = []
 
@@ -33,22 +33,22 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return asked
 
 
-def test_parameters_lie_on_the_models_gpu(asked: list[int]) -> None:
-    assert choose_backend(OnGpu([3, 2])) == "on device 1"
-    assert asked == [1]
+def test_parameters_are_kept_on_gpu_of_model(requested_gpus: list[int]) -> None:
+    assert choose_backend(GpuNetwork([3, 2])) == "on device 1"
+    assert requested_gpus == [1]
 
 
-@pytest.mark.parametrize("kind", [DenseNetwork, OnGpu])
-def test_without_one_they_are_on_the_host(
-    asked: list[int], monkeypatch: pytest.MonkeyPatch, kind: type[DenseNetwork]
+@pytest.mark.parametrize("kind", [DenseNetwork, GpuNetwork])
+def test_parameters_without_gpu_are_kept_on_host(
+    requested_gpus: list[int], monkeypatch: pytest.MonkeyPatch, kind: type[DenseNetwork]
 ) -> None:
     """Without a GPU, parameters are kept on the host."""
-    monkeypatch.setattr(OnGpu, "cuda_device", None)
+    monkeypatch.setattr(GpuNetwork, "cuda_device", None)
     assert choose_backend(kind([3, 2])) is backends.host()
-    assert asked == []
+    assert requested_gpus == []
 
 
-def test_a_gpu_that_cannot_be_used_is_a_warning(
+def test_unusable_gpu_keeps_parameters_on_host_and_warns(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """If the GPU cannot be used, parameters stay on the host, and a warning has the reason."""
@@ -58,5 +58,5 @@ def test_a_gpu_that_cannot_be_used_is_a_warning(
 
     monkeypatch.setattr(devices, "on_device", refuse)
     with caplog.at_level(logging.WARNING):
-        assert choose_backend(OnGpu([3, 2])) is backends.host()
+        assert choose_backend(GpuNetwork([3, 2])) is backends.host()
     assert "parameters stay on the host, and each step copies them: no compiler" in caplog.text

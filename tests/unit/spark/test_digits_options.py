@@ -20,7 +20,7 @@ CONF = {
 }
 
 
-def test_what_it_is_not_told_comes_from_conf() -> None:
+def test_missing_options_come_from_spark_configuration() -> None:
     """Options missing on the command line are read from Spark's configuration."""
     args = DIGITS["parser"]().parse_args([])
     master = resolve(DIGITS["master_of"](args), CONF, {})
@@ -29,7 +29,7 @@ def test_what_it_is_not_told_comes_from_conf() -> None:
     assert (void.controller_address, master.workers_per_node) == ("10.78.0.1", 4)
 
 
-def test_what_it_is_told_counts() -> None:
+def test_command_line_overrides_spark_configuration() -> None:
     """Options on the command line override Spark's configuration."""
     words = "--mask 10.0.0.0/16 --port 50000 --controller 10.0.0.1 --workers-per-node 2"
     args = DIGITS["parser"]().parse_args(words.split())

@@ -23,15 +23,15 @@ def test_every_field_has_a_default() -> None:
     assert void.given == frozenset()
 
 
-def test_given_names_what_the_caller_passed_even_if_it_is_the_default() -> None:
+def test_given_lists_passed_options_even_with_default_values() -> None:
     assert VoidConfiguration(lease_s=10.0, unicast_port=40123).given == {"lease_s", "unicast_port"}
 
 
-def test_given_does_not_make_two_equal_configurations_differ() -> None:
+def test_given_does_not_affect_equality() -> None:
     assert VoidConfiguration(lease_s=10.0) == VoidConfiguration()
 
 
-def test_it_travels() -> None:
+def test_configuration_survives_pickle() -> None:
     """A pickled configuration remains equal, with the same ``given``."""
     void = VoidConfiguration(port_range=(40000, 40010), network_mask="10.0.0.0/16")
     copy = pickle.loads(pickle.dumps(void))
@@ -53,7 +53,7 @@ def test_it_travels() -> None:
         ),
     ],
 )
-def test_who_may_bind_which_ports(
+def test_controller_and_executor_ports_follow_options(
     void: dict[str, Any], controller: range | None, executors: range | None
 ) -> None:
     """unicast_port is the controller's; executors use port_range or 64 ports from unicast_port."""
@@ -88,7 +88,9 @@ def test_who_may_bind_which_ports(
         ("log_bytes", 1 << 20, "window_bytes"),
     ],
 )
-def test_a_refusal_names_option_value_and_remedy(option: str, value: object, words: str) -> None:
+def test_invalid_option_error_names_value_and_remedy(
+    option: str, value: object, words: str
+) -> None:
     with pytest.raises(UsageError) as caught:
         VoidConfiguration(**{option: value})  # type: ignore[arg-type]
     assert f"{option}={value!r}" in str(caught.value)
@@ -107,7 +109,7 @@ def test_a_refusal_names_option_value_and_remedy(option: str, value: object, wor
         ({"mesh_fan_out": 2, "mesh_depth": 3}, 15, FLAT),
     ],
 )
-def test_how_many_stand_under_one_another(
+def test_topology_follows_mesh_options_and_worker_count(
     options: dict[str, Any], workers: int, shape: tuple[int, int]
 ) -> None:
     """Fan-out and depth of the tree follow from the mesh options and the number of workers."""
@@ -116,7 +118,7 @@ def test_how_many_stand_under_one_another(
 
 
 @pytest.mark.parametrize("mode", ["mesh", "auto"])
-def test_the_worker_that_finds_no_place_is_named(mode: str) -> None:
+def test_too_small_mesh_error_names_first_worker_without_place(mode: str) -> None:
     """If the mesh is too small, the error names the first worker without a place."""
     with pytest.raises(UsageError) as caught:
         VoidConfiguration(mesh_build_mode=mode).topology(37_449)
@@ -125,20 +127,20 @@ def test_the_worker_that_finds_no_place_is_named(mode: str) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(REFUSED))
-def test_what_means_nothing_here_is_refused_by_name_with_a_sentence(name: str) -> None:
+def test_unsupported_option_is_refused_with_reason(name: str) -> None:
     """An option that VoidConfiguration does not have is refused with a reason."""
     with pytest.raises(UsageError) as caught:
         VoidConfiguration(**{name: 1})  # type: ignore[arg-type]
     assert str(caught.value) == f"VoidConfiguration takes no {name}: {REFUSED[name]}"
 
 
-def test_a_slip_is_answered_with_the_nearest_name() -> None:
+def test_misspelt_option_error_suggests_similar_name() -> None:
     """A misspelt name is refused with the most similar option."""
     with pytest.raises(UsageError, match=r"unicast_prt; did you mean unicast_port\?"):
         VoidConfiguration(unicast_prt=1)  # type: ignore[call-arg]
 
 
-def test_a_name_near_nothing_is_answered_with_all_names() -> None:
+def test_unknown_option_error_lists_all_options() -> None:
     """A name unlike all options is refused with the list of options."""
     with pytest.raises(UsageError, match="unicast_port, port_range, network_mask"):
         VoidConfiguration(xyzzy=1)  # type: ignore[call-arg]

@@ -55,35 +55,35 @@ HERE = {
 
 
 @pytest.mark.parametrize("name", [*THERE, *HERE])
-def test_a_name_of_dl4js_says_what_to_use(name: str) -> None:
+def test_dl4j_method_name_error_names_replacement(name: str) -> None:
     with pytest.raises(AttributeError, match=rf"no attribute '{name}': use {HERE.get(name, '')}"):
         getattr(Dl4jMethodNames(), name)
 
 
-def test_other_names_are_refused_without_advice() -> None:
+def test_other_missing_attribute_error_has_no_advice() -> None:
     with pytest.raises(AttributeError, match=r"has no attribute 'evaluateRocs'$"):
         Dl4jMethodNames().evaluateRocs  # noqa: B018
 
 
-class Shuffled:
+class ShuffledRdd:
     """A fake RDD of pairs whose rows come in another order each time it is computed."""
 
     def __init__(self, pairs: list[Any], run: Any = lambda index, rows: rows) -> None:
         self.pairs, self._run = pairs, run
 
-    def mapPartitionsWithIndex(self, run: Any) -> Shuffled:
-        return Shuffled(self.pairs, lambda index, rows: run(index, self._run(index, rows)))
+    def mapPartitionsWithIndex(self, run: Any) -> ShuffledRdd:
+        return ShuffledRdd(self.pairs, lambda index, rows: run(index, self._run(index, rows)))
 
-    def mapPartitions(self, run: Any) -> Shuffled:
+    def mapPartitions(self, run: Any) -> ShuffledRdd:
         return self.mapPartitionsWithIndex(lambda index, rows: run(rows))
 
-    def keys(self) -> Shuffled:
+    def keys(self) -> ShuffledRdd:
         return self.mapPartitions(lambda rows: (key for key, _ in rows))
 
-    def values(self) -> Shuffled:
+    def values(self) -> ShuffledRdd:
         return self.mapPartitions(lambda rows: (value for _, value in rows))
 
-    def zip(self, other: Shuffled) -> Any:
+    def zip(self, other: ShuffledRdd) -> Any:
         return SimpleNamespace(collect=lambda: list(zip(self.collect(), other.collect())))  # noqa: B905
 
     def collect(self) -> list[Any]:
@@ -91,7 +91,7 @@ class Shuffled:
         return list(self._run(0, iter(self.pairs)))
 
 
-class Named(Dl4jMethodNames):
+class PredictingNetwork(Dl4jMethodNames):
     """A network that consists of DL4J's methods and a predictor."""
 
     def __init__(self, model: DenseNetwork) -> None:
@@ -102,13 +102,13 @@ class Named(Dl4jMethodNames):
         self._predictor = Predictor(application, lambda: (model, theta))
 
 
-def test_outputs_have_their_own_rows_keys_whatever_the_order() -> None:
+def test_outputs_match_keys_in_any_row_order() -> None:
     """Keys match outputs even if an RDD's rows come in another order when it is recomputed."""
     model = DenseNetwork([3, 2], seed=1)
     model.bind(model.initial())
     rows = np.arange(300, dtype=np.float32).reshape(100, 3)
-    pairs = Shuffled([(f"k{i}", row) for i, row in enumerate(rows)])
-    found = dict(Named(model).feed_forward_with_key(pairs).collect())
+    pairs = ShuffledRdd([(f"k{i}", row) for i, row in enumerate(rows)])
+    found = dict(PredictingNetwork(model).feed_forward_with_key(pairs).collect())
     assert len(found) == 100
     np.testing.assert_allclose(
         [found[f"k{i}"] for i in range(100)], model.predict(rows), rtol=1e-5, atol=1e-6
@@ -116,16 +116,18 @@ def test_outputs_have_their_own_rows_keys_whatever_the_order() -> None:
 
 
 @pytest.mark.parametrize("named", [{"key": "id"}, {"features": ["a", "b"]}, {"output": "p"}])
-def test_names_of_columns_that_an_rdd_does_not_have_are_refused(named: dict[str, Any]) -> None:
+def test_column_names_for_rdd_are_refused(named: dict[str, Any]) -> None:
     """Before, they were ignored, and an RDD's elements were read by position."""
     with pytest.raises(UsageError, match=r"leave \w+ out"):
-        Named(DenseNetwork([3, 2])).feed_forward_with_key(Shuffled([]), **named)
+        PredictingNetwork(DenseNetwork([3, 2])).feed_forward_with_key(ShuffledRdd([]), **named)
 
 
-def test_what_is_no_pair_of_key_and_features_is_named() -> None:
+def test_row_that_is_no_key_pair_is_refused() -> None:
     """A row that is not a pair of key and features is refused by row and partition."""
     model = DenseNetwork([3, 2], seed=1)
-    keyed = Named(model).feed_forward_with_key(Shuffled([("a", [1.0, 2.0, 3.0]), "abc"]))
+    keyed = PredictingNetwork(model).feed_forward_with_key(
+        ShuffledRdd([("a", [1.0, 2.0, 3.0]), "abc"])
+    )
     with pytest.raises(UsageError, match=r"row 0 of partition 0 is 'abc': .* \(key, features\)"):
         keyed.collect()
 
@@ -146,7 +148,7 @@ class Table:
         return [new if name == old else name for name in self.columns]
 
 
-def keyed_by(monkeypatch: pytest.MonkeyPatch, key: str | list[str], output: str) -> Any:
+def select_keyed_columns(monkeypatch: pytest.MonkeyPatch, key: str | list[str], output: str) -> Any:
     """Return the columns that feed_forward_with_key selects from a fake table."""
 
     def predict(self: Any, data: Table, features: Any, output: str) -> Table:
@@ -155,26 +157,30 @@ def keyed_by(monkeypatch: pytest.MonkeyPatch, key: str | list[str], output: str)
 
     monkeypatch.setattr(Predictor, "predict", predict)
     table: Any = Table("id", "a.b", "Prediction", "features")
-    return Named(DenseNetwork([3, 2])).feed_forward_with_key(table, key, output=output)
+    return PredictingNetwork(DenseNetwork([3, 2])).feed_forward_with_key(table, key, output=output)
 
 
 @pytest.mark.parametrize(
     ("key", "output", "lost"),
     [("id", "id", "id"), (["id", "Prediction"], "prediction", "Prediction")],
 )
-def test_outputs_do_not_replace_keys(
+def test_output_column_that_replaces_key_is_refused(
     monkeypatch: pytest.MonkeyPatch, key: str | list[str], output: str, lost: str
 ) -> None:
     """An output column that would replace a key column is refused."""
     with pytest.raises(UsageError, match=f"output='{output}': .* replace the key column '{lost}'"):
-        keyed_by(monkeypatch, key, output)
+        select_keyed_columns(monkeypatch, key, output)
 
 
 def test_a_key_column_may_have_a_dot_in_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert keyed_by(monkeypatch, ["id", "a.b"], "prediction") == ["id", "`a.b`", "prediction"]
+    assert select_keyed_columns(monkeypatch, ["id", "a.b"], "prediction") == [
+        "id",
+        "`a.b`",
+        "prediction",
+    ]
 
 
-class ReadsPaths(Dl4jMethodNames):
+class PathReadingNetwork(Dl4jMethodNames):
     """A fake network over Spark Connect."""
 
     def __init__(self) -> None:
@@ -189,11 +195,11 @@ def test_parquet_files_are_read_by_the_networks_session(tmp_path: Path) -> None:
     """Parquet files are read by the network's session, the only one of a Spark Connect client."""
     (tmp_path / "rows.parquet").touch()
     files = f"file://{tmp_path}/rows.parquet"  # a path alone could be one of HDFS
-    assert ReadsPaths().fit_paths(str(tmp_path), 3) == (("rows of", files), 3)
+    assert PathReadingNetwork().fit_paths(str(tmp_path), 3) == (("rows of", files), 3)
 
 
 def test_wildcards_in_the_names_of_files_are_escaped_for_spark(tmp_path: Path) -> None:
     """Spark would read rows1.parquet instead of rows[1].parquet."""
     (tmp_path / "rows[1].parquet").touch()
     files = rf"file://{tmp_path}/rows\[1\].parquet"
-    assert ReadsPaths().fit_paths(str(tmp_path), 3) == (("rows of", files), 3)
+    assert PathReadingNetwork().fit_paths(str(tmp_path), 3) == (("rows of", files), 3)

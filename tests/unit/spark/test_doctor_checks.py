@@ -72,12 +72,14 @@ FACTS = HostFacts(
 EXPECTED = HostExpectations(edges=8)
 
 
-def found_in(check: str, facts: HostFacts, expected: HostExpectations = EXPECTED) -> list[Finding]:
+def list_findings(
+    check: str, facts: HostFacts, expected: HostExpectations = EXPECTED
+) -> list[Finding]:
     """Return the findings of one check of host7."""
     return [each for each in check_host("host7", facts, expected) if each.check == check]
 
 
-def test_a_good_machine_has_nothing_to_set() -> None:
+def test_healthy_host_has_no_warnings_or_remedies() -> None:
     assert {each.level for each in check_host("host7", FACTS, EXPECTED)} == {OK}
     assert {each.remedy for each in check_host("host7", FACTS, EXPECTED)} == {""}
 
@@ -164,35 +166,39 @@ def test_a_good_machine_has_nothing_to_set() -> None:
         ("gpu", {"gpu": GpuFacts(1, 2)}, OK, ["number 1 assigned", "Numba can use it"]),
     ],
 )
-def test_a_machine(check: str, changed: dict[str, Any], level: Level, words: list[str]) -> None:
+def test_bad_host_fact_leads_to_finding_with_remedy(
+    check: str, changed: dict[str, Any], level: Level, words: list[str]
+) -> None:
     """A bad fact of a host leads to a finding of this level with these words and a remedy."""
-    (found,) = found_in(check, replace(FACTS, **changed))
+    (found,) = list_findings(check, replace(FACTS, **changed))
     assert found.level is level
     for word in words:
         assert word in f"{found.found} {found.remedy}"
     assert bool(found.remedy) == (level is not OK)
 
 
-def test_media_drivers_of_one_host_share_its_memory() -> None:
+def test_second_media_driver_doubles_needed_shared_memory() -> None:
     """Two media drivers of a host need twice as much shared memory."""
     facts = replace(FACTS, shared_memory=DiskSpace("/dev/shm", 100 * MIB))
-    assert found_in("shared memory", facts)[0].level is OK
-    assert found_in("shared memory", facts, HostExpectations(8, drivers=2))[0].level is WARNING
+    assert list_findings("shared memory", facts)[0].level is OK
+    assert list_findings("shared memory", facts, HostExpectations(8, drivers=2))[0].level is WARNING
 
 
-def test_socket_buffers_name_the_line_to_set() -> None:
+def test_small_socket_buffers_recommend_sysctl_command() -> None:
     """If socket buffers are too small, the remedy is the sysctl command."""
     facts = replace(
         FACTS, buffers=(212_992, 212_992), media_driver=replace(FACTS.media_driver, sizes=SMALL)
     )
-    receive, send = found_in("socket buffers", facts)
+    receive, send = list_findings("socket buffers", facts)
     assert receive.level is send.level is WARNING
     assert receive.remedy == "sysctl -w net.core.rmem_max=4194304"
     assert send.remedy == "sysctl -w net.core.wmem_max=4194304"
     assert "16 KiB in flight to a neighbour, not 256" in receive.found
 
 
-def test_a_machine_is_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_inspect_host_works_without_matching_network_mask(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The facts of this machine are read, although no address matches the network mask."""
 
     def refuse() -> str:
@@ -209,14 +215,14 @@ def test_a_machine_is_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert facts.interfaces["127.0.0.1"] == "lo"
 
 
-def test_a_directory_that_cannot_be_written_says_why(tmp_path: Path) -> None:
+def test_measure_space_gives_reason_for_unwritable_directory(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.touch()
     assert measure_space(file / "below").error == "Not a directory"
     assert measure_space(tmp_path).error == ""
 
 
-def test_javas_version_as_it_says_it(tmp_path: Path) -> None:
+def test_java_version_is_read_from_java_command(tmp_path: Path) -> None:
     """Java's version is read from the output of the java command."""
     java = tmp_path / "java"
     java.write_text("#!/bin/sh\necho 'openjdk version \"21.0.2\" 2024-01-16' >&2\n")
@@ -228,7 +234,7 @@ def test_javas_version_as_it_says_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("version", "level"), [("17.0.15", OK), ("21", OK), ("11.0.2", WARNING), ("1.8.0_402", WARNING)]
 )
-def test_java(version: str, level: Level) -> None:
+def test_java_version_determines_level(version: str, level: Level) -> None:
     assert check_java("driver", version).level is level
 
 
@@ -236,18 +242,18 @@ def test_java(version: str, level: Level) -> None:
     ("version", "level"),
     [("3.5.1", OK), ("4.0.5", OK), ("4.2.0", OK), ("3.4.4", FAILURE), ("5.0.0", WARNING)],
 )
-def test_spark(version: str, level: Level) -> None:
+def test_spark_version_determines_level(version: str, level: Level) -> None:
     assert check_spark(version).level is level
 
 
 @pytest.mark.parametrize(
     ("wanted", "registered", "level"), [(2, 2, OK), (3, 2, WARNING), (2, 0, FAILURE)]
 )
-def test_executors(wanted: int, registered: int, level: Level) -> None:
+def test_executor_count_determines_level(wanted: int, registered: int, level: Level) -> None:
     assert check_executors(wanted, registered, 60).level is level
 
 
-def test_configuration() -> None:
+def test_dangerous_settings_are_findings_with_remedies() -> None:
     """Settings that prevent or endanger fits lead to findings with the setting to change."""
     (speculation,) = check_configuration({"spark.speculation": "true"})
     assert (speculation.level, speculation.check) == (FAILURE, "configuration")
@@ -274,7 +280,9 @@ HERE = WorkerVersions("driver", "3.11.7", "/usr/bin/python", "0.1.0", "")
         ({"error": "ModuleNotFoundError: numba"}, "sparkstrom", FAILURE, "numba"),
     ],
 )
-def test_versions(changed: dict[str, str], check: str, level: Level, words: str) -> None:
+def test_version_differences_of_workers_are_findings(
+    changed: dict[str, str], check: str, level: Level, words: str
+) -> None:
     """Differences of Python or sparkstrom between driver and workers are findings."""
     found = check_versions(HERE, [HERE._replace(host="h", **changed)] * 2)
     (there,) = [each for each in found if each.check == check and each.where != "driver"]
@@ -283,7 +291,7 @@ def test_versions(changed: dict[str, str], check: str, level: Level, words: str)
     assert words in f"{there.found} {there.remedy}"
 
 
-def test_own_versions() -> None:
+def test_collect_versions_reads_installed_version() -> None:
     (here,) = collect_versions()
     assert WorkerVersions(*here).sparkstrom == "0.1.0"
     assert WorkerVersions(*here).error == ""
@@ -297,7 +305,7 @@ def test_own_versions() -> None:
         ("java.lang.OutOfMemoryError", "executors", "stderr in Spark's UI"),
     ],
 )
-def test_a_job_that_fails(cause: str, check: str, words: str) -> None:
+def test_failed_job_remedy_suits_cause(cause: str, check: str, words: str) -> None:
     """The finding about a failed job has a remedy that suits the cause."""
     found = explain_job_failure(cause, "3.11.7")
     assert (found.level, found.check) == (FAILURE, check)
@@ -311,7 +319,7 @@ NAMES = ["driver", "host1", "host2"]
 PORTS = {"driver": 1, "host1": 2, "host2": 3}
 
 
-def heard(**changed: PeerResult) -> dict[int, dict[int, PeerResult]]:
+def make_peer_results(**changed: PeerResult) -> dict[int, dict[int, PeerResult]]:
     """Return good results between all three; ``_0_1`` is what 1 measured of 0's datagrams."""
     told = {a: {b: replace(GOOD) for b in range(3) if b != a} for a in range(3)}
     for key, one in changed.items():
@@ -320,18 +328,20 @@ def heard(**changed: PeerResult) -> dict[int, dict[int, PeerResult]]:
     return told
 
 
-def test_ways_have_a_direction() -> None:
+def test_udp_matrix_has_entry_for_each_direction() -> None:
     """Each direction between two hosts has its own entry in the matrix."""
     slow = replace(GOOD, round_trip_s=0.002, bytes_s=5e6)  # host1's result for the driver
-    matrix = build_matrix(NAMES, heard(_0_1=slow))
+    matrix = build_matrix(NAMES, make_peer_results(_0_1=slow))
     assert matrix["driver"]["host1"] == UdpLink(True, True, True, 0.5, 5_000_000)
     assert matrix["host1"]["driver"].round_trip_ms == 2.0
     assert [each.level for each in check_udp(matrix, PORTS)] == [OK]
 
 
-def test_fast_and_long_links_have_no_exponents() -> None:
+def test_matrix_shows_large_numbers_without_exponents() -> None:
     """Before, the matrix had 1.23e+03 MB/s and 1.2e+02 ms."""
-    matrix = build_matrix(NAMES, heard(_0_1=replace(GOOD, bytes_s=1.234e9, round_trip_s=0.1234)))
+    matrix = build_matrix(
+        NAMES, make_peer_results(_0_1=replace(GOOD, bytes_s=1.234e9, round_trip_s=0.1234))
+    )
     text = format_report(Report([], matrix))
     assert {"1234", "123"} <= set(text.split())
 
@@ -353,9 +363,9 @@ def test_fast_and_long_links_have_no_exponents() -> None:
         (replace(GOOD, bytes_s=1e5), WARNING, "all: below 1.25 MB/s: driver to host1"),
     ],
 )
-def test_a_way_that_is_not_well(told: PeerResult, level: Level, words: str) -> None:
+def test_bad_udp_link_is_finding_with_remedy(told: PeerResult, level: Level, words: str) -> None:
     """A bad link leads to a finding that names its hosts, and a remedy."""
-    found = check_udp(build_matrix(NAMES, heard(_0_1=told)), PORTS)
+    found = check_udp(build_matrix(NAMES, make_peer_results(_0_1=told)), PORTS)
     (bad,) = [each for each in found if each.level is not OK]
     assert bad.level is level
     assert f"{bad.where}: {bad.found}".startswith(words)
@@ -377,11 +387,11 @@ DRIVER_SILENT = {"_0_1": PeerResult(), "_0_2": PeerResult()}  # its datagrams ar
         ("host1:40123", False, {}, False, True),
     ],
 )
-def test_a_fit_needs_some_ways_only(
+def test_udp_needs_follow_controller_and_mesh(
     controller: str, is_mesh: bool, changed: dict[str, PeerResult], driver: bool, executors: bool
 ) -> None:
     """All workers exchange datagrams with the controller; executors with each other in a mesh."""
-    matrix = build_matrix(NAMES, heard(**changed))
+    matrix = build_matrix(NAMES, make_peer_results(**changed))
     assert find_udp_needs(matrix, controller, is_mesh=is_mesh) == UdpNeeds(driver, executors)
 
 
@@ -393,17 +403,17 @@ def test_a_fit_needs_some_ways_only(
         ({"_2_1": replace(GOOD, receives_fragmentable=False)}, UdpNeeds(executors=False)),
     ],
 )
-def test_a_way_that_a_fit_does_not_need_is_no_failure(
+def test_bad_link_that_fit_does_not_need_is_warning(
     changed: dict[str, PeerResult], needs: UdpNeeds
 ) -> None:
     """Before, the doctor said that training would fail, although the controller moves."""
-    matrix = build_matrix(NAMES, heard(**changed))
+    matrix = build_matrix(NAMES, make_peer_results(**changed))
     found = check_udp(matrix, PORTS, needs)
     assert {each.level for each in found if each.level is not OK} == {WARNING}
     assert FAILURE in {each.level for each in check_udp(matrix, PORTS)}
 
 
-def test_a_driver_without_a_controller_needs_no_media_driver() -> None:
+def test_missing_aeron_on_driver_without_controller_is_warning() -> None:
     """What only a controller needs is a warning on the driver if the controller is elsewhere."""
     library = create_failure("aeron library", "driver", "none", "fetch it")
     assert excuse_driver(library).level is WARNING
@@ -411,18 +421,22 @@ def test_a_driver_without_a_controller_needs_no_media_driver() -> None:
     assert excuse_driver(scratch) is scratch
 
 
-def test_a_far_way_is_told() -> None:
+def test_long_round_trip_is_warning() -> None:
     """A long round trip is a warning."""
-    found = check_udp(build_matrix(NAMES, heard(_1_0=replace(GOOD, round_trip_s=0.2))), PORTS)
+    found = check_udp(
+        build_matrix(NAMES, make_peer_results(_1_0=replace(GOOD, round_trip_s=0.2))), PORTS
+    )
     assert [each.check for each in found if each.level is WARNING] == ["round trip"]
 
 
-def test_the_text_has_a_hundred_columns() -> None:
+def test_report_fits_table_width_and_merges_equal_findings() -> None:
     """The report fits into the table's width, and lists equal findings of several hosts once."""
     findings = check_host("driver", FACTS, EXPECTED)
     findings += check_host("host1.a-long-name.example.com", FACTS, EXPECTED)
-    findings += check_udp(build_matrix(NAMES, heard(_0_1=PeerResult())), PORTS)
-    text = format_report(Report(findings, build_matrix(NAMES, heard(_0_1=PeerResult()))))
+    findings += check_udp(build_matrix(NAMES, make_peer_results(_0_1=PeerResult())), PORTS)
+    text = format_report(
+        Report(findings, build_matrix(NAMES, make_peer_results(_0_1=PeerResult())))
+    )
     assert max(map(len, text.splitlines())) <= TABLE_WIDTH
     assert "NOTHING" in text
     assert "100  0.5" in text
@@ -430,9 +444,9 @@ def test_the_text_has_a_hundred_columns() -> None:
     assert text.count("/lib/aeron.so") == 1  # equal on two hosts
 
 
-def test_a_document() -> None:
+def test_json_report_has_findings_and_matrix() -> None:
     """The report as JSON has findings and the matrix."""
-    report = Report(check_host("driver", FACTS, EXPECTED), build_matrix(NAMES, heard()))
+    report = Report(check_host("driver", FACTS, EXPECTED), build_matrix(NAMES, make_peer_results()))
     document = json.loads(json.dumps(report.to_dict()))
     assert document["ok"] is True
     assert document["matrix"]["driver"]["host1"]["bytes_s"] == 100_000_000

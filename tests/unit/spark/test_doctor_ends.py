@@ -18,13 +18,13 @@ from sparkstrom.spark.doctor.examination import ExaminationOptions, _Examination
 from sparkstrom.spark.doctor.host_facts import find_kernel_cache
 
 
-class Stopped:
+class StoppedSession:
     """A session that Spark has stopped because its master never answered."""
 
     def __init__(self, master: str | None, conf: Any) -> None:
         self.conf = dict(conf)
 
-    def __enter__(self) -> Stopped:
+    def __enter__(self) -> StoppedSession:
         return self
 
     def __exit__(self, *exc: object) -> None:
@@ -34,9 +34,9 @@ class Stopped:
         raise RuntimeError("java.lang.IllegalStateException: Cannot call methods on a stopped")
 
 
-def test_a_master_that_does_not_answer_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_spark_master_without_answer_is_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(examining, "check_installation", lambda: None)
-    monkeypatch.setattr(examining, "DoctorSession", Stopped)
+    monkeypatch.setattr(examining, "DoctorSession", StoppedSession)
     report = examine(ExaminationOptions("spark://nohost:7077", {}, 1.0), lambda text: None)
     assert not report.ok
     (found,) = report.findings
@@ -56,7 +56,7 @@ SILENT, HEARD = UdpLink(False, False, False), UdpLink(True, True, True)
         ("local-cluster[2,2,1024]", {}, True),
     ],
 )
-def test_a_driver_that_nobody_hears_matters_if_the_controller_stays(
+def test_unreachable_driver_matters_only_if_controller_stays(
     master: str, conf: dict[str, str], driver: bool
 ) -> None:
     """With ``controller="auto"`` it moves to an executor, if one has a task slot for it."""
@@ -74,7 +74,7 @@ def test_a_driver_that_nobody_hears_matters_if_the_controller_stays(
 
 
 @pytest.mark.parametrize("lacks", [False, True])
-def test_a_driver_is_excused_only_for_what_a_fit_notices(
+def test_driver_is_excused_only_without_aeron_library(
     monkeypatch: pytest.MonkeyPatch, lacks: bool
 ) -> None:
     """A media driver that does not start is no reason for a fit to move its controller."""
@@ -92,7 +92,7 @@ def test_a_driver_is_excused_only_for_what_a_fit_notices(
     assert made._is_driver_excused is lacks
 
 
-def test_compiled_kernels_are_looked_for_where_they_are_kept(
+def test_compiled_kernels_are_found_in_directory_of_variable(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Compiled kernels are found in the directory of the environment variable."""
@@ -102,7 +102,7 @@ def test_compiled_kernels_are_looked_for_where_they_are_kept(
     assert find_kernel_cache() == (tmp_path, True)
 
 
-def test_a_host_without_a_directory_for_kernels_has_an_unwritable_one(
+def test_kernel_cache_without_usable_directory_is_var_tmp(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Before, the doctor tested the scratch directory, where a fit stores no kernels."""

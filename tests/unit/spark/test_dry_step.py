@@ -36,17 +36,19 @@ def numpy_state() -> Any:
     return state[1]
 
 
-def rows_of(*rows: Any) -> Callable[[], Iterator[Block]]:
+def make_reader(*rows: Any) -> Callable[[], Iterator[Block]]:
     """Return a function that reads these rows as blocks of partition 0."""
     return lambda: read_row_blocks(0, rows)
 
 
-def classes(width: int = 3, label: Any = 1, rows: int = 2) -> Callable[[], Iterator[Block]]:
+def make_class_reader(
+    width: int = 3, label: Any = 1, rows: int = 2
+) -> Callable[[], Iterator[Block]]:
     """Return a reader of rows with this number of features and this label."""
-    return rows_of(*[(np.arange(width, dtype=np.float32), label)] * rows)
+    return make_reader(*[(np.arange(width, dtype=np.float32), label)] * rows)
 
 
-def attempt(model: Any, first: Any, metric: str | None = None) -> None:
+def try_model(model: Any, first: Any, metric: str | None = None) -> None:
     """Run a dry step of a model on its first rows."""
     dry_run_step(model, model.initial(), first, pickle_by_value, metric)
 
@@ -115,7 +117,7 @@ KINDS = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_rows_that_fit_are_trained_on_and_nothing_is_changed(kind: str) -> None:
+def test_dry_step_changes_no_parameters_or_random_states(kind: str) -> None:
     """A dry step changes neither parameters and buffers nor random states."""
     model = KINDS[kind]()
     parameters = model.initial().copy()
@@ -124,7 +126,11 @@ def test_rows_that_fit_are_trained_on_and_nothing_is_changed(kind: str) -> None:
     buffers = model.buffers_bytes() if hasattr(model, "buffers_bytes") else b""
     metric = None if kind == "Lightning" else "loss"  # its module has no validation_step
     dry_run_step(
-        model, parameters, classes(width=6 if kind == "JAX" else 3), pickle_by_value, metric
+        model,
+        parameters,
+        make_class_reader(width=6 if kind == "JAX" else 3),
+        pickle_by_value,
+        metric,
     )
     np.testing.assert_array_equal(parameters, before)
     np.testing.assert_array_equal(model.initial(), before)
@@ -137,28 +143,28 @@ def test_rows_that_fit_are_trained_on_and_nothing_is_changed(kind: str) -> None:
 def test_outputs_that_an_estimator_cannot_use_are_refused_before_training() -> None:
     """A dry step refuses a model whose outputs the estimator cannot put into columns."""
     model = torch_model(nn.Conv1d(3, 5, 1))
-    examine = examining(model, SparkstromEstimator(labelCol="steps"))
-    first = rows_of(*[(np.zeros((3, 4), np.float32), np.zeros(4, np.int64))] * 2)
-    attempt(model, first)
+    examine = make_output_check(model, SparkstromEstimator(labelCol="steps"))
+    first = make_reader(*[(np.zeros((3, 4), np.float32), np.zeros(4, np.int64))] * 2)
+    try_model(model, first)
     with pytest.raises(UsageError, match=r"the model returns \[5, 4\] for a row"):
         dry_run_step(model, model.initial(), first, pickle_by_value, None, examine)
 
 
 @pytest.mark.parametrize(("outputs", "names"), [("values", 1), ("logits", 3)])
-def test_outputs_of_which_no_column_is_made_may_have_any_shape(outputs: str, names: int) -> None:
+def test_outputs_without_columns_may_have_any_shape(outputs: str, names: int) -> None:
     """Outputs may have any shape if the columns made of them are off; "values" has only one."""
     model: Any = SimpleNamespace(outputs=outputs, loss=abs, penalty=abs)  # meets ``Measured``
     model.predict = lambda _: np.zeros((2, 3, 4), np.float32)
     batch: Any = SimpleNamespace(features=np.zeros((2, 3), np.float32))
     columns = ("predictionCol", "probabilityCol", "rawPredictionCol")[:names]
     estimator = SparkstromEstimator(**dict.fromkeys(columns, ""))
-    examining(model, estimator)(model, batch)
+    make_output_check(model, estimator)(model, batch)
     estimator.set(estimator.getParam(columns[-1]), "outputs")
     with pytest.raises(UsageError, match="the model returns"):
-        examining(model, estimator)(model, batch)
+        make_output_check(model, estimator)(model, batch)
 
 
-def examining(model: Any, estimator: SparkstromEstimator) -> Any:
+def make_output_check(model: Any, estimator: SparkstromEstimator) -> Any:
     """Return an estimator's check of a dry step's outputs."""
     network: Any = _EstimatorNetwork.__new__(_EstimatorNetwork)
     network._choose_converter = partial(estimator._choose_converter, model, FRAME)
@@ -173,50 +179,50 @@ def examining(model: Any, estimator: SparkstromEstimator) -> Any:
         ("Lightning", r"batch \(float32\[8, 7\], .* cannot be multiplied \(8x7 and 3x2\)"),
     ],
 )
-def test_a_wrong_number_of_features_is_named(kind: str, words: str) -> None:
+def test_wrong_number_of_features_raises_usage_error(kind: str, words: str) -> None:
     """The error names the number of features of the rows and that which the model takes."""
     with pytest.raises(UsageError, match=words):
-        attempt(KINDS[kind](), classes(width=7))
+        try_model(KINDS[kind](), make_class_reader(width=7))
 
 
 @pytest.mark.parametrize("kind", ["built in", "torch"])
-def test_a_label_that_is_no_class_is_named(kind: str) -> None:
+def test_invalid_class_label_error_names_row(kind: str) -> None:
     with pytest.raises(UsageError, match=r"row 0 of partition 0: .* is 7: labels must be 0 to 1"):
-        attempt(KINDS[kind](), classes(label=7))
+        try_model(KINDS[kind](), make_class_reader(label=7))
 
 
-def test_a_loss_that_does_not_fit_the_labels_is_named() -> None:
+def test_loss_that_does_not_fit_labels_raises_usage_error() -> None:
     model = torch_model(nn.Linear(3, 1), loss=nn.BCEWithLogitsLoss())
     with pytest.raises(UsageError, match=r'label=\["y"\]'):
-        attempt(model, classes(label=1.0))
+        try_model(model, make_class_reader(label=1.0))
 
 
-def test_a_bad_value_is_named_by_its_row() -> None:
-    first = rows_of(([1.0, 2.0, 3.0], 1), ([1.0, np.nan, 3.0], 0))
+def test_nan_feature_error_names_row() -> None:
+    first = make_reader(([1.0, 2.0, 3.0], 1), ([1.0, np.nan, 3.0], 0))
     with pytest.raises(UsageError, match="row 1 of partition 0"):
-        attempt(DenseNetwork([3, 2]), first)
+        try_model(DenseNetwork([3, 2]), first)
 
 
-def test_one_row_is_enough_for_batch_norm() -> None:
+def test_dry_step_works_with_one_row_and_batch_norm() -> None:
     """A dry step works with a single row and BatchNorm, and leaves its statistics as they were."""
     model = torch_model(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
     before = model.buffers_bytes()
-    attempt(model, classes(rows=1), "loss")
+    try_model(model, make_class_reader(rows=1), "loss")
     assert model.buffers_bytes() == before
 
 
-def test_what_is_no_usage_error_is_left_to_the_workers() -> None:
+def test_dry_step_ignores_read_errors_and_missing_rows() -> None:
     """Errors in reading rows, and missing rows, are ignored; workers will report them."""
 
     def fails() -> Iterator[Block]:
         raise OSError("no such file")
 
-    attempt(DenseNetwork([3, 2]), fails)
-    attempt(DenseNetwork([3, 2]), rows_of())
-    attempt(DenseNetwork([3, 2]), None)
+    try_model(DenseNetwork([3, 2]), fails)
+    try_model(DenseNetwork([3, 2]), make_reader())
+    try_model(DenseNetwork([3, 2]), None)
 
 
-def test_fits_at_the_same_time_leave_standard_output_as_it_was(
+def test_concurrent_dry_steps_hide_only_their_own_output(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Two dry steps at a time hide their own output, and not that of other threads."""
@@ -244,7 +250,7 @@ def test_fits_at_the_same_time_leave_standard_output_as_it_was(
     assert capsys.readouterr().out == "said by the program\n"
 
 
-def test_a_program_without_standard_output_still_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dry_step_works_without_standard_output(monkeypatch: pytest.MonkeyPatch) -> None:
     """A dry step works if sys.stdout is None, and leaves it None."""
     monkeypatch.setattr(sys, "stdout", None)
     with dry_step.preserve_process_state():
@@ -252,19 +258,19 @@ def test_a_program_without_standard_output_still_has_none(monkeypatch: pytest.Mo
         assert sys.stdout is None
 
 
-class Odd(DenseNetwork):
+class UnsavableStateModel(DenseNetwork):
     """A custom model, whose optimizer's state cannot be saved."""
 
     def updater_state(self) -> Any:
         return super().updater_state() | {"seen": {1}}
 
 
-def test_a_state_that_cannot_be_saved_is_found_before_a_fit() -> None:
+def test_optimizer_state_that_cannot_be_saved_is_refused() -> None:
     with pytest.raises(UsageError, match="contains 'seen', a set"):
-        attempt(Odd([3, 2]), None)
+        try_model(UnsavableStateModel([3, 2]), None)
 
 
-def test_models_with_other_code_and_large_ones_are_not_tried(
+def test_custom_and_large_models_do_no_dry_step(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Models with a user's own code, and large models, do no dry step."""
@@ -272,9 +278,9 @@ def test_models_with_other_code_and_large_ones_are_not_tried(
     class Own(DenseNetwork):
         """A user's model, whose step could have any side effects."""
 
-    attempt(Own([3, 2]), classes(width=4))
+    try_model(Own([3, 2]), make_class_reader(width=4))
     monkeypatch.setattr(dry_step, "PARAMETERS_MAX", 3)
-    attempt(DenseNetwork([3, 2]), classes(width=4))
+    try_model(DenseNetwork([3, 2]), make_class_reader(width=4))
 
 
 # -- rows of the first partition -------------------------------------------------------------------
@@ -298,7 +304,7 @@ class FakeJob:
         self.cancelled = True
 
 
-def test_rows_that_take_too_long_are_not_waited_for() -> None:
+def test_first_rows_job_is_cancelled_after_timeout() -> None:
     """A job that takes too long is cancelled; like a failed job, it gives no rows."""
     late: Any = FakeJob([1], in_time=False)
     assert run_with_timeout(late) == []
@@ -332,7 +338,7 @@ def run_job(rdd: Any, function: Any, partitions: Sequence[int]) -> list[Any]:
 
 
 @pytest.mark.parametrize(("first_full", "read"), [(0, [0]), (3, [3, 4]), (9, [9]), (10, [])])
-def test_only_the_first_rows_of_the_first_partition_with_rows_are_used(
+def test_first_rows_come_from_first_nonempty_partition(
     first_full: int, read: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Empty partitions, as after a filter, do not keep the trial step from finding rows."""

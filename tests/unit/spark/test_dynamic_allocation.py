@@ -24,7 +24,7 @@ from tests.unit.spark.test_cluster import FakeContext
 DYNAMIC = "spark.dynamicAllocation."
 
 
-def conf_of(**said: str) -> dict[str, str]:
+def make_conf(**said: str) -> dict[str, str]:
     """Return a configuration with dynamic allocation and these settings."""
     names = {key: f"{DYNAMIC}{key}" for key in ("initialExecutors", "minExecutors", "maxExecutors")}
     names["instances"] = "spark.executor.instances"
@@ -47,12 +47,14 @@ def conf_of(**said: str) -> dict[str, str]:
         ({"maxExecutors": "50"}, 0, 2),  # nor is a maximum
     ],
 )
-def test_executors(said: dict[str, str], registered: int, wanted: int) -> None:
+def test_expected_executor_count_follows_settings(
+    said: dict[str, str], registered: int, wanted: int
+) -> None:
     """The expected number of executors follows from settings and registered executors."""
-    assert choose_executor_count(conf_of(**said), registered) == wanted
+    assert choose_executor_count(make_conf(**said), registered) == wanted
 
 
-def test_slots_before_any_executor_is_there() -> None:
+def test_dynamic_slots_are_estimated_before_executors_register() -> None:
     """With dynamic allocation, slots are estimated even before an executor has registered."""
     slots = get_slots(FakeContext("yarn", dynamicAllocation_enabled="true", executor_cores="4"))
     assert (slots.executors, slots.per_executor, slots.total) == (2, 4, 8)
@@ -65,7 +67,7 @@ def test_slots_before_any_executor_is_there() -> None:
     assert not get_slots(FakeContext("yarn", executor_instances="3")).is_dynamic
 
 
-def test_a_fit_that_goes_on_has_as_many_workers_as_before_unless_somebody_said_how_many() -> None:
+def test_resumed_fit_keeps_worker_count_if_slots_are_estimated() -> None:
     """A resumed fit keeps its number of workers if the number of executors is an estimate."""
     guess = get_slots(FakeContext("yarn", dynamicAllocation_enabled="true", registered=3))
     assert choose_resume_workers(guess, 3, None) == 3
@@ -73,51 +75,49 @@ def test_a_fit_that_goes_on_has_as_many_workers_as_before_unless_somebody_said_h
     assert choose_resume_workers(TaskSlots(3, 1, is_dynamic=True), 3, 8) == 3
 
 
-def test_executors_without_a_worker_are_no_news_where_their_number_is_not_fixed() -> None:
+def test_idle_executors_cause_no_warning_with_dynamic_allocation() -> None:
     """With dynamic allocation (executors=0), idle executors cause no warning."""
     assert skew_warnings([10, 10], executors_used=1, executors=2) != []
     assert skew_warnings([10, 10], executors_used=1, executors=0) == []
 
 
-def test_what_is_not_said_and_what_ends_a_fit_early_is_warned_of() -> None:
+def test_missing_initial_executors_and_low_stage_attempts_warn() -> None:
     """Warnings name missing settings: the initial executors and the limit of stage attempts."""
-    unsaid, few = check_scheduling(conf_of())
+    unsaid, few = check_scheduling(make_conf())
     assert "set --conf spark.dynamicAllocation.initialExecutors=N" in unsaid
     assert "spark.stage.maxConsecutiveAttempts=4: the 4th executor" in few
     assert few.endswith("set --conf spark.stage.maxConsecutiveAttempts=100")
     served = {"spark.shuffle.service.enabled": "true"}
     patient = {"spark.stage.maxConsecutiveAttempts": "100"}
-    assert check_scheduling(conf_of(instances="2") | served) == []
-    assert check_scheduling(conf_of(instances="2") | patient) == []
+    assert check_scheduling(make_conf(instances="2") | served) == []
+    assert check_scheduling(make_conf(instances="2") | patient) == []
     assert check_scheduling({}) == []
 
 
 @pytest.mark.parametrize(
     ("said", "least"), [({}, 2), ({"maxExecutors": "1"}, 1), ({"minExecutors": "3"}, 3)]
 )
-def test_the_warning_names_the_number_that_a_fit_counts_on(
-    said: dict[str, str], least: int
-) -> None:
+def test_warning_names_least_expected_executor_count(said: dict[str, str], least: int) -> None:
     """The warning names the least number of executors that a fit expects."""
-    unsaid, _ = check_scheduling(conf_of(**said))
+    unsaid, _ = check_scheduling(make_conf(**said))
     assert f"on the registered ones, and on at least {least};" in unsaid
 
 
-def test_rounds_are_warned_of_the_same_in_words_of_their_own() -> None:
+def test_averaging_has_same_warnings_in_own_words() -> None:
     """Parameter averaging has the same warnings in its own words, and allows speculation."""
 
     def warned(conf: dict[str, str]) -> list[str]:
         return check_rounds_conf(conf, 4, ModelFootprint(1000), ParameterAveragingTrainingMaster())
 
-    unsaid, few = warned(conf_of())
+    unsaid, few = warned(make_conf())
     assert "set --conf spark.dynamicAllocation.initialExecutors=N" in unsaid
     assert "the 4th executor that is removed during one round" in few
     assert few.endswith("set --conf spark.stage.maxConsecutiveAttempts=100")
-    assert warned(conf_of(instances="2") | {"spark.stage.maxConsecutiveAttempts": "100"}) == []
+    assert warned(make_conf(instances="2") | {"spark.stage.maxConsecutiveAttempts": "100"}) == []
     assert warned({"spark.speculation": "true"}) == []  # a round's tasks may run twice
 
 
-def test_the_note_says_how_many_it_takes_and_what_comes_of_fewer() -> None:
+def test_allocation_note_has_needed_executors_and_effect_of_fewer() -> None:
     """The note states how many executors a fit needs and, for its kind, the effect of fewer."""
     sharing = describe_allocation(5, 2, SHARED_FIT_NOTE)
     rounds = describe_allocation(5, 2, ROUNDS_FIT_NOTE)

@@ -82,7 +82,7 @@ class Bench:
         self.events.dispatch(Progress(phase, len(training), 2, 2, 0, 0, 0, 0.0, stats, known))
 
 
-def test_an_epoch_counts_when_the_slowest_has_finished_it() -> None:
+def test_epoch_is_judged_after_slowest_partition_ends_it() -> None:
     """An epoch is judged once both partitions have ended it; only the best epoch is copied."""
     made = Bench(EarlyStopping(patience=2))
     made.finish(0, *LOSSES)
@@ -96,7 +96,7 @@ def test_an_epoch_counts_when_the_slowest_has_finished_it() -> None:
     assert made.master.copies == 1  # two epochs in one poll, each the best so far
 
 
-def test_a_rule_without_held_out_rows_is_refused() -> None:
+def test_early_stopping_without_held_out_rows_is_refused() -> None:
     """Without held-out rows a rule is refused, as it would stop any fit after some epochs."""
     made = Bench(EarlyStopping(patience=2))
     for log in made.logs:
@@ -108,7 +108,7 @@ def test_a_rule_without_held_out_rows_is_refused() -> None:
     without.look()
 
 
-def test_it_asks_to_stop_once_and_keeps_the_best() -> None:
+def test_listener_requests_stop_once_and_keeps_best_epoch() -> None:
     """After ``patience`` worse epochs a stop is requested once, and the best epoch is kept."""
     made = Bench(EarlyStopping(patience=2), first_epoch=10)
     for loss in LOSSES:
@@ -121,7 +121,7 @@ def test_it_asks_to_stop_once_and_keeps_the_best() -> None:
     assert made.watch.best == Best(12, "loss", 3.0, commit=2)
 
 
-def test_a_best_epoch_is_copied_later_if_the_master_cannot_now() -> None:
+def test_best_epoch_is_copied_later_after_failed_snapshot() -> None:
     """If no snapshot is possible, as without a media driver, the best epoch is copied later."""
     made = Bench(EarlyStopping(patience=2))
     made.master.raises = TrainingError("the master did not copy its parameters within 60 s")
@@ -136,7 +136,7 @@ def test_a_best_epoch_is_copied_later_if_the_master_cannot_now() -> None:
     assert made.master.copies == 1
 
 
-def test_of_a_fit_that_has_failed_the_error_is_raised() -> None:
+def test_snapshot_error_of_failed_fit_is_raised() -> None:
     """If a snapshot fails because the fit has failed, the error is raised."""
     made = Bench(EarlyStopping(patience=2))
     made.master.raises = made.master.failure = TrainingError("the master failed")
@@ -146,7 +146,7 @@ def test_of_a_fit_that_has_failed_the_error_is_raised() -> None:
         made.look()
 
 
-def test_a_partition_without_a_worker_is_not_waited_for() -> None:
+def test_epoch_does_not_wait_for_partition_without_worker() -> None:
     """An epoch does not wait for a partition that has no worker."""
     made = Bench(EarlyStopping(patience=1))
     made.finish(0, 1.0, 2.0)
@@ -154,7 +154,7 @@ def test_a_partition_without_a_worker_is_not_waited_for() -> None:
     assert len(made.master.stops) == 1
 
 
-def test_the_last_epochs_are_judged_when_all_have_left() -> None:
+def test_epochs_complete_after_workers_left_are_judged() -> None:
     """Epochs complete after all workers have left are judged, but do not stop the finished fit."""
     made = Bench(EarlyStopping(patience=1))
     made.finish(0, 3.0)
@@ -167,7 +167,7 @@ def test_the_last_epochs_are_judged_when_all_have_left() -> None:
     assert made.master.stops == []
 
 
-def test_a_fit_that_ends_by_itself_is_not_asked_to_stop() -> None:
+def test_no_stop_is_requested_while_draining() -> None:
     """No stop is requested of a fit that is already draining."""
     made = Bench(EarlyStopping(patience=1))
     for partition in (0, 1):
@@ -190,7 +190,7 @@ def test_a_worker_under_a_new_id_continues_its_losses() -> None:
     assert look(3, weight=20.0, loss_sum=60.0) == {3: 1.0}
 
 
-def test_who_wants_the_last_parameters_gets_no_copy() -> None:
+def test_keep_best_false_copies_no_parameters() -> None:
     """With keep_best=False the best epoch is recorded, and its parameters are not copied."""
     made = Bench(EarlyStopping(patience=1, keep_best=False))
     made.finish(0, 3.0)
@@ -200,7 +200,7 @@ def test_who_wants_the_last_parameters_gets_no_copy() -> None:
     assert made.master.copies == 0
 
 
-def test_without_a_rule_nothing_is_judged() -> None:
+def test_no_epoch_is_judged_without_early_stopping() -> None:
     made = Bench(None)
     made.finish(0, 1.0, 2.0, 3.0)
     made.finish(1, 2.0, 2.0, 3.0)
@@ -220,7 +220,7 @@ class Unmeasured:
         (Unmeasured(), 0.1, None, r"a Unmeasured lacks loss\(batch\)"),
     ],
 )
-def test_what_cannot_be_judged_is_refused(
+def test_check_validation_rejects_unusable_rule_or_model(
     model: Any, validation: Any, rule: Any, reason: str
 ) -> None:
     """A rule without held-out rows, a wrong rule and a model without a loss are refused."""
@@ -228,7 +228,7 @@ def test_what_cannot_be_judged_is_refused(
         check_validation(model, validation, rule)
 
 
-def test_accuracy_needs_predictions_only() -> None:
+def test_accuracy_metric_needs_no_loss() -> None:
     """A model that only predicts can be judged by accuracy, and is refused for its loss."""
 
     class Predicting:
@@ -249,7 +249,7 @@ def test_accuracy_needs_predictions_only() -> None:
 
 
 @pytest.mark.parametrize(("rule", "kept"), [(EarlyStopping(patience=2), True), (None, False)])
-def test_the_best_of_an_earlier_run_counts_where_early_stopping_still_does(
+def test_saved_best_epoch_is_kept_only_with_early_stopping(
     rule: EarlyStopping | None, kept: bool
 ) -> None:
     """After a resume, the checkpoint's best epoch is used only if early stopping is."""
@@ -259,7 +259,7 @@ def test_the_best_of_an_earlier_run_counts_where_early_stopping_still_does(
     assert (made.watch.copy is not None) is kept
 
 
-def test_held_out_rows_that_may_exist_are_not_missed() -> None:
+def test_unknown_held_out_weight_is_accepted_but_zero_refused() -> None:
     """A rule accepts NaN as the held-out weight, which a resumed epoch may have, but refuses 0."""
     bench = Bench(EarlyStopping(patience=3))
     bench.watch.on_epoch(Epoch(1, 0.5, 10, float("nan"), 2, held_weight=float("nan")))

@@ -37,9 +37,7 @@ FRAME: Any = SimpleNamespace(
         *[(label, False) for label in (["label", "other"], ("label", "other"))],
     ],
 )
-def test_a_label_of_one_number_is_scalar_however_its_column_is_named(
-    label: Any, scalar: bool
-) -> None:
+def test_single_number_label_is_scalar_in_any_notation(label: Any, scalar: bool) -> None:
     """A single number is a scalar label, also if its column is in a list, for labels [rows, 1]."""
     assert is_scalar_label(FRAME, label) is scalar
 
@@ -55,13 +53,13 @@ def test_rows_are_held_out_by_a_column_or_a_fraction_not_both() -> None:
 
 
 @pytest.mark.parametrize("names", [["p"], ["p", "q"], (["p"], "q"), {"a": ["p"]}, (), 3])
-def test_names_of_outputs_are_no_lists(names: Any) -> None:
+def test_rejects_lists_as_output_column_names(names: Any) -> None:
     """Before, a list of names ended the fit in an AttributeError."""
     with pytest.raises(UsageError, match=r"predictionCol=.*: give a column's name; for a model of"):
         SparkstromEstimator().setPredictionCol(names)
 
 
-def converted(shape: tuple[int, ...], prediction: Any = "prediction", **model: Any) -> Any:
+def convert_outputs(shape: tuple[int, ...], prediction: Any = "prediction", **model: Any) -> Any:
     """Return the columns that an executor makes for two rows whose outputs have this shape."""
     numbers = np.arange(2 * np.prod(shape), dtype=np.float32).reshape(2, *shape)
     made: Any = SimpleNamespace(predict=lambda _: numbers, **model)
@@ -69,17 +67,17 @@ def converted(shape: tuple[int, ...], prediction: Any = "prediction", **model: A
     return make_converter(made, prediction, several=True)(outputs.split([outputs.predict(numbers)]))
 
 
-def test_classes_by_position_are_refused_and_their_numbers_have_a_column() -> None:
+def test_rejects_class_prediction_per_position() -> None:
     """A class per position is refused, but a column may have all numbers of a row's output."""
     with pytest.raises(UsageError, match=r"returns \[3, 4\] for a row.*predictionCol=\('name',\)"):
-        converted((3, 4))
-    assert converted((3, 4), ("name",))[1].tolist() == list(range(12, 24))
-    assert converted((3, 1, 1)).prediction.tolist() == [2.0, 2.0]
-    assert converted((3,)).prediction.tolist() == [2.0, 2.0]
-    assert [len(row) for row in converted((3, 4), per_label=True).prediction] == [12, 12]
+        convert_outputs((3, 4))
+    assert convert_outputs((3, 4), ("name",))[1].tolist() == list(range(12, 24))
+    assert convert_outputs((3, 1, 1)).prediction.tolist() == [2.0, 2.0]
+    assert convert_outputs((3,)).prediction.tolist() == [2.0, 2.0]
+    assert [len(row) for row in convert_outputs((3, 4), per_label=True).prediction] == [12, 12]
 
 
-class Tempered(DenseNetwork):
+class TemperatureModel(DenseNetwork):
     """A model with an attribute on which its outputs depend."""
 
     temperature = 1.0
@@ -92,7 +90,7 @@ def test_a_model_is_sent_again_if_an_attribute_has_changed(monkeypatch: pytest.M
     sent: list[Any] = []
     application = SimpleNamespace(name="app", broadcast_value=sent.append)
     monkeypatch.setattr(estimator, "make_application", lambda _: application)
-    model = Tempered([3, 2])
+    model = TemperatureModel([3, 2])
     stage = object.__new__(SparkstromModel)  # without a Spark session
     stage.trained, stage._shipped = TrainedModel.from_model(model, model.initial()), None
     for temperature in (1.0, 1.0, 5.0):
@@ -110,7 +108,7 @@ def test_a_model_is_sent_again_if_an_attribute_has_changed(monkeypatch: pytest.M
         ({"predictionCol": "", "probabilityCol": ""}, None),
     ],
 )
-def test_outputs_without_a_new_column_each_are_refused_before_training(
+def test_rejects_duplicate_or_existing_output_columns_before_training(
     columns: dict[str, Any], refused: str | None
 ) -> None:
     model = DenseNetwork([3, 2])

@@ -13,7 +13,7 @@ from sparkstrom.spark.ml.persistence import _is_self_describing
 @pytest.mark.parametrize(
     ("model", "enough"), [({"kind": "dense", "widths": [2, 1]}, True), ({"kind": "torch"}, False)]
 )
-def test_a_description_that_says_all_needs_no_pickle(
+def test_only_description_of_dense_network_needs_no_pickle(
     tmp_path: Path, model: dict[str, object], enough: bool
 ) -> None:
     """A dense network's description suffices to rebuild it; a torch model's does not."""

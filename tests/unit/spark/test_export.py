@@ -44,12 +44,12 @@ def test_local_directories_need_no_package_but_pyarrow(
 
 @pytest.mark.parametrize("name", ["run#1", "run?1", "run%201", "run::1", "rün 1"])
 @pytest.mark.parametrize("prefix", ["", "file:", "file://"])
-def test_a_local_name_is_taken_literally(name: str, prefix: str) -> None:
+def test_characters_of_local_path_are_taken_literally(name: str, prefix: str) -> None:
     """Characters such as # and % in a local path are not interpreted as in a URL."""
     assert open_filesystem(f"{prefix}/a/{name}/b")[1] == f"/a/{name}/b"
 
 
-def test_an_export_beside_a_folder_of_the_user_does_not_touch_it(tmp_path: Path) -> None:
+def test_failed_export_keeps_users_folder_of_similar_name(tmp_path: Path) -> None:
     """A failed export to run#1 leaves the folder run; delete_export refuses any other folder."""
     (tmp_path / "run").mkdir()
     exports = ExportCache(None, f"{tmp_path}/run#1")
@@ -64,7 +64,7 @@ def test_an_export_beside_a_folder_of_the_user_does_not_touch_it(tmp_path: Path)
 
 
 @pytest.mark.parametrize("character", "#?")
-def test_a_url_that_would_be_cut_is_refused_before_rows_are_read(character: str) -> None:
+def test_url_with_hash_or_question_mark_is_refused(character: str) -> None:
     """A URL with # or ? is refused, because filesystems would cut it off there."""
     exports = ExportCache(None, f"mock:///run{character}1")
     with pytest.raises(UsageError, match=rf"/run\{character}1/.* has a '\{character}'"):
@@ -72,7 +72,7 @@ def test_a_url_that_would_be_cut_is_refused_before_rows_are_read(character: str)
     exports.close()
 
 
-def test_what_nobody_opens_is_an_error_of_ours() -> None:
+def test_url_with_unknown_protocol_raises_setup_error() -> None:
     """A URL with an unknown protocol raises SetupError."""
     pytest.importorskip("fsspec")
     with pytest.raises(SetupError, match="cannot open bogus://x/y: Protocol not known: bogus"):
@@ -112,7 +112,7 @@ def test_an_export_whose_job_fails_leaves_no_files(tmp_path: Path) -> None:
     exports.close()
 
 
-def test_the_error_of_an_export_has_a_note_if_files_stay(
+def test_failed_export_error_notes_files_that_remain(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """If a failed export's files cannot be deleted, a note about them is added to the error."""
@@ -183,7 +183,7 @@ def test_exported_rows_may_have_their_keys_in_another_order(tmp_path: Path) -> N
     np.testing.assert_equal(features, {"a": np.float32([1, 3]), "b": np.float32([2, 4])})
 
 
-def test_an_export_that_cannot_be_deleted_leaves_no_files_of_workers() -> None:
+def test_close_deletes_worker_files_if_export_deletion_fails() -> None:
     """``close`` deletes the workers' files even if the export cannot be deleted."""
 
     def fail() -> None:

@@ -30,7 +30,7 @@ from sparkstrom.models import Adam, DenseNetwork
 from sparkstrom.models.base import Flat, FlatModel
 from sparkstrom.observe.progress_display import make_progress_display
 from sparkstrom.runtime.optimizer_states import OptimizerStates
-from tests.unit.spark.test_checkpoint_content import WIDTHS, Module, progressed
+from tests.unit.spark.test_checkpoint_content import WIDTHS, Module, make_content
 
 NOTHING: Any = None
 
@@ -43,7 +43,7 @@ def model() -> FlatModel:
 @pytest.fixture
 def directory(tmp_path: Path, model: FlatModel) -> str:
     """Return a directory with a checkpoint of a program's second fit, which is not finished."""
-    CheckpointDirectory(str(tmp_path)).write(build_checkpoint(model, progressed(model)))
+    CheckpointDirectory(str(tmp_path)).write(build_checkpoint(model, make_content(model)))
     return str(tmp_path)
 
 
@@ -59,7 +59,7 @@ def find(made: FitCheckpoints, said: list[str] | None = None) -> ResumeDecision 
     return made.find(FitKey(made.fits + 1), 5, said.append)
 
 
-def test_a_program_that_is_run_again_repeats_no_fit_and_goes_on_with_the_last(
+def test_rerun_skips_finished_fits_and_resumes_unfinished_one(
     model: FlatModel, directory: str
 ) -> None:
     """A program that is run again skips finished fits and resumes the unfinished one, once."""
@@ -78,7 +78,7 @@ def test_a_program_that_is_run_again_repeats_no_fit_and_goes_on_with_the_last(
 
 
 @pytest.mark.parametrize("done", [1, None])
-def test_after_a_stream_neither_its_rows_nor_those_of_earlier_fits_are_trained_again(
+def test_rerun_with_stream_skips_earlier_fits_and_micro_batches(
     tmp_path: Path, model: FlatModel, done: int | None
 ) -> None:
     """A program with a stream that is run again skips earlier fits and finished micro-batches.
@@ -92,7 +92,7 @@ def test_after_a_stream_neither_its_rows_nor_those_of_earlier_fits_are_trained_a
         made.record_summary(key, {"fit": key.number})
         made.mark_ended(key.number)
     last = keys[-1] if done else FitKey(4, "q", 2)
-    fit = progressed(model, key=last, epochs_done=done, summaries=made.summaries_for(last))
+    fit = make_content(model, key=last, epochs_done=done, summaries=made.summaries_for(last))
     CheckpointDirectory(str(tmp_path)).write(build_checkpoint(model, fit))
     again = checkpoints(model, str(tmp_path))
     actions = []
@@ -109,12 +109,12 @@ def test_after_a_stream_neither_its_rows_nor_those_of_earlier_fits_are_trained_a
     assert again.summaries_for(FitKey(4)) == {"1": {"fit": 1}}
 
 
-def test_a_program_that_restores_before_a_fit_and_a_stream_repeats_neither(
+def test_rerun_with_restore_repeats_neither_fit_nor_stream(
     tmp_path: Path, model: FlatModel
 ) -> None:
     """It uses the stream's checkpoint, whose network started from the restored parameters."""
     pretrained, own = str(tmp_path / "pretrained"), str(tmp_path / "own")
-    first = progressed(model, key=FitKey(1), epochs_done=1, summaries={})
+    first = make_content(model, key=FitKey(1), epochs_done=1, summaries={})
     path = CheckpointDirectory(pretrained).write(build_checkpoint(model, first))
     made = checkpoints(model, own)
     made.restore(path, pytest.fail)
@@ -122,7 +122,7 @@ def test_a_program_that_restores_before_a_fit_and_a_stream_repeats_neither(
     stream = FitKey(3, "q", 7)
     config = made.config(stream, 20, OptimizerStates())
     assert config is not None
-    later = progressed(model, key=stream, summaries=config.summaries, ancestor=config.ancestor)
+    later = make_content(model, key=stream, summaries=config.summaries, ancestor=config.ancestor)
     CheckpointDirectory(own).write(build_checkpoint(model, later))
     again = checkpoints(model, own)
     again.restore(path, pytest.fail)
@@ -135,7 +135,7 @@ def test_a_program_that_restores_before_a_fit_and_a_stream_repeats_neither(
     assert actions == [ResumeAction.SKIP, ResumeAction.RESUME]
 
 
-def test_another_network_of_the_program_is_not_taken_for_this_one(
+def test_second_network_may_not_resume_from_same_directory(
     model: FlatModel, directory: str
 ) -> None:
     """A second network, as in a hyperparameter search, may not resume from the same directory."""
@@ -149,7 +149,7 @@ def test_another_network_of_the_program_is_not_taken_for_this_one(
 
 
 @pytest.mark.parametrize("other", ["ck", "./a/../ck/", "link", "file://{}/ck", "{}/ck"])
-def test_a_directory_is_the_same_under_another_name(
+def test_directory_in_use_is_recognized_under_other_paths(
     tmp_path: Path, model: FlatModel, monkeypatch: pytest.MonkeyPatch, other: str
 ) -> None:
     """A directory in use is recognized as a relative path, a symbolic link or a URL."""
@@ -166,14 +166,16 @@ def test_a_directory_is_the_same_under_another_name(
 
 
 @pytest.mark.flips("SharedTrainingMaster.resume")
-def test_without_resume_it_begins_anew(model: FlatModel, directory: str) -> None:
+def test_resume_false_ignores_checkpoint(model: FlatModel, directory: str) -> None:
     """With resume=False, the first fit ignores the directory's checkpoint."""
     assert find(checkpoints(model, directory, resume=False)) is None
     assert find(checkpoints(model, directory)) is not None
 
 
 @pytest.mark.flips("SharedTrainingMaster.checkpoint_directory")
-def test_without_a_directory_nothing_is_kept_or_found(model: FlatModel, directory: str) -> None:
+def test_without_directory_no_checkpoint_is_read_or_configured(
+    model: FlatModel, directory: str
+) -> None:
     """Without checkpoint_directory, no checkpoint is read, and none is configured."""
     without, with_one = checkpoints(model, None), checkpoints(model, directory)
     assert find(without) is None
@@ -184,7 +186,9 @@ def test_without_a_directory_nothing_is_kept_or_found(model: FlatModel, director
 
 
 @pytest.mark.flips("SharedTrainingMaster.checkpoint_every", "SharedTrainingMaster.keep_last")
-def test_how_often_and_how_many(model: FlatModel, directory: str) -> None:
+def test_checkpoint_every_and_keep_last_configure_checkpoints(
+    model: FlatModel, directory: str
+) -> None:
     """checkpoint_every and keep_last set the interval and the number of checkpoints to keep."""
     kept = checkpoints(model, directory, checkpoint_every="2 epochs", keep_last=7).config(
         FitKey(1), 20, OptimizerStates()
@@ -196,7 +200,7 @@ def test_how_often_and_how_many(model: FlatModel, directory: str) -> None:
     assert (other.every.amount, other.every.unit, other.directory.keep_last) == (300, "s", 3)
 
 
-def test_after_a_failure_the_next_fit_looks_again(model: FlatModel, directory: str) -> None:
+def test_fit_after_failed_fit_rereads_newest_checkpoint(model: FlatModel, directory: str) -> None:
     """After a failed fit, the next one reads the newest checkpoint again and resumes from it."""
     made = checkpoints(model, directory)
     made.fits = 1
@@ -208,7 +212,7 @@ def test_after_a_failure_the_next_fit_looks_again(model: FlatModel, directory: s
 
 
 @pytest.mark.parametrize("by_hand", [True, False])
-def test_a_fit_that_fails_before_it_begins_uses_nothing_up(
+def test_fit_that_fails_before_running_keeps_its_checkpoint(
     model: FlatModel, directory: str, by_hand: bool
 ) -> None:
     """If a fit fails before it runs, the next one finds the same newest or restored checkpoint."""
@@ -231,9 +235,7 @@ def fail_after_finding(made: FitCheckpoints) -> None:
     raise ZeroDivisionError("its rows cannot be read")
 
 
-def test_a_fit_that_was_interrupted_uses_its_checkpoint_up(
-    model: FlatModel, directory: str
-) -> None:
+def test_interrupted_fit_consumes_its_checkpoint(model: FlatModel, directory: str) -> None:
     """The fit after an interrupted one does not use that one's checkpoint again."""
     made = checkpoints(model, directory)
     made.fits = 1
@@ -250,7 +252,7 @@ def be_interrupted(made: FitCheckpoints) -> None:
 
 
 @pytest.mark.parametrize("resume", [True, False])
-def test_one_that_was_given_by_hand_is_kept_if_the_fit_fails_and_wrote_none(
+def test_restored_checkpoint_is_reused_if_failed_fit_wrote_none(
     tmp_path: Path, model: FlatModel, directory: str, resume: bool
 ) -> None:
     """A restored checkpoint is used again after a fit that failed without writing one."""
@@ -266,7 +268,7 @@ def test_one_that_was_given_by_hand_is_kept_if_the_fit_fails_and_wrote_none(
 @pytest.mark.parametrize("wrote", [False, True])
 @pytest.mark.parametrize("lost_first", [False, True])
 @pytest.mark.parametrize("resume", [False, True])
-def test_one_that_was_given_by_hand_gives_way_only_to_what_its_own_fit_wrote(
+def test_only_own_checkpoint_of_fit_replaces_restored_one(
     tmp_path: Path, model: FlatModel, directory: str, wrote: bool, lost_first: bool, resume: bool
 ) -> None:
     """A restored checkpoint is replaced only by one that its own failed fit wrote.
@@ -275,7 +277,7 @@ def test_one_that_was_given_by_hand_gives_way_only_to_what_its_own_fit_wrote(
     controller was lost after the fit wrote its checkpoint. With resume=False no checkpoint of the
     directory is ever read.
     """
-    CheckpointDirectory(directory).write(build_checkpoint(model, progressed(model)))
+    CheckpointDirectory(directory).write(build_checkpoint(model, make_content(model)))
     old, new = sorted(tmp_path.glob("*.npz"))
     made = checkpoints(model, directory, resume=resume)
     made.restore(str(old), pytest.fail)
@@ -326,7 +328,7 @@ class TwoSlots:
         return None
 
 
-def test_too_few_executors_for_a_fit_do_not_lose_its_checkpoint(
+def test_min_workers_refusal_keeps_checkpoint_for_next_call(
     model: FlatModel, directory: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A fit that is refused because of min_workers leaves its checkpoint for the next call."""
@@ -345,7 +347,7 @@ def test_too_few_executors_for_a_fit_do_not_lose_its_checkpoint(
 
 @pytest.mark.parametrize("restores", [True, False])
 @pytest.mark.parametrize("number", [1, 2, 3])  # skipped, resumes, starts from the checkpoint
-def test_a_module_that_has_changed_is_shown_once_and_is_in_the_summary(
+def test_changed_module_warns_once_and_in_summary(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, restores: bool
 ) -> None:
     """If the module differs from the saved one, one warning is shown and is in the summary."""
@@ -354,7 +356,7 @@ def test_a_module_that_has_changed_is_shown_once_and_is_in_the_summary(
     monkeypatch.setattr(type(show), "say", lambda self, text: said.append(text))
     model = Module(WIDTHS, updater=Adam(0.01))
     CheckpointDirectory(str(tmp_path)).write(
-        build_checkpoint(model, progressed(model, summaries={}))
+        build_checkpoint(model, make_content(model, summaries={}))
     )
     model.text = "Tanh()"
     directory = None if restores else str(tmp_path)
@@ -372,12 +374,12 @@ def test_a_module_that_has_changed_is_shown_once_and_is_in_the_summary(
 
 
 @pytest.mark.parametrize("number", [2, 3])  # resumes, starts from the checkpoint
-def test_a_module_that_has_changed_is_in_the_summary_on_spark(
+def test_changed_module_warning_is_in_spark_summary(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     """On Spark, too, the summary has a warning if the module differs from the saved one."""
     model = Module(WIDTHS, updater=Adam(0.01))
-    CheckpointDirectory(str(tmp_path)).write(build_checkpoint(model, progressed(model)))
+    CheckpointDirectory(str(tmp_path)).write(build_checkpoint(model, make_content(model)))
     model.text = "Tanh()"
     monkeypatch.setattr("sparkstrom.spark.network.make_application", lambda spark: TwoSlots())
     master = SharedTrainingMaster(checkpoint_directory=str(tmp_path))
@@ -391,7 +393,7 @@ def test_a_module_that_has_changed_is_in_the_summary_on_spark(
     assert "was saved from a model with module" in warning
 
 
-def test_rows_that_do_not_suit_the_model_do_not_lose_its_checkpoint(
+def test_wrong_label_refusal_keeps_checkpoint_for_next_fit(
     model: FlatModel, directory: str
 ) -> None:
     """A fit that is refused because of a wrong label leaves its checkpoint for the next fit."""
@@ -409,11 +411,11 @@ def test_rows_that_do_not_suit_the_model_do_not_lose_its_checkpoint(
 @pytest.mark.parametrize(
     ("done", "use"), [(None, ResumeAction.RESUME), (5, ResumeAction.START_FROM)]
 )
-def test_one_that_is_given_by_hand_is_the_next_fits(
+def test_restored_checkpoint_is_used_by_next_fit(
     tmp_path: Path, model: FlatModel, done: int | None, use: ResumeAction
 ) -> None:
     """A restored checkpoint sets the network's state; the next fit resumes it or starts from it."""
-    fit = progressed(model, epochs_done=done)
+    fit = make_content(model, epochs_done=done)
     path = CheckpointDirectory(str(tmp_path)).write(build_checkpoint(model, fit))
     made = checkpoints(model, None)
     learnt = NetworkStateHolder(model)
@@ -427,13 +429,13 @@ def test_one_that_is_given_by_hand_is_the_next_fits(
 
 
 @pytest.mark.parametrize("assigns", [True, False])
-def test_parameters_assigned_after_a_fit_are_what_the_next_one_starts_with(
+def test_assigned_parameters_replace_checkpoint_of_previous_fit(
     tmp_path: Path, model: FlatModel, assigns: bool
 ) -> None:
     """Assigned parameters replace the previous fit's older checkpoint, also after a failed fit."""
     made = checkpoints(model, str(tmp_path))
     assert find(made) is None
-    done = progressed(model, key=FitKey(1), epochs_done=5)
+    done = make_content(model, key=FitKey(1), epochs_done=5)
     CheckpointDirectory(str(tmp_path)).write(build_checkpoint(model, done))
     made.mark_ended(1)
     if assigns:
@@ -457,7 +459,7 @@ def test_parameters_assigned_before_the_first_fit_do_not_hide_its_checkpoint(
         made.mark_ended(number)
 
 
-def test_parameters_assigned_after_a_failed_fit_are_what_the_retry_starts_with(
+def test_assigned_parameters_replace_checkpoint_of_failed_fit(
     model: FlatModel, directory: str
 ) -> None:
     """Assigned parameters replace the failed fit's checkpoint until the retry writes its own."""
@@ -476,26 +478,28 @@ def test_parameters_assigned_after_a_failed_fit_are_what_the_retry_starts_with(
     assert again.action is ResumeAction.RESUME
 
 
-def test_where_there_is_none_the_name_is_said(tmp_path: Path, model: FlatModel) -> None:
+def test_restore_from_directory_without_checkpoint_names_it(
+    tmp_path: Path, model: FlatModel
+) -> None:
     """Restoring from a directory without a checkpoint raises UsageError, which names it."""
     with pytest.raises(UsageError, match=f"'{re.escape(str(tmp_path))}' contains no checkpoint"):
         checkpoints(model, None).restore(str(tmp_path), pytest.fail)
 
 
-def test_a_state_is_used_by_one_fit(model: FlatModel, directory: str) -> None:
+def test_saved_optimizer_states_are_used_by_one_fit_only(model: FlatModel, directory: str) -> None:
     """Optimizer states of a checkpoint are used by one fit, and then forgotten."""
     learnt = NetworkStateHolder(model)
     found = find(checkpoints(model, directory))
     assert found is not None
     learnt.load_checkpoint(found.checkpoint)
-    assert learnt.resume_state(2)[1] == progressed(model).states
+    assert learnt.resume_state(2)[1] == make_content(model).states
     learnt.forget_resume_state()
     assert learnt.resume_state(2) == ({}, OptimizerStates())
     assert learnt.minibatches_before == 0
 
 
 @pytest.mark.parametrize(("workers", "own"), [(2, {1: b"own"}), (3, {})])
-def test_as_many_workers_begin_with_their_own_states_and_others_with_the_one(
+def test_own_optimizer_states_need_same_worker_count(
     model: FlatModel, directory: str, workers: int, own: dict[int, bytes]
 ) -> None:
     """Workers get their own optimizer states only if there are as many as in the checkpoint."""
@@ -506,7 +510,7 @@ def test_as_many_workers_begin_with_their_own_states_and_others_with_the_one(
     assert learnt.resume_state(workers)[1] == OptimizerStates(b"one", own)
 
 
-def test_a_fit_that_fails_leaves_everything_as_it_was(model: FlatModel, directory: str) -> None:
+def test_failed_fit_is_rolled_back(model: FlatModel, directory: str) -> None:
     """A failed fit is rolled back; parameters are read-only, so the values to restore are safe."""
     learnt = NetworkStateHolder(model)
     found = find(checkpoints(model, directory))
@@ -531,7 +535,7 @@ def fail_half_way(learnt: NetworkStateHolder, found: ResumeDecision) -> None:
     raise RuntimeError("a worker")
 
 
-def test_files_that_a_failed_fit_may_have_used_are_not_looked_for_again(
+def test_residual_files_are_forgotten_after_failed_fit(
     model: FlatModel, caplog: pytest.LogCaptureFixture
 ) -> None:
     """After a failed fit, residual files are forgotten with a warning; optimizer states stay."""
@@ -551,15 +555,15 @@ def fail_with_its_state(learnt: NetworkStateHolder) -> None:
     raise ZeroDivisionError
 
 
-def test_a_model_that_changes_its_own_arrays_changes_no_network(model: FlatModel) -> None:
+def test_network_copies_initial_parameters_of_model(model: FlatModel) -> None:
     """A network copies the model's initial parameters; later changes to the array do not matter."""
     own = np.zeros(model.n_params, np.float32)
-    learnt = NetworkStateHolder(Initialized(model, own))  # type: ignore[arg-type]
+    learnt = NetworkStateHolder(InitialParametersModel(model, own))  # type: ignore[arg-type]
     own[:] = 7.0
     assert not learnt.parameters.any()
 
 
-class Initialized:
+class InitialParametersModel:
     """A fake model that only has initial parameters."""
 
     def __init__(self, model: FlatModel, parameters: Flat) -> None:
@@ -570,7 +574,9 @@ class Initialized:
 
 
 @pytest.mark.flips("SharedTrainingMaster.checkpoint_updaters")
-def test_of_whose_workers_a_copy_is_wanted(model: FlatModel, directory: str) -> None:
+def test_checkpoint_updaters_reaches_checkpoint_configuration(
+    model: FlatModel, directory: str
+) -> None:
     """checkpoint_updaters sets whether one worker's optimizer state is saved or all workers'."""
     for updaters in ("one", "all"):
         made = checkpoints(model, directory, checkpoint_updaters=updaters)
@@ -589,6 +595,6 @@ def test_of_whose_workers_a_copy_is_wanted(model: FlatModel, directory: str) -> 
         ({"resume": "yes"}, "resume='yes'"),
     ],
 )
-def test_options_that_cannot_work_are_refused(options: dict[str, Any], said: str) -> None:
+def test_invalid_checkpoint_options_are_refused(options: dict[str, Any], said: str) -> None:
     with pytest.raises(UsageError, match=said):
         SharedTrainingMaster(**options)

@@ -29,13 +29,13 @@ def plan(
     return plan_fit(demand, placing, replace(MASTER, **options))  # type: ignore[arg-type]
 
 
-def set_in(made: FitPlan) -> dict[str, str]:
+def get_settings(made: FitPlan) -> dict[str, str]:
     """Return the settings of the plan's ``--conf`` lines, as in a Spark configuration."""
     pairs = [line.removeprefix("--conf ").partition("=") for line in made.conf()]
     return {key: value for key, _, value in pairs}
 
 
-def test_an_optimizers_state_and_a_librarys_code_count() -> None:
+def test_worker_memory_includes_optimizer_library_and_buffers() -> None:
     """Optimizer state, the library's code and buffers count in a worker's memory."""
     sgd = sum_parts(plan(replace(DEMAND, optimizer="sgd")).worker)
     assert sum_parts(plan().worker) - sgd == 4 * 40 * MIB  # two vectors of Adam, and copies of both
@@ -44,12 +44,12 @@ def test_an_optimizers_state_and_a_librarys_code_count() -> None:
     assert buffers - sum_parts(plan().worker) == 3 * MIB
 
 
-def test_a_controller_in_a_task_counts() -> None:
+def test_controller_on_executor_adds_slot_and_memory() -> None:
     """A controller in a task needs one more slot, and memory of an executor."""
     there = plan(void=VoidConfiguration(controller="executor"))
-    assert set_in(plan())["spark.executor.cores"] == "2"
-    assert set_in(there)["spark.executor.cores"] == "3"
-    assert set_in(there)["spark.sparkstrom.controller"] == "executor"
+    assert get_settings(plan())["spark.executor.cores"] == "2"
+    assert get_settings(there)["spark.executor.cores"] == "3"
+    assert get_settings(there)["spark.sparkstrom.controller"] == "executor"
     assert there.executor_overhead - plan().executor_overhead == plan().driver_overhead
 
 
@@ -60,19 +60,19 @@ def test_a_fit_has_the_planned_number_of_workers(
 ) -> None:
     """With the plan's settings, a fit counts as many workers as were planned."""
     void = VoidConfiguration(controller=controller)
-    conf = set_in(plan(placing=WorkerCounts(workers, per_executor), void=void))
+    conf = get_settings(plan(placing=WorkerCounts(workers, per_executor), void=void))
     slots = compute_slots(conf, "yarn", (), lambda: 0, lambda: 0)
     strategy = GradientSharing(resolve(SharedTrainingMaster(), conf, {}))
     assert count_workers(slots, strategy) == workers
 
 
-def test_a_number_of_workers_that_executors_cannot_share_equally_is_refused() -> None:
+def test_rejects_workers_that_executors_cannot_share_equally() -> None:
     """Otherwise the fit would have more workers than planned."""
     with pytest.raises(UsageError, match="plan 8 or 12 workers"):
         WorkerCounts(10, 4)
 
 
-def test_options_that_take_memory_count() -> None:
+def test_memory_options_change_planned_memory() -> None:
     """batch_memory_bytes, log_bytes and train_on change the planned memory."""
     more = plan(batch_memory_bytes=MASTER.batch_memory_bytes + MIB)
     assert more.executor_overhead - plan().executor_overhead == 2 * MIB  # of each of two workers
@@ -82,18 +82,18 @@ def test_options_that_take_memory_count() -> None:
     assert sum_parts(replica.worker) - sum_parts(plan().worker) == 40 * MIB
 
 
-def test_checkpoints_count_on_the_driver() -> None:
+def test_checkpoints_add_driver_memory() -> None:
     """Checkpoints need memory on the driver; all workers' optimizer states need more than one."""
     one = plan(checkpoint_directory="kept")
     assert sum_parts(one.driver) - sum_parts(plan().driver) == 3 * 40 * MIB + 3 * 2 * 40 * MIB
     everybodys = plan(checkpoint_directory="kept", checkpoint_updaters="all")
     assert sum_parts(everybodys.driver) - sum_parts(one.driver) == (8 - 1) * 2 * 2 * 40 * MIB
     assert everybodys.driver_overhead - one.driver_overhead == (8 - 1) * 2 * 2 * 40 * MIB
-    assert set_in(everybodys)["spark.sparkstrom.checkpoint_updaters"] == "all"
+    assert get_settings(everybodys)["spark.sparkstrom.checkpoint_updaters"] == "all"
     assert sum_parts(everybodys.worker) == sum_parts(plan().worker)
 
 
-def test_hosts_and_neighbours_count_in_shared_memory() -> None:
+def test_shared_memory_grows_with_executors_relays_and_workers() -> None:
     """Shared memory grows with executors per host, with relays, and with the number of workers."""
     three = plan(placing=WorkerCounts(8, 2, executors_per_host=3))
     assert three.network.shared_memory_host == 3 * plan().network.shared_memory_host
@@ -103,7 +103,7 @@ def test_hosts_and_neighbours_count_in_shared_memory() -> None:
     assert many[0].network.shared_memory_driver > many[1].network.shared_memory_driver
 
 
-def test_ports_are_enough_for_a_host() -> None:
+def test_port_range_grows_with_executors_per_host() -> None:
     """The range of ports grows with the executors of a host, and may not end above 65535."""
     first, last = plan(placing=WorkerCounts(200, 1, executors_per_host=100)).network.ports
     assert (first, last - first + 1) == (40_123, 201)
@@ -115,11 +115,11 @@ def test_ports_are_enough_for_a_host() -> None:
         plan(void=VoidConfiguration(unicast_port=65_534))
 
 
-def test_what_it_says_to_set_is_what_fit_is_content_with() -> None:
+def test_planned_settings_pass_check_of_fit() -> None:
     """The plan's settings pass the check of a fit; 1 MB less overhead does not."""
     void = VoidConfiguration(log_bytes=100 * MIB, mesh_build_mode="mesh")
     made = plan(void=void, batch_memory_bytes=64 * MIB)
-    conf = set_in(made) | {"spark.master": "yarn"}
+    conf = get_settings(made) | {"spark.master": "yarn"}
     master = resolve(SharedTrainingMaster(), conf, {})
     assert (master.void.log_bytes, master.batch_memory_bytes) == (100 * MIB, 64 * MIB)
     assert master.void.executor_ports() == range(made.network.ports[0], made.network.ports[1] + 1)
@@ -128,14 +128,14 @@ def test_what_it_says_to_set_is_what_fit_is_content_with() -> None:
     assert check_conf(conf | {"spark.executor.memoryOverhead": f"{less}m"}, 8, DEMAND, master)
 
 
-def test_a_models_own_demand() -> None:
+def test_footprint_has_parameters_optimizer_and_library() -> None:
     """A dense network's footprint has its parameters, optimizer and library."""
     model = DenseNetwork([4, 3, 2], updater=Sgd(0.1))
     assert footprint_of_model(model) == ModelFootprint(23, "sgd", "dense", 0)
     assert footprint_of_model(DenseNetwork([4, 2], updater=Adam())).optimizer == "adam"
 
 
-def test_a_torch_models_demand() -> None:
+def test_torch_footprint_has_library_and_buffers() -> None:
     """A torch model's footprint has its library and its buffers."""
     torch = pytest.importorskip("torch", reason="not installed: pip install 'sparkstrom[torch]'")
     from sparkstrom.models.torch import TorchModel
@@ -146,7 +146,7 @@ def test_a_torch_models_demand() -> None:
     assert demand.buffers_bytes > 0
 
 
-def test_text_adds_up_and_fits_the_screen() -> None:
+def test_plan_text_names_overhead_in_at_most_100_columns() -> None:
     """Parts sum up to totals, and these to the overheads to set; lines have at most 100 columns."""
     made = plan()
     text = format_plan(made)
@@ -159,7 +159,7 @@ def test_text_adds_up_and_fits_the_screen() -> None:
         assert sum(parts) == total
         totals.append(total)
     worker, media_driver, driver = totals
-    settings = set_in(made)
+    settings = get_settings(made)
     assert settings["spark.executor.memoryOverhead"] == f"{2 * worker + media_driver}m"
     assert settings["spark.driver.memoryOverhead"] == f"{driver + media_driver}m"
     assert all(line in text for line in made.conf())
@@ -179,7 +179,7 @@ def test_text_adds_up_and_fits_the_screen() -> None:
         ({}, {"executors_per_host": 0}, "executors_per_host=0"),
     ],
 )
-def test_what_no_fit_can_have_is_refused(
+def test_impossible_plan_values_are_refused(
     demand: dict[str, int], placing: dict[str, int], words: str
 ) -> None:
     """Impossible values are refused with a message that names the option."""

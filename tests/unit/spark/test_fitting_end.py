@@ -11,7 +11,7 @@ from sparkstrom.fit import supervisor as fitting
 from sparkstrom.fit.supervisor import FitSupervisor
 
 
-class Late:
+class LateJob:
     """A fake job that only the third attempt cancels, because Spark did not know it before."""
 
     def __init__(self) -> None:
@@ -27,10 +27,10 @@ class Late:
         return self.cancelled >= 3
 
 
-def test_a_job_that_was_not_there_yet_is_cancelled_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_job_of_interrupted_fit_is_cancelled_until_it_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     """A supervisor cancels an interrupted fit's job repeatedly, until the job ends."""
     monkeypatch.setattr(fitting, "ABORT_NOTICE_S", 0.0)
-    job, said = Late(), list[str]()
+    job, said = LateJob(), list[str]()
     master: Any = SimpleNamespace(start=lambda: None, give_up=said.append, end=lambda: None)
     events: Any = SimpleNamespace(begin=lambda: None)
     with pytest.raises(KeyboardInterrupt):

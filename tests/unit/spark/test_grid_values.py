@@ -30,9 +30,7 @@ VALUES: dict[str, Any] = {
 
 
 @pytest.mark.parametrize(("name", "value"), [*VALUES.items(), ("predictionCol", {0: "p", 1: "q"})])
-def test_a_grid_holds_what_spark_saves_like_a_stage_and_fits_get_the_value(
-    name: str, value: Any
-) -> None:
+def test_grid_wraps_values_that_json_cannot_represent(name: str, value: Any) -> None:
     """A grid wraps such a value as a stage, which Spark ML can save; an estimator unwraps it."""
     estimator = SparkstromEstimator(model=MODEL)
     for grid in (
@@ -56,7 +54,7 @@ def test_a_grid_holds_what_spark_saves_like_a_stage_and_fits_get_the_value(
     assert estimator.getOrDefault(name) is value
 
 
-def test_values_that_json_holds_are_as_they_are() -> None:
+def test_json_values_are_not_wrapped_in_grid() -> None:
     """Values that JSON can represent are not wrapped in a grid."""
     estimator = SparkstromEstimator(model=MODEL)
     plain = {"featuresCol": ["a", "b"], "labelCol": {"y": ["a", "b"]}, "epochs": 3}
@@ -70,7 +68,7 @@ def test_values_that_json_holds_are_as_they_are() -> None:
 
 @pytest.mark.parametrize("name", [*VALUES, "epochs"])
 @pytest.mark.parametrize("in_pipeline", [False, True])
-def test_fits_convert_a_grid_of_dicts_as_a_builder_does(name: str, in_pipeline: bool) -> None:
+def test_copy_wraps_values_of_dict_grid_in_place(name: str, in_pipeline: bool) -> None:
     """``copy`` converts the values of a user's own dictionaries in place, as ParamGridBuilder does.
 
     Spark ML passes these dictionaries to ``copy``, and saves them with the tuned model.
@@ -97,7 +95,7 @@ def test_a_wrong_value_in_a_grid_of_dicts_is_refused_by_name() -> None:
         estimator.copy({estimator.epochs: 0})
 
 
-def test_a_value_has_the_attributes_of_what_it_holds() -> None:
+def test_grid_value_has_attributes_of_wrapped_value() -> None:
     """A GridValue has the wrapped value's attributes, is hashable, and refuses to transform."""
     held: Any = GridValue("model", MODEL)
     assert (held.n_params, held.describe()) == (9, MODEL.describe())
@@ -108,12 +106,12 @@ def test_a_value_has_the_attributes_of_what_it_holds() -> None:
         held._transform(None)
 
 
-def test_a_negative_seed_as_spark_ml_has_it_is_a_seed_of_the_fit() -> None:
+def test_negative_seed_is_mapped_to_valid_seed() -> None:
     """A negative seed, such as Spark ML's default, is mapped to a valid seed."""
     assert SparkstromEstimator(model=MODEL, seed=-5)._master().rng_seed == 2**63 - 5
 
 
-def test_a_seed_of_none_leaves_the_masters() -> None:
+def test_seed_of_none_uses_rng_seed_of_master() -> None:
     """With a seed of None, the master's rng_seed is used."""
     master = SharedTrainingMaster(rng_seed=7)
     estimator = SparkstromEstimator(model=MODEL, master=master, seed=5)

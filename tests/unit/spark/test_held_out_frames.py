@@ -50,7 +50,7 @@ class Rdd:
 
 
 @pytest.fixture
-def united(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
+def union_calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
     """Replace the union by a fake that needs no Spark; return a list of its calls."""
     made: list[tuple[Any, ...]] = []
 
@@ -62,36 +62,36 @@ def united(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
     return made
 
 
-def test_the_same_two_frames_are_put_together_once(united: list[tuple[Any, ...]]) -> None:
+def test_union_is_reused_for_same_frames_and_columns(union_calls: list[tuple[Any, ...]]) -> None:
     """The union, with its export, is reused for the same frames, columns and partitioning only."""
     data, held = Frame(**KINDS, more=StringType()), Frame(**KINDS, other=LongType())
     frames = HeldOutFrames(check_data)
     first = frames.unite(data, CHOSEN, held, "always")
     assert first[1] == CHOSEN._replace(validation="held")
     assert frames.unite(data, CHOSEN, held, "always")[0] is first[0]
-    assert united == [(data, held, ["age", "income", "bought", "w"], False)]
+    assert union_calls == [(data, held, ["age", "income", "bought", "w"], False)]
     for other in (
         (Frame(**KINDS), CHOSEN, held, "always"),
         (data, CHOSEN, Frame(**KINDS), "always"),
         (data, CHOSEN._replace(weight=None), held, "always"),
         (data, CHOSEN, held, "never"),
     ):
-        before = len(united)
+        before = len(union_calls)
         assert frames.unite(*other)[0] is not first[0]
-        assert len(united) == before + 1
-    assert [stay for *_, stay in united] == [False, False, False, False, True]
+        assert len(union_calls) == before + 1
+    assert [stay for *_, stay in union_calls] == [False, False, False, False, True]
 
 
 @pytest.mark.parametrize("validation", [None, 0.25, "column", True, [0.1]])
-def test_what_holds_no_rows_is_left_for_the_other_checks(validation: Any) -> None:
+def test_validation_without_rows_is_passed_on_unchanged(validation: Any) -> None:
     """A ``validation`` that is no DataFrame or RDD is passed on unchanged, for later checks."""
     data = Frame(**KINDS)
     found = HeldOutFrames(check_data).unite(data, CHOSEN, validation, "always")
     assert found == (data, CHOSEN._replace(validation=validation))
 
 
-def test_the_number_of_partitions_says_nothing_of_two_frames(
-    united: list[tuple[Any, ...]],
+def test_union_is_repartitioned_if_option_compares_partitions(
+    union_calls: list[tuple[Any, ...]],
 ) -> None:
     """A union is always repartitioned if the option compares the number of partitions."""
     frames, data = HeldOutFrames(check_data), Frame(**KINDS)
@@ -137,17 +137,17 @@ def without(*names: str, **other: Any) -> Frame:
         (Stream(**KINDS), Stream(**KINDS), "data is a streaming DataFrame, which has no last row"),
     ],
 )
-def test_frames_that_do_not_go_together_are_refused(data: Any, held: Any, why: str) -> None:
+def test_incompatible_held_out_frames_are_refused(data: Any, held: Any, why: str) -> None:
     with pytest.raises(UsageError, match=why):
         HeldOutFrames(check_data).unite(data, CHOSEN, held, "always")
 
 
-def test_an_rdd_has_no_columns_to_find_in_held_out_rows() -> None:
+def test_held_out_frame_for_rdd_is_refused() -> None:
     with pytest.raises(UsageError, match="are a DataFrame, and the data are an RDD: make a Data"):
         HeldOutFrames(check_data).unite(Rdd(), ColumnSpec(), Frame(**KINDS), "always")
 
 
-def test_a_held_out_stream_is_refused_by_name() -> None:
+def test_streaming_held_out_frame_is_refused() -> None:
     held = Frame(**KINDS)
     held.isStreaming = True
     with pytest.raises(UsageError, match=r"^validation: data is a streaming DataFrame"):

@@ -15,7 +15,7 @@ FIT, WORKER = SharedTrainingMaster(), SharedTrainingMaster(horizon="worker")
 MOVING = DenseNetwork([2, 2], updater=Nesterov(0.1, 0.9))
 
 
-class Opaque(DenseNetwork):
+class OpaqueModel(DenseNetwork):
     """A model whose optimizer has a part that cannot be inspected."""
 
     def horizons(self, workers: int) -> dict[str, str]:
@@ -39,22 +39,24 @@ class Opaque(DenseNetwork):
         (FIT, object(), [5, 5], {}),
     ],
 )
-def test_what_was_changed(master: Any, model: Any, rows: list[int], expected: Any) -> None:
+def test_summary_lists_rescaled_momentum_and_weight(
+    master: Any, model: Any, rows: list[int], expected: Any
+) -> None:
     """The summary has rescaled momentum and weights if several workers train with momentum."""
     assert scaled_hyperparameters(master, model, rows) == expected
 
 
-def test_a_limit_at_the_end_of_the_fit_counts() -> None:
+def test_final_summed_workers_determine_momentum_and_weight() -> None:
     """The number of summed workers at the end determines momentum and the weight of updates."""
     expected = {"workers": 16, "momentum": "0.9 -> 0.81", "weight of an update": "1 -> 0.125"}
     assert scaled_hyperparameters(FIT, MOVING, [5] * 16, summed=2) == expected
 
 
-def test_where_momentum_counts_own_steps_it_is_said() -> None:
+def test_warns_if_momentum_cannot_be_rescaled() -> None:
     """A warning is given if momentum counts each worker's own steps or cannot be inspected."""
     (said,) = horizon_warnings(FIT, object(), [5, 5])  # type: ignore[arg-type]
     assert said.startswith("a object counts each worker's own steps")
-    opaque = Opaque([2, 2])
+    opaque = OpaqueModel([2, 2])
     (said,) = horizon_warnings(FIT, opaque, [5, 5])
     assert "cannot be inspected (PjitFunction)" in said
     assert horizon_warnings(WORKER, object(), [5, 5]) == []  # type: ignore[arg-type]

@@ -50,23 +50,23 @@ LABELS = random.integers(0, 2, 50)
 
 
 @pytest.fixture(autouse=True)
-def nothing_opened(monkeypatch: pytest.MonkeyPatch) -> None:
+def empty_model_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     """Give each test an empty cache of models."""
     monkeypatch.setattr(inference, "_open_models", type(inference._open_models)())
     monkeypatch.setattr(inference, "_removed_models", type(inference._removed_models)())
 
 
-def trained(seed: int = 1) -> TrainedModel:
+def make_trained_model(seed: int = 1) -> TrainedModel:
     model = DenseNetwork([3, 4, 2], seed=seed)
     return TrainedModel.from_model(model, model.initial())
 
 
-def shipped(one: TrainedModel) -> Any:
+def make_broadcast(one: TrainedModel) -> Any:
     """Return a fake broadcast variable with a pickled and unpickled copy of the model."""
     return SimpleNamespace(value=pickle.loads(pickle.dumps(one)))
 
 
-class Doubled(DenseNetwork):
+class ScaledModel(DenseNetwork):
     """A model whose description omits ``factor``, as those of JAX and torch models omit code."""
 
     factor = 2
@@ -81,40 +81,42 @@ class Doubled(DenseNetwork):
         return self.factor * super().predict(features)
 
 
-def test_models_whose_descriptions_are_equal_are_two() -> None:
+def test_models_with_equal_descriptions_are_cached_separately() -> None:
     """Models that differ only in an attribute outside their descriptions are cached separately."""
-    model, other = Doubled([3, 4, 2], seed=1), Doubled([3, 4, 2], seed=1)
+    model, other = ScaledModel([3, 4, 2], seed=1), ScaledModel([3, 4, 2], seed=1)
     other.factor = 3
     found = [get_open_model(TrainedModel.from_model(one, one.initial())) for one in (model, other)]
     twice, thrice = (one.predict(FEATURES) for one in found)
     np.testing.assert_allclose(thrice, 1.5 * twice, rtol=1e-6)
 
 
-def test_a_process_opens_the_same_model_once() -> None:
-    first = get_open_model(shipped(trained()).value)
-    assert get_open_model(shipped(trained()).value) is first
-    assert get_open_model(shipped(trained(2)).value) is not first
+def test_same_model_is_opened_once_per_process() -> None:
+    first = get_open_model(make_broadcast(make_trained_model()).value)
+    assert get_open_model(make_broadcast(make_trained_model()).value) is first
+    assert get_open_model(make_broadcast(make_trained_model(2)).value) is not first
     assert len(inference._open_models) == 2
 
 
-def test_it_keeps_the_few_that_were_used_last() -> None:
+def test_cache_keeps_only_most_recently_used_models() -> None:
     """Only the CACHED_MODELS_MAX most recently used models stay open."""
-    first, second, *_ = [get_open_model(trained(seed)) for seed in range(CACHED_MODELS_MAX)]
-    get_open_model(trained(0))  # now the second one has not been used for longest
-    get_open_model(trained(CACHED_MODELS_MAX))
+    first, second, *_ = [
+        get_open_model(make_trained_model(seed)) for seed in range(CACHED_MODELS_MAX)
+    ]
+    get_open_model(make_trained_model(0))  # now the second one has not been used for longest
+    get_open_model(make_trained_model(CACHED_MODELS_MAX))
     assert len(inference._open_models) == CACHED_MODELS_MAX
-    assert get_open_model(trained(0)) is first
-    assert get_open_model(trained(1)) is not second
+    assert get_open_model(make_trained_model(0)) is first
+    assert get_open_model(make_trained_model(1)) is not second
 
 
-def test_other_parameters_or_another_architecture_have_another_digest() -> None:
-    one = trained()
+def test_digest_depends_on_parameters_and_architecture() -> None:
+    one = make_trained_model()
     moved = TrainedModel.from_model(one.model, one.parameters + np.float32(1))
     other = TrainedModel.from_model(DenseNetwork([3, 4, 2], hidden="tanh", seed=1), one.parameters)
     assert len({one.digest, moved.digest, other.digest}) == 3
 
 
-def test_an_attribute_of_a_module_changes_the_digest_and_a_prediction_does_not() -> None:
+def test_torch_attribute_changes_digest_but_prediction_does_not() -> None:
     """A torch module's buffer or attribute changes the digest; a prediction does not change it."""
     torch = pytest.importorskip("torch")
     from sparkstrom.models.torch import TorchModel
@@ -134,7 +136,7 @@ def test_an_attribute_of_a_module_changes_the_digest_and_a_prediction_does_not()
     assert len(set(digests)) == 3
 
 
-def reading_of(schema: pa.Schema) -> ArrowReadPlan:
+def make_read_plan(schema: pa.Schema) -> ArrowReadPlan:
     """Return a plan that reads each column as one array of the features."""
     takes = tuple(ArraySource(ROLE, (name,), (i,), False) for i, name in enumerate(schema.names))
     nest = tuple(schema.names) if len(takes) > 1 else None
@@ -144,30 +146,30 @@ def reading_of(schema: pa.Schema) -> ArrowReadPlan:
 LISTS = pa.schema([("x", pa.list_(pa.float32()))])
 
 
-def predicted(batches: list[Any], schema: pa.Schema = LISTS, model: Any = None) -> list[Any]:
+def predict_batches(batches: list[Any], schema: pa.Schema = LISTS, model: Any = None) -> list[Any]:
     """Return the predictions that Spark would get back, row by row."""
     names: dict[str | int, str] = {0: "prediction"}
     ship = (
         SimpleNamespace(value=TrainedModel.from_model(model, model.initial()))
         if model
-        else shipped(trained())
+        else make_broadcast(make_trained_model())
     )
     made = predict_columns(
-        ship, partial(to_pandas, names), reading_of(schema), "partition 2", batches
+        ship, partial(to_pandas, names), make_read_plan(schema), "partition 2", batches
     )
     return [one for part in made for one in part]
 
 
-def test_rows_and_columns_give_the_same_outputs() -> None:
-    wanted = predict_flattened(trained().open(), FEATURES)
-    by_rows = list(predict_rows(shipped(trained()), 0, FEATURES))
+def test_row_and_column_predictions_are_equal() -> None:
+    wanted = predict_flattened(make_trained_model().open(), FEATURES)
+    by_rows = list(predict_rows(make_broadcast(make_trained_model()), 0, FEATURES))
     column = pa.array(FEATURES.tolist(), LISTS.field("x").type).to_pandas()
-    by_column = predicted([column[:20], column[:0], column[20:]])
+    by_column = predict_batches([column[:20], column[:0], column[20:]])
     np.testing.assert_array_equal(by_rows, wanted)
     np.testing.assert_array_equal(by_column, wanted)
 
 
-def test_keys_are_held_for_rows_that_are_under_way_only(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_predict_pairs_reads_one_block_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keys and rows are read one block at a time, not for the whole partition at once."""
     monkeypatch.setattr(row_blocks, "BLOCK_BYTES", 1 << 10)
     read: list[int] = []
@@ -177,7 +179,7 @@ def test_keys_are_held_for_rows_that_are_under_way_only(monkeypatch: pytest.Monk
             read.append(i)
             yield i, FEATURES[i % len(FEATURES)]
 
-    found = predict_pairs(shipped(trained()), 0, pairs())
+    found = predict_pairs(make_broadcast(make_trained_model()), 0, pairs())
     key, _ = next(found)
     assert key == 0
     assert len(read) < 500
@@ -193,22 +195,22 @@ def test_keys_are_held_for_rows_that_are_under_way_only(monkeypatch: pytest.Monk
         ([1.0, 2.0, np.inf], r"column 'x' is inf at \[2\]"),
     ],
 )
-def test_a_row_that_does_not_fit_is_named(bad: Any, why: str) -> None:
+def test_invalid_row_is_named_by_row_and_partition(bad: Any, why: str) -> None:
     """A null, NaN, infinite or short row is refused by its number and partition."""
     good = [np.ones(3, np.float32)] * 4
     batches = [pd.Series(good), pd.Series([*good[:1], None if bad is None else np.array(bad)])]
     with pytest.raises(UsageError, match=f"row 5 of partition 2: {why}"):
-        predicted(batches)
+        predict_batches(batches)
 
 
-def test_rows_that_the_model_does_not_take_are_told() -> None:
+def test_rejected_rows_error_names_partition() -> None:
     """Rows of a wrong shape or kind are refused with a message that names their partition."""
     with pytest.raises(UsageError, match=r"fails on rows of partition 2 with features 'x': \[4\]"):
-        predicted([pd.Series([np.ones(4, np.float32)])])
+        predict_batches([pd.Series([np.ones(4, np.float32)])])
     with pytest.raises(UsageError, match=r"fails on rows of partition 0 with features 'features'"):
-        list(predict_rows(shipped(trained()), 0, [[1.0, 2.0]]))
+        list(predict_rows(make_broadcast(make_trained_model()), 0, [[1.0, 2.0]]))
     with pytest.raises(UsageError, match=r"row 1 of partition 0 is 'x': features must be numbers"):
-        list(predict_rows(shipped(trained()), 0, [[1.0, 2.0, 3.0], "x"]))
+        list(predict_rows(make_broadcast(make_trained_model()), 0, [[1.0, 2.0, 3.0], "x"]))
 
 
 VECTOR = pa.struct(
@@ -241,7 +243,7 @@ COLUMNS = [
 
 
 @pytest.mark.parametrize("column", COLUMNS, ids=lambda column: str(column.type)[:30])
-def test_a_pandas_column_is_the_arrow_column_that_it_was(column: pa.Array) -> None:
+def test_pandas_column_converts_back_to_same_arrow_column(column: pa.Array) -> None:
     """A column that Spark converted to pandas is converted back to the same Arrow column.
 
     As in Spark's worker, a struct is a DataFrame, and a null struct has nulls in all fields.
@@ -254,7 +256,7 @@ def test_a_pandas_column_is_the_arrow_column_that_it_was(column: pa.Array) -> No
     assert to_arrow_array(given, column.type).equals(column)
 
 
-class Swapped:
+class SwappedOutputsModel:
     """A model with the named inputs a and b and the named outputs b and a."""
 
     n_params = 1
@@ -271,12 +273,14 @@ class Swapped:
         return {"b": features["a"][:, None] * 2, "a": features["b"].astype(np.float32)}
 
 
-def test_several_inputs_and_outputs() -> None:
+def test_named_outputs_match_columns_and_keys() -> None:
     """Named outputs get their named columns or dictionary keys; other columns are refused."""
     schema = pa.schema([("a", pa.int64()), ("b", pa.list_(pa.float32()))])
     batch = (pd.Series([1, 2]), pd.Series([np.ones(2, np.float32)] * 2))
-    reading = reading_of(schema)
-    ship = SimpleNamespace(value=TrainedModel.from_model(Swapped(), np.ones(1, np.float32)))  # type: ignore[arg-type]
+    reading = make_read_plan(schema)
+    ship = SimpleNamespace(
+        value=TrainedModel.from_model(SwappedOutputsModel(), np.ones(1, np.float32))
+    )  # type: ignore[arg-type]
     make = partial(to_pandas, resolve_output_columns({"a": "first", "b": "second"}))
     frame = pd.concat(predict_columns(ship, make, reading, "here", [batch]))
     assert [list(row) for row in frame["o0"]] == [[1, 1], [1, 1]]
@@ -293,7 +297,7 @@ def test_several_inputs_and_outputs() -> None:
     ]
 
 
-def test_the_number_of_inputs_may_be_numpys() -> None:
+def test_inputs_accepts_numpy_integer_but_not_bool() -> None:
     """A UDF's ``inputs`` may be an integer of NumPy, as its shapes may; booleans are refused."""
     inputs: Any = np.int64(2)
     inference.check_inputs(inputs, None)
@@ -305,7 +309,7 @@ def test_the_number_of_inputs_may_be_numpys() -> None:
 
 
 @pytest.mark.parametrize("value", [2**24 + 1, -(2**63)])
-def test_integers_that_float32_would_round_are_refused(value: int) -> None:
+def test_rejects_output_integer_inexact_in_float32(value: int) -> None:
     def concatenate(value: int) -> Any:
         outputs: Any = SimpleNamespace(predict=lambda _: np.array([[value]]))
         return inference.OutputConcatenator(outputs).predict(FEATURES[:1])
@@ -315,7 +319,7 @@ def test_integers_that_float32_would_round_are_refused(value: int) -> None:
         concatenate(value)
 
 
-def test_the_score_of_an_ignored_label_is_nan() -> None:
+def test_score_is_nan_for_row_of_loss_weight_zero() -> None:
     """A row whose loss has weight 0 gets the score NaN; before, it was a division by zero."""
     model = DenseNetwork([3, 2])
     model.bind(model.initial())
@@ -341,7 +345,7 @@ def test_the_score_of_an_ignored_label_is_nan() -> None:
         (("p", "Y"), True, None),
     ],
 )
-def test_two_outputs_have_two_new_columns(
+def test_output_columns_must_be_new_and_distinct(
     names: tuple[str, ...], exact: bool, refused: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Outputs need new columns with different names; before, one replaced another."""
@@ -359,7 +363,7 @@ def test_two_outputs_have_two_new_columns(
     assert added == ([] if refused else ["sparkstrom_d", *names])
 
 
-def test_images_are_predicted_some_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_images_are_predicted_in_blocks_of_256_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Images are predicted 256 at a time, although the memory limit allows even fewer.
 
     Spark's batches have 10,000 rows, which may not fit in memory once decoded. The model computes
@@ -378,7 +382,7 @@ def test_images_are_predicted_some_at_a_time(monkeypatch: pytest.MonkeyPatch) ->
         seen.append(len(outputs[0]))
         return outputs[0]
 
-    found = list(predict_columns(ship, make, reading_of(schema), "here", [column]))
+    found = list(predict_columns(ship, make, make_read_plan(schema), "here", [column]))
     rows = np.array([list(one) for one in column], np.float32)
     wanted = predict_flattened(ship.value.open(), rows)
     np.testing.assert_array_equal(np.concatenate(found), wanted)
@@ -387,12 +391,12 @@ def test_images_are_predicted_some_at_a_time(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize("output", ["", (), {}, None, ("a", ""), 3])
-def test_an_output_that_names_no_column_is_refused(output: Any) -> None:
+def test_rejects_output_without_column_name(output: Any) -> None:
     with pytest.raises(UsageError, match="give a column's name"):
         resolve_output_columns(output)
 
 
-def test_features_in_one_process_have_the_dtypes_of_training() -> None:
+def test_feature_arrays_keep_integers_and_others_become_float32() -> None:
     """Integer features keep their dtype, as embeddings need; lists and doubles become float32."""
     ids = np.array([[1, 2]])
     given: Any = features_to_arrays({"ids": ids, "x": [[1, 2]], "y": np.ones((1, 2))})
@@ -404,7 +408,7 @@ def test_features_in_one_process_have_the_dtypes_of_training() -> None:
 
 
 @pytest.mark.parametrize("dtype", [">u2", ">i4", ">i8", ">f2", ">f4", ">f8"])
-def test_big_endian_arrays_are_read_in_the_order_of_this_machine(dtype: str) -> None:
+def test_big_endian_arrays_become_native_byte_order(dtype: str) -> None:
     """Libraries such as torch take no other byte order; FITS files have arrays in it."""
     values = np.array([[1, 2], [3, 400]], dtype)
     native = np.dtype(np.float32 if values.dtype.kind == "f" else dtype.replace(">", "="))
@@ -417,7 +421,7 @@ def test_big_endian_arrays_are_read_in_the_order_of_this_machine(dtype: str) -> 
     np.testing.assert_array_equal(labels, values)
 
 
-def test_tensors_of_integers_keep_their_dtype() -> None:
+def test_torch_and_jax_tensors_keep_integer_dtype() -> None:
     """Tensors of torch and JAX are read as NumPy arrays are, also if they require gradients."""
     torch, jax_numpy = pytest.importorskip("torch"), pytest.importorskip("jax.numpy")
     big = 2**24 + 1  # float32 rounds it
@@ -430,16 +434,19 @@ def test_tensors_of_integers_keep_their_dtype() -> None:
         features_to_arrays(torch.ones((1, 2), dtype=torch.bfloat16))
 
 
-def test_masked_features_are_refused() -> None:
+def test_rejects_features_with_masked_entries() -> None:
     values = np.ma.masked_array(np.ones((2, 2)), [[False, False], [False, True]])
     with pytest.raises(UsageError, match=r"masked entries: fill them, with \.filled\(0\)"):
         features_to_arrays({"x": values})
     assert features_to_arrays(values[:1]).shape == (1, 2)  # this row has no masked entry
 
 
-def test_parts_give_the_figures_of_the_whole() -> None:
+def test_merged_metrics_of_parts_equal_metrics_of_all_rows() -> None:
     """Merged metrics of three parts equal the metrics of all rows."""
-    model, wanted = trained().open(), MetricSpec(("classification", "roc", "regression", "loss"))
+    model, wanted = (
+        make_trained_model().open(),
+        MetricSpec(("classification", "roc", "regression", "loss")),
+    )
     shares = np.eye(2, dtype=np.float32)[LABELS]
     whole = evaluate_batch(model, wanted, Batch(FEATURES, shares))
     cuts = [slice(30, 50), slice(0, 7), slice(7, 30)]
@@ -454,9 +461,9 @@ def test_parts_give_the_figures_of_the_whole() -> None:
         assert name in parts.table()
 
 
-def test_weights_count_in_the_loss() -> None:
+def test_rows_of_weight_zero_do_not_count_in_loss() -> None:
     """Rows of weight 0 do not count in the loss; the loss is NaN if it was not requested."""
-    model, weights = trained().open(), (LABELS == 1).astype(np.float32)
+    model, weights = make_trained_model().open(), (LABELS == 1).astype(np.float32)
     weighted = evaluate_batch(model, MetricSpec(("loss",)), Batch(FEATURES, LABELS, weights))
     ones = LABELS == 1
     alone = evaluate_batch(model, MetricSpec(("loss",)), Batch(FEATURES[ones], LABELS[ones]))
@@ -464,7 +471,7 @@ def test_weights_count_in_the_loss() -> None:
     assert np.isnan(evaluate_batch(model, MetricSpec(("roc",)), Batch(FEATURES, LABELS)).loss)
 
 
-def test_what_is_measured_fits_the_model() -> None:
+def test_default_metrics_depend_on_model() -> None:
     """The default metrics depend on the model; the metric loss needs a model with a loss."""
     assert select_metrics(DenseNetwork([2, 2]), None, 1).metrics == ("classification",)
     values = DenseNetwork([2, 1], loss="squared_error")
@@ -473,7 +480,7 @@ def test_what_is_measured_fits_the_model() -> None:
         select_metrics(SimpleNamespace(), "loss", 1)  # type: ignore[arg-type]
 
 
-class Cyclic(DenseNetwork):
+class CyclicModel(DenseNetwork):
     """A model that refers to itself, as models on JAX do."""
 
     def bind(self, parameters: Any) -> None:
@@ -481,20 +488,20 @@ class Cyclic(DenseNetwork):
         self.compiled = self.step
 
 
-def test_a_model_that_left_the_cache_is_freed_though_it_was_frozen() -> None:
+def test_frozen_model_evicted_from_cache_is_freed() -> None:
     """A frozen model with a reference cycle is freed when a later model is opened."""
-    model = Cyclic([6, 3], seed=0)
+    model = CyclicModel([6, 3], seed=0)
     known = weakref.ref(get_open_model(TrainedModel.from_model(model, model.initial())))
     del model
     gc.freeze()
     for seed in range(1, CACHED_MODELS_MAX + 1):
-        get_open_model(trained(seed))
+        get_open_model(make_trained_model(seed))
     assert known() is not None
-    get_open_model(trained(CACHED_MODELS_MAX + 1))
+    get_open_model(make_trained_model(CACHED_MODELS_MAX + 1))
     assert known() is None
 
 
-def test_modules_are_not_searched_for_garbage_after_each_task(
+def test_opening_models_freezes_garbage_collector_only_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Objects are frozen once; else Spark's collection after each task takes 0.2 s with torch."""
@@ -502,5 +509,5 @@ def test_modules_are_not_searched_for_garbage_after_each_task(
     monkeypatch.setattr(gc, "freeze", lambda: calls.append(None))
     monkeypatch.setattr(task_environment, "_modules_frozen", 0)
     for _ in range(2):
-        get_open_model(trained())
+        get_open_model(make_trained_model())
     assert len(calls) == 1

@@ -27,7 +27,7 @@ from sparkstrom.worker.training_task import load_initial_theta
 K, WORKERS = 20, 4
 
 
-def theta_of(values: Any, k: int = K, buffers: bytes = b"") -> Theta:
+def make_theta(values: Any, k: int = K, buffers: bytes = b"") -> Theta:
     """Return a Theta with these values, which are multiples of 2^-k."""
     theta = Theta(len(values), k)
     theta.load(np.asarray(values, np.float32))
@@ -36,18 +36,18 @@ def theta_of(values: Any, k: int = K, buffers: bytes = b"") -> Theta:
 
 
 @given(arrays(np.int32, st.integers(0, 300), elements=st.integers(-KEPT_QUANTA, KEPT_QUANTA)))
-def test_parameters_arrive_bit_by_bit(quanta: Any) -> None:
-    theta = theta_of(np.ldexp(quanta.astype(np.float32), -K), buffers=b"statistics")
+def test_packed_parameters_unpack_bit_identical(quanta: Any) -> None:
+    theta = make_theta(np.ldexp(quanta.astype(np.float32), -K), buffers=b"statistics")
     values, buffers = unpack_parameters(pack_parameters(theta), theta.n_params, K)
     assert values.tobytes() == theta.to_host().tobytes()
     assert buffers == b"statistics"
 
 
 @pytest.mark.parametrize(("scale", "bytes_each"), [(1e-3, 2.2), (0.05, 2.3), (1e6, 2.7)])
-def test_a_parameter_takes_less_than_three_bytes(scale: float, bytes_each: float) -> None:
+def test_packed_parameter_takes_less_than_three_bytes(scale: float, bytes_each: float) -> None:
     values = (scale * np.random.default_rng(1).standard_normal(10_000)).astype(np.float32)
     k = first_exponent(values)
-    packed = pack_parameters(theta_of(round_to_grid(values, k), k))
+    packed = pack_parameters(make_theta(round_to_grid(values, k), k))
     assert sum(map(len, packed)) < bytes_each * len(values)
     assert (
         unpack_parameters(packed, len(values), k)[0].tobytes() == round_to_grid(values, k).tobytes()
@@ -107,7 +107,7 @@ class Context:
         (200 << 20, 100, "4096k"),
     ],
 )
-def test_blocks_are_small_for_this_one_broadcast(
+def test_broadcast_block_size_fits_parameters_and_is_reset(
     monkeypatch: pytest.MonkeyPatch, n_params: int, workers: int, size: str
 ) -> None:
     """The block size fits parameters and workers, and is reset after the broadcast."""
@@ -116,25 +116,25 @@ def test_blocks_are_small_for_this_one_broadcast(
     pack = "sparkstrom.worker.training_job.pack_parameters"
     monkeypatch.setattr(pack, lambda theta, state: packed)
     context = Context()
-    with broadcast_parameters(context, theta_of([]), workers):
+    with broadcast_parameters(context, make_theta([]), workers):
         assert context._conf.known == {}
     assert context.block_sizes == [size]
 
 
-def test_an_applications_own_block_size_stays() -> None:
+def test_configured_broadcast_block_size_is_kept() -> None:
     context = Context(**{BLOCK_SIZE_OPTION: "1m"})
-    with broadcast_parameters(context, theta_of([0.5]), WORKERS):
+    with broadcast_parameters(context, make_theta([0.5]), WORKERS):
         pass
     assert context.block_sizes == ["1m"]
     assert context._conf.known == {BLOCK_SIZE_OPTION: "1m"}
 
 
-def test_it_is_destroyed_also_after_a_fit_that_fails() -> None:
+def test_broadcast_is_destroyed_if_fit_fails() -> None:
     """The broadcast variable is destroyed also if the fit fails."""
     context = Context()
 
     def fit() -> None:
-        with broadcast_parameters(context, theta_of([0.5]), WORKERS) as handle:
+        with broadcast_parameters(context, make_theta([0.5]), WORKERS) as handle:
             assert handle.value is not None
             raise ZeroDivisionError
 
@@ -143,11 +143,13 @@ def test_it_is_destroyed_also_after_a_fit_that_fails() -> None:
     assert context.value is None
 
 
-def test_a_worker_begins_with_what_its_job_brings(job_of: Callable[..., TrainingJob]) -> None:
+def test_worker_starts_from_broadcast_parameters_or_zeros(
+    make_job: Callable[..., TrainingJob],
+) -> None:
     """A worker starts with the broadcast parameters and buffers, or with zeros without any."""
-    job = job_of()
+    job = make_job()
     values = np.linspace(-1, 1, job.spec.n_params, dtype=np.float32)
-    theta = theta_of(round_to_grid(values, job.k), job.k, b"statistics")
+    theta = make_theta(round_to_grid(values, job.k), job.k, b"statistics")
     context = Context()
     with broadcast_parameters(context, theta, WORKERS) as handle:
         begun = load_initial_theta(replace(job, initial=handle))

@@ -36,7 +36,7 @@ def host(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
-def test_the_driver_takes_what_is_most_explicit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_driver_prefers_most_explicit_address(monkeypatch: pytest.MonkeyPatch) -> None:
     """The driver uses controller_address, mask, environment or Spark's host, in this order."""
     assert choose_driver_address(VoidConfiguration(), "192.168.7.8") == "192.168.7.8"
     assert choose_driver_address(MASK, "192.168.7.8") == "10.1.2.3"
@@ -49,7 +49,7 @@ def test_the_driver_takes_what_is_most_explicit(monkeypatch: pytest.MonkeyPatch)
     assert choose_driver_address(alone, "127.0.0.1") == "10.1.2.3"
 
 
-def test_an_executor_takes_mask_environment_and_route(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_executor_prefers_mask_then_environment_then_route(monkeypatch: pytest.MonkeyPatch) -> None:
     """An executor uses mask, environment or the route to the controller, in this order."""
     controller = Endpoint("127.0.0.1", 9)
     assert choose_executor_address(VoidConfiguration(), controller) == "127.0.0.1"
@@ -59,37 +59,37 @@ def test_an_executor_takes_mask_environment_and_route(monkeypatch: pytest.Monkey
     assert choose_executor_address(MASK, controller) == "10.1.2.3"
 
 
-def test_an_address_of_another_machine_is_refused() -> None:
+def test_rejects_controller_address_of_another_machine() -> None:
     with pytest.raises(SetupError, match=r"10\.9\.9\.9 is not an address of"):
         choose_driver_address(VoidConfiguration(controller_address="10.9.9.9"), "127.0.0.1")
 
 
-def test_a_mask_that_fits_nothing_is_refused() -> None:
+def test_rejects_network_mask_without_matching_address() -> None:
     with pytest.raises(SetupError, match="matches no address"):
         choose_executor_address(
             VoidConfiguration(network_mask="172.16.0.0/12"), Endpoint("127.0.0.1", 9)
         )
 
 
-def test_a_name_that_means_nothing_is_refused() -> None:
+def test_rejects_host_name_that_cannot_be_resolved() -> None:
     """A host name that cannot be resolved is refused."""
     with pytest.raises(SetupError, match="'no such host' cannot be resolved"):
         resolve_host("no such host")
 
 
-def test_an_address_in_brackets_is_one() -> None:
+def test_ipv6_address_may_have_brackets() -> None:
     """An IPv6 address may have brackets, as Spark writes it in spark.driver.host."""
     assert resolve_host("[fd00:77::1]") == resolve_host("fd00:77::1") == "fd00:77::1"
 
 
-def test_no_route_is_an_error_that_names_the_controller() -> None:
+def test_missing_route_error_names_controller() -> None:
     """If there is no route to the controller, SetupError names its address."""
     with pytest.raises(SetupError, match=r"no route .* to the controller at no such host:9"):
         local_address_towards(Endpoint("no such host", 9))
 
 
 @pytest.mark.parametrize("losses", [0, 2, 3])
-def test_a_media_driver_that_ends_while_it_is_joined_is_replaced(
+def test_media_driver_lost_during_join_is_replaced(
     monkeypatch: pytest.MonkeyPatch, losses: int
 ) -> None:
     """If a media driver ends while a task joins it, another one is tried, JOIN_ATTEMPTS in all."""

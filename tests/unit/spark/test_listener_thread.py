@@ -42,7 +42,7 @@ BEGIN = FitBegin("DenseNetwork", 4, 2, 3, 0, {})
 START = Progress(Phase.RUNNING, 2, 2, 2, 0, 60, 0, 0.0, {}, frozenset({0, 1}))
 
 
-class Diary:
+class RecordingListener:
     """A listener without a base class, which records all events and the thread of the last."""
 
     def __init__(self) -> None:
@@ -67,7 +67,7 @@ class Summary:
         self.warnings: list[str] = []
 
 
-def thread_of(*listeners: Any, said: list[str] | None = None) -> ListenerThread:
+def make_thread(*listeners: Any, said: list[str] | None = None) -> ListenerThread:
     """Return a ListenerThread with these listeners; it appends its messages to ``said``."""
     return ListenerThread(
         listeners,
@@ -90,17 +90,17 @@ def run(heard: ListenerThread, fit: Callable[[], None]) -> Any:
     return heard.run_fit(whole)
 
 
-def at(minibatches: int, **changes: Any) -> Progress:
+def make_progress(minibatches: int, **changes: Any) -> Progress:
     """Return the progress after this number of minibatches."""
     return replace(START, minibatches=minibatches, **changes)
 
 
-def test_events_come_in_order_in_another_thread() -> None:
-    diary, other = Diary(), Diary()
-    heard = thread_of(diary, other)
+def test_listeners_get_events_in_order_on_listener_thread() -> None:
+    diary, other = RecordingListener(), RecordingListener()
+    heard = make_thread(diary, other)
 
     def fit() -> None:
-        heard.on_progress(at(1))
+        heard.on_progress(make_progress(1))
         heard.on_epoch(Epoch(1, 0.5, 100, 0.25, 2, held_weight=10.0))
 
     summary = run(heard, fit)
@@ -112,10 +112,10 @@ def test_events_come_in_order_in_another_thread() -> None:
     assert diary.events[-1].error is None
 
 
-def test_workers_of_a_fit_that_ends_between_two_looks_have_joined() -> None:
+def test_workers_finished_between_polls_are_reported_as_joined() -> None:
     """Workers that join and finish between two progress reports are reported; their end is not."""
-    diary = Diary()
-    heard = thread_of(diary)
+    diary = RecordingListener()
+    heard = make_thread(diary)
     done = replace(
         START, phase=Phase.DONE, training=frozenset(), minibatches=60, started=frozenset({0, 1})
     )
@@ -131,10 +131,10 @@ def test_workers_of_a_fit_that_ends_between_two_looks_have_joined() -> None:
     assert changes[-1].training == {0, 1}
 
 
-def test_an_epoch_has_figures_and_copies_only_what_is_asked_for() -> None:
+def test_epoch_end_copies_and_evaluates_on_request() -> None:
     """EpochEnd has no validation value if none is known; it copies and evaluates on request."""
-    diary = Diary()
-    heard = thread_of(diary)
+    diary = RecordingListener()
+    heard = make_thread(diary)
 
     def fit() -> None:
         heard.on_epoch(Epoch(4, 0.5, 100, 0.25, 2, held_weight=10.0))
@@ -150,22 +150,22 @@ def test_an_epoch_has_figures_and_copies_only_what_is_asked_for() -> None:
     assert with_rows.evaluate("x", "y", "roc") == ("judged", "x", "y", "roc")
 
 
-def test_a_slow_listener_hears_of_the_newest_iteration_alone() -> None:
+def test_slow_listener_gets_only_newest_iteration() -> None:
     """A listener that is busy during 50 iterations gets only the newest one."""
     went_in, may_go_on = threading.Event(), threading.Event()
 
-    class Slow(Diary):
+    class Slow(RecordingListener):
         def on_fit_begin(self, event: FitBegin) -> None:
             went_in.set()
             assert may_go_on.wait(30)
 
     slow = Slow()
-    heard = thread_of(slow)
+    heard = make_thread(slow)
 
     def fit() -> None:
         assert went_in.wait(30)
         for minibatches in range(1, 51):
-            heard.on_progress(at(minibatches))
+            heard.on_progress(make_progress(minibatches))
         may_go_on.set()
 
     run(heard, fit)
@@ -174,16 +174,16 @@ def test_a_slow_listener_hears_of_the_newest_iteration_alone() -> None:
 
 
 @pytest.mark.parametrize("resumed", [0, 7])
-def test_there_is_no_iteration_before_a_minibatch_is_committed(resumed: int) -> None:
+def test_no_iteration_event_before_first_committed_minibatch(resumed: int) -> None:
     """Before, the first event came at the start, so the time until the first step was training."""
-    diary = Diary()
-    heard = thread_of(diary)
+    diary = RecordingListener()
+    heard = make_thread(diary)
     starts = (PartitionStart(Position(0, resumed), 90, 1, 10), PartitionStart(Position(0, 0)))
 
     def fit() -> Any:
         heard.on_fit_begin(replace(SPEC, starts=starts))
         for minibatches in (0, resumed, resumed, resumed + 3):  # 0: a controller in a task
-            heard.on_progress(at(minibatches))
+            heard.on_progress(make_progress(minibatches))
             heard.on_epoch(Epoch(1, 0.5, 100, 0.25, 2, held_weight=10.0))  # queues any iteration
         return Summary()
 
@@ -192,21 +192,23 @@ def test_there_is_no_iteration_before_a_minibatch_is_committed(resumed: int) -> 
     assert told == [resumed + 3]
 
 
-def test_workers_come_and_go_with_the_reason() -> None:
+def test_worker_changes_have_departure_reasons() -> None:
     """Listeners get the partitions that joined or left, and why, but not at the fit's end."""
-    diary = Diary()
-    heard = thread_of(diary)
+    diary = RecordingListener()
+    heard = make_thread(diary)
     lost = Departure(3, 1, "host-b", "silent for 10 s", 5.0)
     taken_over = Departure(4, 0, "host-a", "another attempt", 6.0)
 
     def fit() -> None:
-        heard.on_progress(at(1, training=frozenset({0, 1})))
-        heard.on_progress(at(2, training=frozenset({0}), departures=(lost,)))
-        heard.on_progress(at(3, training=frozenset({0, 1}), departures=(lost,)))
-        heard.on_progress(at(4, training=frozenset({0, 1}), departures=(lost,)))
-        heard.on_progress(at(5, training=frozenset({0, 1}), departures=(lost, taken_over)))
+        heard.on_progress(make_progress(1, training=frozenset({0, 1})))
+        heard.on_progress(make_progress(2, training=frozenset({0}), departures=(lost,)))
+        heard.on_progress(make_progress(3, training=frozenset({0, 1}), departures=(lost,)))
+        heard.on_progress(make_progress(4, training=frozenset({0, 1}), departures=(lost,)))
         heard.on_progress(
-            at(6, training=frozenset(), departures=(lost, taken_over), phase=Phase.DONE)
+            make_progress(5, training=frozenset({0, 1}), departures=(lost, taken_over))
+        )
+        heard.on_progress(
+            make_progress(6, training=frozenset(), departures=(lost, taken_over), phase=Phase.DONE)
         )
 
     run(heard, fit)
@@ -220,7 +222,7 @@ def test_workers_come_and_go_with_the_reason() -> None:
 
 
 @pytest.mark.parametrize("kind", [ValueError, SystemExit])
-def test_what_a_listener_raises_ends_the_fit_by_its_name(kind: type[BaseException]) -> None:
+def test_listener_exception_fails_fit_and_names_method(kind: type[BaseException]) -> None:
     """An exception in a listener ends the fit with an error that names the listener's method."""
     called = threading.Event()
 
@@ -229,14 +231,14 @@ def test_what_a_listener_raises_ends_the_fit_by_its_name(kind: type[BaseExceptio
             called.set()
             raise kind("no such column")
 
-    diary = Diary()
-    heard = thread_of(Broken(), diary)
+    diary = RecordingListener()
+    heard = make_thread(Broken(), diary)
 
     def fit() -> None:
-        heard.on_progress(at(1))
+        heard.on_progress(make_progress(1))
         assert called.wait(30)
         for minibatches in range(2, 100_000):  # the error is raised at one of the next polls
-            heard.on_progress(at(minibatches))
+            heard.on_progress(make_progress(minibatches))
 
     name = f"listener Broken.on_iteration raised {kind.__name__}"
     wanted = f"^{re.escape(name)}: no such column; .* fails_fit"
@@ -248,18 +250,18 @@ def test_what_a_listener_raises_ends_the_fit_by_its_name(kind: type[BaseExceptio
     assert diary.events[-1].error.startswith(name)
 
 
-def test_one_that_does_not_fail_the_fit_is_told_once_and_hears_no_more() -> None:
+def test_fails_fit_false_listener_is_dropped_after_one_warning() -> None:
     """A listener with fails_fit = False that raises causes one warning and gets no more events."""
 
-    class Broken(Diary):
+    class Broken(RecordingListener):
         fails_fit = False
 
         def on_worker_change(self, event: WorkerChange) -> None:
             raise OSError("disk full")
 
-    broken, diary = Broken(), Diary()
+    broken, diary = Broken(), RecordingListener()
     said: list[str] = []
-    heard = thread_of(broken, diary, said=said)
+    heard = make_thread(broken, diary, said=said)
     summary = run(heard, lambda: heard.on_progress(START))
     assert broken.kinds == ["FitBegin"]
     assert diary.kinds[-1] == "FitEnd"
@@ -269,10 +271,10 @@ def test_one_that_does_not_fail_the_fit_is_told_once_and_hears_no_more() -> None
 
 
 @pytest.mark.parametrize(("method", "ends"), [("on_fit_begin", True), ("on_worker_change", False)])
-def test_a_listener_may_fail_the_fit_at_its_beginning_only(method: str, ends: bool) -> None:
+def test_fails_fit_none_listener_fails_fit_only_in_on_fit_begin(method: str, ends: bool) -> None:
     """With ``fails_fit = None``, only an error in ``on_fit_begin`` ends the fit, in each fit."""
 
-    class Broken(Diary):
+    class Broken(RecordingListener):
         fails_fit = None
 
     def fail(self: Any, event: Any) -> None:
@@ -281,21 +283,21 @@ def test_a_listener_may_fail_the_fit_at_its_beginning_only(method: str, ends: bo
 
     def fit() -> None:
         for minibatches in range(1_000):  # the error is raised at one of the next polls
-            heard.on_progress(at(minibatches))
+            heard.on_progress(make_progress(minibatches))
             assert called.wait(30)
 
     setattr(Broken, method, fail)
     broken, refused = Broken(), pytest.raises(TrainingError, match="raised OSError: no server")
     for _ in range(2):
-        called, heard = threading.Event(), thread_of(broken)
+        called, heard = threading.Event(), make_thread(broken)
         with refused if ends else contextlib.nullcontext():
             run(heard, fit)
 
 
-def test_equal_listeners_are_not_confused() -> None:
+def test_only_failing_one_of_equal_listeners_is_dropped() -> None:
     """Of two equal listeners, such as dataclasses, the one that raised gets no more events."""
 
-    class Equal(Diary):
+    class Equal(RecordingListener):
         fails_fit = False
 
         def __eq__(self, other: object) -> bool:
@@ -308,18 +310,18 @@ def test_equal_listeners_are_not_confused() -> None:
             raise OSError("disk full")
 
     whole, broken = Equal(), Broken()
-    heard = thread_of(whole, broken)
-    run(heard, lambda: heard.on_progress(at(1)))
+    heard = make_thread(whole, broken)
+    run(heard, lambda: heard.on_progress(make_progress(1)))
     assert whole.kinds == ["FitBegin", "WorkerChange", "Iteration", "FitEnd"]
     assert broken.kinds == ["FitBegin"]
 
 
-def test_a_run_log_that_cannot_be_written_ends_no_fit(tmp_path: Path) -> None:
+def test_unwritable_run_log_causes_only_warning(tmp_path: Path) -> None:
     """A run log that cannot be written causes one warning, and other listeners get all events."""
     (tmp_path / "file").write_text("")
-    diary = Diary()
-    heard = thread_of(JsonLines(tmp_path / "file" / "run.jsonl"), diary)
-    summary = run(heard, lambda: heard.on_progress(at(1)))
+    diary = RecordingListener()
+    heard = make_thread(JsonLines(tmp_path / "file" / "run.jsonl"), diary)
+    summary = run(heard, lambda: heard.on_progress(make_progress(1)))
     (warning,) = summary.warnings
     assert warning.startswith("listener JsonLines.on_fit_begin raised ")
     assert diary.kinds == ["FitBegin", "WorkerChange", "Iteration", "FitEnd"]
@@ -335,7 +337,7 @@ def test_a_listener_that_does_not_return_is_named(monkeypatch: pytest.MonkeyPatc
             assert may_go_on.wait(30)
 
     monkeypatch.setattr("sparkstrom.fit.listeners.LISTENERS_END_S", 0.0)
-    heard = thread_of(Diary(), Uploading(), Diary())
+    heard = make_thread(RecordingListener(), Uploading(), RecordingListener())
     run(heard, lambda: went_in.wait(30))
     text = "listeners are still busy 0 s after the end, in Uploading.on_fit_begin; not waiting"
     assert heard.warnings == [text]
@@ -343,7 +345,7 @@ def test_a_listener_that_does_not_return_is_named(monkeypatch: pytest.MonkeyPatc
     heard._thread.join(30)
 
 
-def test_the_run_log_has_the_end_although_a_listener_is_still_busy_with_it(
+def test_run_log_has_fit_end_if_listener_blocks_in_on_fit_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The run log has the fit's end even if a listener's on_fit_end does not return in time."""
@@ -387,7 +389,7 @@ class Printer:
         print(event.minibatches, flush=True)
 
 
-def test_a_listener_that_prints_where_nobody_reads_ends_no_fit(
+def test_listener_printing_to_closed_stdout_causes_only_warning(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A listener whose output is closed, as with ``| head -1``, still gets events; one warning."""
@@ -397,7 +399,7 @@ def test_a_listener_that_prints_where_nobody_reads_ends_no_fit(
             raise BrokenPipeError(32, "Broken pipe")
 
     printer = Printer()
-    thread = thread_of(printer)
+    thread = make_thread(printer)
 
     def fit() -> Any:
         thread.on_fit_begin(SPEC)
@@ -415,32 +417,32 @@ def test_a_listener_that_prints_where_nobody_reads_ends_no_fit(
     assert "sys.stdout cannot be written (BrokenPipeError" in warning
 
 
-def test_what_is_raised_after_the_end_is_a_warning() -> None:
+def test_exception_in_on_fit_end_becomes_warning() -> None:
     """An exception in on_fit_end becomes a warning in the summary."""
 
     class Late(TrainingListener):
         def on_fit_end(self, event: FitEnd) -> None:
             raise RuntimeError("upload failed")
 
-    summary = run(thread_of(Late()), lambda: None)
+    summary = run(make_thread(Late()), lambda: None)
     (warning,) = summary.warnings
     assert warning.startswith("listener Late.on_fit_end raised RuntimeError: upload failed")
 
 
-def test_a_fit_that_failed_is_heard_and_keeps_its_own_error() -> None:
+def test_fit_end_event_has_error_of_failed_fit() -> None:
     """Listeners get the end of a failed fit with its error, which is raised unchanged."""
-    diary = Diary()
+    diary = RecordingListener()
 
     def fit() -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        run(thread_of(diary), fit)
+        run(make_thread(diary), fit)
     assert (diary.events[-1].summary, diary.events[-1].error) == (None, "KeyboardInterrupt")
 
 
-@pytest.mark.parametrize("wrong", [object(), Diary, print, 3])
-def test_what_hears_nothing_is_refused(wrong: Any) -> None:
+@pytest.mark.parametrize("wrong", [object(), RecordingListener, print, 3])
+def test_rejects_listener_without_event_methods(wrong: Any) -> None:
     """An object without any listener method is refused."""
     with pytest.raises(
         UsageError, match=r"has no method for events: .* on_fit_begin, on_iteration"
@@ -448,17 +450,17 @@ def test_what_hears_nothing_is_refused(wrong: Any) -> None:
         check_listeners([wrong])
 
 
-def test_a_listener_alone_is_refused() -> None:
+def test_rejects_listener_not_in_list() -> None:
     """A listener that is not in a list is refused."""
     with pytest.raises(UsageError, match="must be a list"):
-        check_listeners(Diary())  # type: ignore[arg-type]
-    check_listeners([Diary()])
+        check_listeners(RecordingListener())  # type: ignore[arg-type]
+    check_listeners([RecordingListener()])
 
 
-def test_a_fit_that_goes_on_with_another_controller_is_one_fit() -> None:
+def test_controller_replacement_sends_no_second_fit_begin() -> None:
     """With a new controller there is no second FitBegin; all workers leave and join again."""
-    diary = Diary()
-    heard = thread_of(diary)
+    diary = RecordingListener()
+    heard = make_thread(diary)
 
     def fit() -> Any:
         for _ in range(2):

@@ -30,7 +30,7 @@ START = Progress(Phase.GATHERING, 0, 2, 0, 0, 0, 0, 0.0, {})
 BOTH = frozenset({0, 1})
 
 
-class Heard(FitListener):
+class RecordingListener(FitListener):
     """A listener that records events in short form; progress only if requested."""
 
     def __init__(self, *, progress: bool = False) -> None:
@@ -66,16 +66,16 @@ class Heard(FitListener):
 
 
 @pytest.fixture
-def heard() -> Heard:
-    return Heard()
+def heard() -> RecordingListener:
+    return RecordingListener()
 
 
 @pytest.fixture
-def events(heard: Heard) -> FitEvents:
+def events(heard: RecordingListener) -> FitEvents:
     return FitEvents(SPEC, [heard])
 
 
-def log_of(partition: int, *losses: float) -> EpochLog:
+def make_epoch_log(partition: int, *losses: float) -> EpochLog:
     """Return a partition's log, with one epoch for each held-out loss."""
     log = EpochLog(partition, 7)
     for epoch, loss in enumerate(losses):
@@ -91,22 +91,24 @@ def told(*logs: EpochLog) -> dict[int, WorkerCounters]:
     }
 
 
-def test_the_begin_is_told_before_anything_else(events: FitEvents, heard: Heard) -> None:
+def test_begin_dispatches_fit_spec(events: FitEvents, heard: RecordingListener) -> None:
     """``begin`` dispatches the start of the fit, with its spec."""
     events.begin()
     assert heard.news() == [SPEC]
 
 
-def test_one_look_tells_in_one_order(heard: Heard) -> None:
+def test_events_of_one_poll_have_fixed_order(heard: RecordingListener) -> None:
     """The events of one poll come in this order: phase, workers, counters, epoch, progress."""
-    heard = Heard(progress=True)
-    stats = told(log_of(0, 5.0), log_of(1, 3.0))
+    heard = RecordingListener(progress=True)
+    stats = told(make_epoch_log(0, 5.0), make_epoch_log(1, 3.0))
     running = replace(START, phase=Phase.RUNNING, training=BOTH, stats=stats)
     FitEvents(SPEC, [heard]).dispatch(running)
     assert heard.told == [Phase.RUNNING, BOTH, [0, 1], (11, 4.0), running]
 
 
-def test_what_stays_is_not_told_again(events: FitEvents, heard: Heard) -> None:
+def test_only_changes_since_previous_poll_are_dispatched(
+    events: FitEvents, heard: RecordingListener
+) -> None:
     """Only what changed since the previous poll is dispatched."""
     events.dispatch(START)
     assert heard.news() == [Phase.GATHERING, frozenset(), []]
@@ -114,60 +116,80 @@ def test_what_stays_is_not_told_again(events: FitEvents, heard: Heard) -> None:
     assert heard.news() == []
     events.dispatch(replace(START, training=BOTH))
     assert heard.news() == [BOTH]
-    events.dispatch(replace(START, training=BOTH, stats=told(log_of(0))))
+    events.dispatch(replace(START, training=BOTH, stats=told(make_epoch_log(0))))
     assert heard.news() == [[0]]
 
 
-def test_an_epoch_is_told_once_when_the_slowest_has_finished_it(
-    events: FitEvents, heard: Heard
+def test_epoch_is_dispatched_once_when_slowest_partition_completes(
+    events: FitEvents, heard: RecordingListener
 ) -> None:
     """An epoch is dispatched once, when the slowest partition has completed it."""
-    ahead = replace(START, training=BOTH, stats=told(log_of(0, 1.0, 2.0, 3.0), log_of(1)))
+    ahead = replace(
+        START, training=BOTH, stats=told(make_epoch_log(0, 1.0, 2.0, 3.0), make_epoch_log(1))
+    )
     events.dispatch(ahead)
     assert heard.news()[-1] == [0, 1]
-    events.dispatch(replace(ahead, stats=told(log_of(0, 1.0, 2.0, 3.0), log_of(1, 3.0, 4.0))))
+    events.dispatch(
+        replace(ahead, stats=told(make_epoch_log(0, 1.0, 2.0, 3.0), make_epoch_log(1, 3.0, 4.0)))
+    )
     assert heard.news() == [[0, 1], (11, 2.0), (12, 3.0)]
-    events.dispatch(replace(ahead, stats=told(log_of(0, 1.0, 2.0, 3.0), log_of(1, 3.0, 4.0, 5.0))))
+    events.dispatch(
+        replace(
+            ahead, stats=told(make_epoch_log(0, 1.0, 2.0, 3.0), make_epoch_log(1, 3.0, 4.0, 5.0))
+        )
+    )
     assert heard.news() == [[0, 1], (13, 4.0)]
 
 
-def test_an_epoch_waits_for_a_partition_that_only_measures(events: FitEvents, heard: Heard) -> None:
+def test_epoch_waits_for_partition_that_only_evaluates(
+    events: FitEvents, heard: RecordingListener
+) -> None:
     """An epoch waits for a partition that only evaluates held-out rows, until it leaves."""
     some, measures = frozenset({0}), frozenset({1})
-    trained = replace(START, training=some, evaluating=measures, stats=told(log_of(0, 1.0)))
+    trained = replace(START, training=some, evaluating=measures, stats=told(make_epoch_log(0, 1.0)))
     events.dispatch(trained)
     assert heard.news()[-1] == [0]
-    events.dispatch(replace(trained, stats=told(log_of(0, 1.0), log_of(1, 3.0))))
+    events.dispatch(replace(trained, stats=told(make_epoch_log(0, 1.0), make_epoch_log(1, 3.0))))
     assert heard.news() == [[0, 1], (11, 2.0)]
-    events.dispatch(replace(trained, stats=told(log_of(0, 1.0, 4.0), log_of(1, 3.0))))
+    events.dispatch(
+        replace(trained, stats=told(make_epoch_log(0, 1.0, 4.0), make_epoch_log(1, 3.0)))
+    )
     assert heard.news() == [[0, 1]]
-    events.dispatch(replace(trained, evaluating=frozenset(), stats=told(log_of(0, 1.0, 4.0))))
+    events.dispatch(
+        replace(trained, evaluating=frozenset(), stats=told(make_epoch_log(0, 1.0, 4.0)))
+    )
     assert heard.news() == [[0], (12, 4.0)]  # partition 1 has left
 
 
-def test_an_epoch_ends_also_when_the_one_that_it_waited_for_has_gone(
-    events: FitEvents, heard: Heard
+def test_epoch_is_dispatched_if_slowest_partition_leaves(
+    events: FitEvents, heard: RecordingListener
 ) -> None:
     """An epoch is dispatched if the partition that had not completed it leaves."""
-    both = replace(START, training=BOTH, stats=told(log_of(0, 1.0), log_of(1)))
+    both = replace(START, training=BOTH, stats=told(make_epoch_log(0, 1.0), make_epoch_log(1)))
     events.dispatch(both)
     heard.news()
     events.dispatch(replace(both, training=frozenset({0})))
     assert heard.news() == [frozenset({0}), (11, 1.0)]
 
 
-def test_when_all_have_left_the_last_epochs_are_told(events: FitEvents, heard: Heard) -> None:
+def test_last_epochs_are_dispatched_after_all_workers_left(
+    events: FitEvents, heard: RecordingListener
+) -> None:
     """The last epochs are dispatched although no worker is left."""
-    events.dispatch(replace(START, training=BOTH, stats=told(log_of(0), log_of(1))))
+    events.dispatch(replace(START, training=BOTH, stats=told(make_epoch_log(0), make_epoch_log(1))))
     heard.news()
-    events.dispatch(replace(START, phase=Phase.DONE, stats=told(log_of(0, 1.0), log_of(1, 3.0))))
+    events.dispatch(
+        replace(START, phase=Phase.DONE, stats=told(make_epoch_log(0, 1.0), make_epoch_log(1, 3.0)))
+    )
     assert heard.news() == [Phase.DONE, frozenset(), [0, 1], (11, 2.0)]
 
 
-def test_the_end_has_a_history_without_gaps(events: FitEvents, heard: Heard) -> None:
+def test_fit_end_has_complete_epoch_history(events: FitEvents, heard: RecordingListener) -> None:
     """The end has all epochs of the tasks' reports; a stopped fit counts only complete ones."""
     done = outcome(stop_reason=None)
-    reports = [json.dumps({"epochs": log_of(p, *map(float, range(3))).report()}) for p in (0, 1)]
+    reports = [
+        json.dumps({"epochs": make_epoch_log(p, *map(float, range(3))).report()}) for p in (0, 1)
+    ]
     events.end(done, reports)
     (end,) = heard.news()
     assert (end.spec, end.outcome, end.reports) == (SPEC, done, reports)
@@ -181,16 +203,16 @@ def test_the_end_has_a_history_without_gaps(events: FitEvents, heard: Heard) -> 
     assert replace(end, outcome=outcome(stop_reason="soon"), history=[]).epochs_trained == 0
 
 
-def test_epochs_that_were_too_many_to_be_told_live_are_told_whole_at_the_end() -> None:
+def test_epochs_missing_in_counters_are_dispatched_at_fit_end() -> None:
     """Listeners get epochs that were missing in the counters at the end of the fit, in order.
 
     Counters contain only the newest epochs. A listener with a ``live_option`` gets these at once.
     No listener gets figures of only some partitions.
     """
-    heard, live = Heard(), Heard()
+    heard, live = RecordingListener(), RecordingListener()
     live.live_option = "early_stopping"
     events = FitEvents(SPEC, [heard, live])
-    logs = [log_of(p, *map(float, range(RECENT_EPOCHS_MAX + 3))) for p in (0, 1)]
+    logs = [make_epoch_log(p, *map(float, range(RECENT_EPOCHS_MAX + 3))) for p in (0, 1)]
     events.dispatch(replace(START, training=BOTH, stats=told(*logs)))
     assert not [one for one in heard.news() if isinstance(one, tuple)]
     assert next(one[0] for one in live.news() if isinstance(one, tuple)) == 11 + 3
@@ -201,16 +223,16 @@ def test_epochs_that_were_too_many_to_be_told_live_are_told_whole_at_the_end() -
     assert not [one for one in live.news() if isinstance(one, tuple)]
 
 
-def test_all_hear_an_event_before_any_hears_the_next() -> None:
+def test_all_listeners_get_event_before_next_event() -> None:
     """All listeners get an event before any listener gets the next one."""
     told = list[Any]()
-    one, other = Heard(), Heard()
+    one, other = RecordingListener(), RecordingListener()
     one.told = other.told = told
     FitEvents(SPEC, [one, other]).dispatch(START)
     assert told == [Phase.GATHERING] * 2 + [frozenset()] * 2 + [[]] * 2
 
 
-class Drawn(ProgressDisplay):
+class RecordingDisplay(ProgressDisplay):
     """A display that records what it is given to show."""
 
     def __init__(self) -> None:
@@ -220,9 +242,9 @@ class Drawn(ProgressDisplay):
         self.lines.append((line, force))
 
 
-def test_the_line_follows_a_fit_and_stands_still_at_its_end() -> None:
+def test_progress_display_updates_at_each_poll_and_at_end() -> None:
     """The display is updated at each poll until the fit is done, and once more at its end."""
-    drawn = Drawn()
+    drawn = RecordingDisplay()
     events = FitEvents(SPEC, [ProgressListener(drawn)])
     events.begin()
     counters = TrainingCounters(0, examples=8, loss_sum=4.0, loss_weight=8.0)
@@ -241,12 +263,10 @@ def test_the_line_follows_a_fit_and_stands_still_at_its_end() -> None:
 
 
 @pytest.mark.parametrize(("worker_lines", "shown"), [(True, 2), (False, 0)])
-def test_what_the_terminal_has_from_workers_is_not_shown_again(
-    worker_lines: bool, shown: int
-) -> None:
+def test_worker_lines_are_not_shown_twice_in_terminal(worker_lines: bool, shown: int) -> None:
     """Workers' lines are not shown if the terminal already has them, as in Spark's local mode."""
     told: list[str] = []
-    drawn = Drawn()
+    drawn = RecordingDisplay()
     drawn.say = told.append  # type: ignore[method-assign, assignment]
     events = FitEvents(SPEC, [ProgressListener(drawn, worker_lines=worker_lines)])
     events.begin()
@@ -304,13 +324,13 @@ class Job:
         return []
 
 
-def fit_with(master: Master, *listeners: FitListener) -> None:
+def run_fit(master: Master, *listeners: FitListener) -> None:
     """Run a fit with this controller, a fake job and these listeners."""
     events = FitEvents(SPEC, listeners)
     FitSupervisor(cast(MasterThread, master), cast(SparkJob, Job()), events).run()
 
 
-def test_a_fit_ends_after_all_of_it_has_stopped(heard: Heard) -> None:
+def test_fit_end_is_dispatched_after_controller_end(heard: RecordingListener) -> None:
     """Listeners get the end of the fit after the controller has ended."""
     master = Master()
 
@@ -318,20 +338,22 @@ def test_a_fit_ends_after_all_of_it_has_stopped(heard: Heard) -> None:
         def on_fit_end(self, end: FinishedFit) -> None:
             master.calls.append("on_fit_end")
 
-    fit_with(master, heard, Last())
+    run_fit(master, heard, Last())
     assert master.calls == ["start", "end", "outcome", "on_fit_end"]
     assert (heard.told[0], heard.told[1], heard.told[-1].spec) == (SPEC, Phase.DONE, SPEC)
 
 
-def test_a_fit_that_fails_has_no_end(heard: Heard, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_fit_dispatches_no_fit_end(
+    heard: RecordingListener, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Listeners do not get the end of a fit that failed."""
     monkeypatch.setattr(fitting, "ABORT_NOTICE_S", 0.0)
     with pytest.raises(TrainingError, match="NaN"):
-        fit_with(Master(TrainingError("NaN")), heard)
+        run_fit(Master(TrainingError("NaN")), heard)
     assert heard.told == [SPEC]
 
 
-def test_what_a_listener_raises_ends_the_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_listener_exception_fails_fit_and_stops_controller(monkeypatch: pytest.MonkeyPatch) -> None:
     """An exception in a listener is raised by the fit, and the controller is stopped."""
     monkeypatch.setattr(fitting, "ABORT_NOTICE_S", 0.0)
 
@@ -341,7 +363,7 @@ def test_what_a_listener_raises_ends_the_fit(monkeypatch: pytest.MonkeyPatch) ->
 
     master = Master()
     with pytest.raises(ValueError, match=r"^no$"):
-        fit_with(master, Refusing())
+        run_fit(master, Refusing())
     assert master.calls == ["start", "give up: ValueError", "end"]
 
 
@@ -354,7 +376,7 @@ def test_what_a_listener_raises_ends_the_fit(monkeypatch: pytest.MonkeyPatch) ->
         ("Job aborted due to stage failure: Task 0 was lost", TrainingError),
     ],
 )
-def test_a_job_that_somebody_cancelled_keeps_what_was_learnt(
+def test_cancelled_job_error_says_parameters_are_kept(
     monkeypatch: pytest.MonkeyPatch, words: str, error: type[TrainingError]
 ) -> None:
     """A cancelled job raises FitCancelled, whose message says that parameters are kept."""
@@ -365,6 +387,6 @@ def test_a_job_that_somebody_cancelled_keeps_what_was_learnt(
     monkeypatch.setattr(Job, "error", RuntimeError(words))
     monkeypatch.setattr(Master, "start", lambda self: None)
     with pytest.raises(TrainingError) as caught:
-        fit_with(Master())
+        run_fit(Master())
     assert type(caught.value) is error
     assert ("network.parameters hold" in str(caught.value)) == (error is FitCancelled)

@@ -12,7 +12,7 @@ from sparkstrom.spark import classic_application
 from sparkstrom.spark.classic_application import ClassicApplication
 
 
-def application(master: str, launched: object = object()) -> ClassicApplication:
+def make_application(master: str, launched: object = object()) -> ClassicApplication:
     context = SimpleNamespace(master=master, _gateway=SimpleNamespace(proc=launched))
     return ClassicApplication(context)
 
@@ -28,19 +28,19 @@ def application(master: str, launched: object = object()) -> ClassicApplication:
         ("yarn", False),
     ],
 )
-def test_local_mode_shows_what_workers_print(master: str, has: bool) -> None:
+def test_workers_output_is_in_terminal_only_in_local_mode(master: str, has: bool) -> None:
     """Workers' output is in the program's terminal only in local mode, not on clusters."""
-    assert application(master).has_workers_output is has
+    assert make_application(master).has_workers_output is has
 
 
 @pytest.mark.parametrize(
     ("launched", "watches", "has"),
     [(object(), object(), True), (object(), None, False), (None, object(), False)],
 )
-def test_a_cell_shows_it_where_the_kernel_reads_what_the_jvm_writes(
+def test_notebook_shows_workers_output_if_kernel_reads_jvm_output(
     monkeypatch: pytest.MonkeyPatch, launched: Any, watches: Any, has: bool
 ) -> None:
     """A notebook shows workers' output if its kernel reads the descriptor and started the JVM."""
     monkeypatch.setattr(classic_application, "is_in_notebook", lambda: True)
     monkeypatch.setattr(sys, "stderr", SimpleNamespace(watch_fd_thread=watches))
-    assert application("local[2]", launched).has_workers_output is has
+    assert make_application("local[2]", launched).has_workers_output is has

@@ -42,44 +42,44 @@ class FakeJob:
 
 
 @pytest.fixture
-def watched(monkeypatch: pytest.MonkeyPatch) -> Any:
+def memory_monitor(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(memory_watch, "MEMORY_POLL_S", -1.0)  # every poll is due
     job, warnings = FakeJob(), []
     watch = OutOfMemoryMonitor(job, warnings.append)  # type: ignore[arg-type]
     return SimpleNamespace(job=job, watch=watch, warnings=warnings)
 
 
-def test_errors_are_read_only_where_tasks_have_failed_since(watched: Any) -> None:
+def test_task_errors_are_read_only_after_new_task_failures(memory_monitor: Any) -> None:
     """Task errors are read only if tasks have failed since the previous poll."""
     for _ in range(3):
-        watched.watch.on_progress(ANYTHING)
-    assert watched.job.asked == 0
-    watched.job.stages[1] = (1, 0, 2)
+        memory_monitor.watch.on_progress(ANYTHING)
+    assert memory_monitor.job.asked == 0
+    memory_monitor.job.stages[1] = (1, 0, 2)
     for _ in range(3):
-        watched.watch.on_progress(ANYTHING)
-    assert watched.job.asked == 1
-    assert watched.warnings == []  # no container was killed
+        memory_monitor.watch.on_progress(ANYTHING)
+    assert memory_monitor.job.asked == 1
+    assert memory_monitor.warnings == []  # no container was killed
 
 
-def test_each_text_is_told_once_and_that_of_the_last_moment_too(watched: Any) -> None:
+def test_killed_container_message_is_shown_once(memory_monitor: Any) -> None:
     """Each message is shown once, also one that appears at the end of the fit."""
-    watched.job.stages[1], watched.job.killed = (1, 0, 2), ["give it 1 GB"]
-    watched.watch.on_progress(ANYTHING)
-    watched.job.stages[1] = (1, 1, 0)  # a second attempt of the stage; no new message
-    watched.watch.on_progress(ANYTHING)
-    assert watched.warnings == ["give it 1 GB"]
-    watched.job.stages[1] = (1, 1, 1)
-    watched.job.killed.append("give it 2 GB")
-    watched.watch.on_fit_end(ANYTHING)
-    assert watched.warnings == ["give it 1 GB", "give it 2 GB"]
+    memory_monitor.job.stages[1], memory_monitor.job.killed = (1, 0, 2), ["give it 1 GB"]
+    memory_monitor.watch.on_progress(ANYTHING)
+    memory_monitor.job.stages[1] = (1, 1, 0)  # a second attempt of the stage; no new message
+    memory_monitor.watch.on_progress(ANYTHING)
+    assert memory_monitor.warnings == ["give it 1 GB"]
+    memory_monitor.job.stages[1] = (1, 1, 1)
+    memory_monitor.job.killed.append("give it 2 GB")
+    memory_monitor.watch.on_fit_end(ANYTHING)
+    assert memory_monitor.warnings == ["give it 1 GB", "give it 2 GB"]
 
 
-def test_a_python_process_that_died_is_told_once(watched: Any) -> None:
+def test_python_process_death_is_reported_once(memory_monitor: Any) -> None:
     """Before, the summary only had that another attempt has taken the partition over."""
-    watched.job.stages[1], watched.job.died = (1, 0, 1), ["it died"]
-    watched.watch.on_progress(ANYTHING)
-    watched.watch.on_fit_end(ANYTHING)
-    assert watched.warnings == ["it died"]
+    memory_monitor.job.stages[1], memory_monitor.job.died = (1, 0, 1), ["it died"]
+    memory_monitor.watch.on_progress(ANYTHING)
+    memory_monitor.watch.on_fit_end(ANYTHING)
+    assert memory_monitor.warnings == ["it died"]
 
 
 class FailedJob(SparkJob):
@@ -103,7 +103,7 @@ class FailedJob(SparkJob):
             )
 
 
-def test_only_a_dead_process_counts_as_one() -> None:
+def test_dead_python_worker_message_names_partition_and_host() -> None:
     """Messages name the partition, the host and the attempt; other errors have none."""
     (text,) = FailedJob(None, "group", list).dead_python_workers()
     assert text.startswith("the Python process of partition 1 on host7 died in attempt 0")
@@ -116,7 +116,7 @@ def test_only_a_dead_process_counts_as_one() -> None:
         ([], STAGE_ATTEMPTS_HINT),
     ],
 )
-def test_a_job_that_fails_for_it_names_the_same(killed: list[str], remedy: str) -> None:
+def test_job_failure_names_newest_killed_container_message(killed: list[str], remedy: str) -> None:
     """A failed job's error has the newest message about a killed container, or a general hint."""
     job = FakeJob()
     job.killed, job.error = killed, Exception(TOO_OFTEN)

@@ -50,7 +50,9 @@ NETWORK = make_network()
         (NETWORK, {"on_summary": 3}, "on_summary=3"),
     ],
 )
-def test_misuse_is_refused_at_once(network: Any, options: dict[str, Any], says: str) -> None:
+def test_each_batch_rejects_wrong_arguments_at_once(
+    network: Any, options: dict[str, Any], says: str
+) -> None:
     with pytest.raises(UsageError, match=says):
         each_batch(network, **options)
 
@@ -65,7 +67,7 @@ class Frame:
         return not self.rows
 
 
-def test_a_micro_batch_without_rows_is_no_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_empty_micro_batch_starts_no_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither ``fit`` nor the callback is called for a micro-batch without rows."""
     fits, heard = [], []
     monkeypatch.setattr(
@@ -78,7 +80,7 @@ def test_a_micro_batch_without_rows_is_no_fit(monkeypatch: pytest.MonkeyPatch) -
     assert heard == [(0, "done"), (2, "done")]
 
 
-def test_a_micro_batch_that_is_given_again_is_trained_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_repeated_micro_batch_is_trained_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """If a query that ended in the callback is started again, Spark repeats the micro-batch.
 
     Before, its rows were trained twice. It is trained again only if the parameters that contain it
@@ -105,7 +107,7 @@ def test_a_micro_batch_that_is_given_again_is_trained_once(monkeypatch: pytest.M
     assert fits == [10, 11, 12, 12]
 
 
-def test_two_parts_of_one_micro_batch_are_both_trained(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_calls_for_one_micro_batch_both_train(monkeypatch: pytest.MonkeyPatch) -> None:
     """A function may call the trainer twice with one micro-batch, which Spark does not repeat."""
     network, fits = make_network(), list[int]()
     monkeypatch.setattr(SparkNetwork, "fit", lambda self, data: fits.append(data.rows) or "done")
@@ -116,7 +118,7 @@ def test_two_parts_of_one_micro_batch_are_both_trained(monkeypatch: pytest.Monke
     assert fits == [3, 4]
 
 
-def test_a_fit_that_ends_while_rows_are_counted_is_not_repeated(
+def test_micro_batch_fitted_while_rows_are_counted_is_not_repeated(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The fit of a stopped query may end after the restarted one has begun with its rows."""

@@ -66,23 +66,25 @@ MakeJob = Callable[..., TrainingJob]
 
 
 @pytest.fixture
-def replica_of(job_of: MakeJob) -> Callable[..., Replica]:
+def create_replica(make_job: MakeJob) -> Callable[..., Replica]:
     """Return a function that makes a worker's replica with given options."""
 
     def make(**options: Any) -> Replica:
-        job = job_of(**options)
+        job = make_job(**options)
         return make_replica(job, Theta(job.spec.n_params, job.k))
 
     return make
 
 
 @pytest.mark.flips("SharedTrainingMaster.train_on")
-def test_train_on(replica_of: Callable[..., Replica]) -> None:
+def test_train_on_local_improves_loss_without_publication(
+    create_replica: Callable[..., Replica],
+) -> None:
     """Without a publication theta stays constant, and only a local model improves by its steps."""
     losses = {
         way: [made.step(BATCH) for _ in range(3)]
         for way in ("local", "replica")
-        if (made := replica_of(train_on=way))
+        if (made := create_replica(train_on=way))
     }
     assert len(set(losses["replica"])) == 1
     assert losses["local"] == sorted(set(losses["local"]), reverse=True)
@@ -90,8 +92,10 @@ def test_train_on(replica_of: Callable[..., Replica]) -> None:
 
 @pytest.mark.flips("SharedTrainingMaster.threshold")
 @pytest.mark.parametrize(("tau", "sends"), [(1e-4, True), (10.0, False)])
-def test_threshold(replica_of: Callable[..., Replica], tau: float, sends: bool) -> None:
-    replica = replica_of(threshold=FixedThreshold(tau))
+def test_threshold_above_gradients_publishes_nothing(
+    create_replica: Callable[..., Replica], tau: float, sends: bool
+) -> None:
+    replica = create_replica(threshold=FixedThreshold(tau))
     replica.step(BATCH)
     assert (replica.publish() is not None) is sends
 
@@ -101,10 +105,10 @@ def test_threshold(replica_of: Callable[..., Replica], tau: float, sends: bool) 
     ("clipping", "clips"),
     [(None, False), (ResidualClipping(1.0, 1), True), (ResidualClipping(1e6, 1), False)],
 )
-def test_residual_post_processor(
-    replica_of: Callable[..., Replica], clipping: ResidualClipping | None, clips: bool
+def test_residual_post_processor_clips_residual(
+    create_replica: Callable[..., Replica], clipping: ResidualClipping | None, clips: bool
 ) -> None:
-    replica = replica_of(threshold=FixedThreshold(1e-4), residual_post_processor=clipping)
+    replica = create_replica(threshold=FixedThreshold(1e-4), residual_post_processor=clipping)
     replica.step(BATCH)
     replica.publish()
     assert (replica.encoder.counters.mass_clipped > 0) is clips
@@ -112,8 +116,10 @@ def test_residual_post_processor(
 
 @pytest.mark.flips("SharedTrainingMaster.aggregation")
 @pytest.mark.parametrize(("aggregation", "weight"), [("sum", 1), ("mean", 1 / 4), ("sqrt", 1 / 2)])
-def test_aggregation(replica_of: Callable[..., Replica], aggregation: str, weight: float) -> None:
-    replica = replica_of(aggregation=aggregation, threshold=FixedThreshold(2**-10))
+def test_aggregation_sets_weight_of_updates(
+    create_replica: Callable[..., Replica], aggregation: str, weight: float
+) -> None:
+    replica = create_replica(aggregation=aggregation, threshold=FixedThreshold(2**-10))
     replica.step(BATCH)
     replica.publish()
     assert np.abs(replica.theta.to_host()).max() == weight * 2**-10
@@ -121,23 +127,25 @@ def test_aggregation(replica_of: Callable[..., Replica], aggregation: str, weigh
 
 @pytest.mark.flips("SharedTrainingMaster.batch_size_per_worker")
 @pytest.mark.parametrize(("rows", "batches"), [(1, 20), (8, 3), (32, 1)])
-def test_batch_size_per_worker(job_of: MakeJob, rows: int, batches: int) -> None:
-    made = load_batches(job_of(batch_size_per_worker=rows), PLACE, all_rows())
+def test_batch_size_per_worker_sets_rows_per_minibatch(
+    make_job: MakeJob, rows: int, batches: int
+) -> None:
+    made = load_batches(make_job(batch_size_per_worker=rows), PLACE, all_rows())
     assert made.batches_per_epoch == batches
     assert len(made.get(0, 0)[0]) == min(rows, 20)
 
 
 @pytest.mark.flips("SharedTrainingMaster.batch_memory_bytes")
 @pytest.mark.parametrize(("limit_bytes", "spills"), [(16 << 20, True), (64 << 20, False)])
-def test_batch_memory_bytes(
-    job_of: MakeJob, tmp_path: Path, limit_bytes: int, spills: bool
+def test_rows_beyond_batch_memory_bytes_are_spilled(
+    make_job: MakeJob, tmp_path: Path, limit_bytes: int, spills: bool
 ) -> None:
     """Rows that exceed half of the limit are spilled to an unnamed file in the scratch folder."""
     wide = np.zeros((20, 6), np.float32).repeat(20_000, axis=0)
     wide[:, 0] = np.arange(len(wide))
     rows = iter([Block(FORM, FORM.pack([wide, np.zeros(len(wide), np.int64)]), ROWS, "here")])
     made = load_batches(
-        job_of(batch_memory_bytes=limit_bytes), replace(PLACE, scratch=tmp_path), rows
+        make_job(batch_memory_bytes=limit_bytes), replace(PLACE, scratch=tmp_path), rows
     )
     assert made.rows == len(wide)
     assert (made.spilled_bytes > 0) is spills
@@ -146,15 +154,15 @@ def test_batch_memory_bytes(
 
 
 @pytest.mark.flips("SharedTrainingMaster.rng_seed")
-def test_rng_seed(job_of: MakeJob) -> None:
+def test_rng_seed_determines_order_of_rows(make_job: MakeJob) -> None:
     first = [
-        load_batches(job_of(rng_seed=seed), PLACE, all_rows()).get(0, 0).features.tolist()
+        load_batches(make_job(rng_seed=seed), PLACE, all_rows()).get(0, 0).features.tolist()
         for seed in (0, 0, 1)
     ]
     assert first[0] == first[1] != first[2]
 
 
-class Playing(TrainerChannel):
+class ScriptedChannel(TrainerChannel):
     """A channel that commands TRAIN ``steps`` times, AUDIT and END, and records all events."""
 
     def __init__(self, steps: int) -> None:
@@ -174,12 +182,12 @@ class Playing(TrainerChannel):
 
 
 @pytest.fixture
-def train(job_of: MakeJob) -> Callable[..., Playing]:
+def train(make_job: MakeJob) -> Callable[..., ScriptedChannel]:
     """Return a function that trains six steps with given options and returns the channel."""
 
-    def run(**options: Any) -> Playing:
-        job = job_of(batch_size_per_worker=4, threshold=FixedThreshold(1e-4), **options)
-        channel = Playing(6)
+    def run(**options: Any) -> ScriptedChannel:
+        job = make_job(batch_size_per_worker=4, threshold=FixedThreshold(1e-4), **options)
+        channel = ScriptedChannel(6)
         Trainer(
             channel,
             make_replica(job, Theta(job.spec.n_params, job.k)),
@@ -196,8 +204,8 @@ def train(job_of: MakeJob) -> Callable[..., Playing]:
 
 @pytest.mark.flips("SharedTrainingMaster.publish_every")
 @pytest.mark.parametrize(("publish_every", "published"), [(1, [1, 2, 3, 4, 5, 6]), (3, [3, 6])])
-def test_publish_every(
-    train: Callable[..., Playing], publish_every: int, published: list[int]
+def test_publish_every_sets_steps_between_publications(
+    train: Callable[..., ScriptedChannel], publish_every: int, published: list[int]
 ) -> None:
     said = train(publish_every=publish_every).said
     assert [event.steps for event in said if isinstance(event, ev.UpdatePublished)] == published
@@ -205,11 +213,11 @@ def test_publish_every(
 
 @pytest.mark.flips("SharedTrainingMaster.publish_every")
 @pytest.mark.parametrize(("options", "most"), [({}, 1), ({"publish_every": 4}, None)])
-def test_by_default_a_publication_waits_for_the_one_before(
-    job_of: MakeJob, options: dict[str, int], most: int | None
+def test_default_limits_publications_in_flight_to_one(
+    make_job: MakeJob, options: dict[str, int], most: int | None
 ) -> None:
     """By default one publication is in flight at most; with publish_every there is no limit."""
-    job = job_of(**options)
+    job = make_job(**options)
     assert make_node_limits(job).publications_max == most
     assert make_trainer_options(job).publish_every == options.get("publish_every")
 
@@ -223,17 +231,19 @@ def test_by_default_a_publication_waits_for_the_one_before(
         ({"max_staleness": 0}, 1),
     ],
 )
-def test_updates_have_several_steps_unless_a_number_limits_how_late_they_are(
-    job_of: MakeJob, options: dict[str, Any], most: int
+def test_update_has_up_to_4_minibatches_unless_lead_is_limited(
+    make_job: MakeJob, options: dict[str, Any], most: int
 ) -> None:
     """An update has up to 4 minibatches unless max_lead or max_staleness is a number."""
-    assert make_trainer_options(job_of(**options)).minibatches_per_update_max == most
+    assert make_trainer_options(make_job(**options)).minibatches_per_update_max == most
 
 
 @pytest.mark.flips("SharedTrainingMaster.horizon")
 @pytest.mark.parametrize(("horizon", "before"), [("fit", 70), ("worker", None)])
-def test_horizon(job_of: MakeJob, horizon: str, before: int | None) -> None:
-    job = job_of(horizon=horizon)
+def test_horizon_worker_ignores_minibatches_before(
+    make_job: MakeJob, horizon: str, before: int | None
+) -> None:
+    job = make_job(horizon=horizon)
     job = replace(job, spec=replace(job.spec, minibatches_before=70))
     assert make_trainer_options(job).minibatches_before == before
 
@@ -248,11 +258,15 @@ def test_horizon(job_of: MakeJob, horizon: str, before: int | None) -> None:
         ("ddp", None, None, 1 / 16),
     ],
 )
-def test_a_scaling_rule_sets_whose_momentum_and_which_weight(
-    job_of: MakeJob, scaling: str | None, before: int | None, workers_max: int | None, weight: float
+def test_scaling_sets_momentum_horizon_and_update_weight(
+    make_job: MakeJob,
+    scaling: str | None,
+    before: int | None,
+    workers_max: int | None,
+    weight: float,
 ) -> None:
     """``scaling`` sets the momentum horizon, the summed workers and the weight of updates."""
-    job = job_of(scaling=scaling)
+    job = make_job(scaling=scaling)
     job = replace(job, spec=replace(job.spec, minibatches_before=70, workers=16))
     theta = Theta(job.spec.n_params, job.k)
     plan = make_master_plan(job.spec, theta, job.model, job.master, {})
@@ -265,25 +279,27 @@ def test_a_scaling_rule_sets_whose_momentum_and_which_weight(
 
 
 @pytest.mark.parametrize(("updater", "weight"), [(Nesterov(0.1, 0.9), 1 / 16), (Adam(), 1 / 4)])
-def test_with_the_rule_of_ddp_updates_of_adaptive_optimizers_weigh_more(
-    job_of: MakeJob, updater: Updater, weight: float
+def test_ddp_scaling_gives_adam_updates_more_weight(
+    make_job: MakeJob, updater: Updater, weight: float
 ) -> None:
     """With scaling="ddp" and 16 workers, updates weigh 1/16, or 1/4 with Adam."""
-    job = job_of(scaling="ddp")
+    job = make_job(scaling="ddp")
     model = DenseNetwork([6, 3], updater=updater)
     job = replace(job, model=model, spec=replace(job.spec, workers=16))
     assert make_replica(job, Theta(job.spec.n_params, job.k)).encoder.scale == weight
 
 
 @pytest.mark.flips("SharedTrainingMaster.limit_overshoot")
-def test_a_fit_may_go_on_summing_all_workers(job_of: MakeJob) -> None:
+def test_limit_overshoot_false_keeps_summing_all_workers(make_job: MakeJob) -> None:
     """With limit_overshoot=False, the master's plan does not limit the weight of updates."""
-    job = job_of(limit_overshoot=False)
+    job = make_job(limit_overshoot=False)
     theta = Theta(job.spec.n_params, job.k)
     assert not make_master_plan(job.spec, theta, job.model, job.master, {}).limits_overshoot
 
 
-def test_publish_auto_goes_by_the_command(train: Callable[..., Playing]) -> None:
+def test_default_publishes_every_step_if_previous_is_committed(
+    train: Callable[..., ScriptedChannel],
+) -> None:
     """By default every step publishes here, because the previous publication is committed."""
     said = train().said
     assert [event.steps for event in said if isinstance(event, ev.UpdatePublished)] == [
@@ -297,8 +313,8 @@ def test_publish_auto_goes_by_the_command(train: Callable[..., Playing]) -> None
 
 
 @pytest.mark.flips("SharedTrainingMaster.debug_longer_iterations")
-def test_debug_longer_iterations(
-    train: Callable[..., Playing], monkeypatch: pytest.MonkeyPatch
+def test_debug_longer_iterations_sleeps_in_each_step(
+    train: Callable[..., ScriptedChannel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     slept: list[float] = []
     monkeypatch.setattr(time, "sleep", slept.append)
@@ -309,20 +325,20 @@ def test_debug_longer_iterations(
 
 
 @pytest.mark.flips("SharedTrainingMaster.encoding_debug_mode")
-def test_encoding_debug_mode(train: Callable[..., Playing]) -> None:
+def test_encoding_debug_mode_reports_residual(train: Callable[..., ScriptedChannel]) -> None:
     assert train().stats.residual is None
     assert train(encoding_debug_mode=True).stats.residual.max > 0
 
 
 @pytest.mark.flips("SharedTrainingMaster.workers_per_node")
-def test_workers_per_node() -> None:
+def test_workers_per_node_sets_workers_per_executor() -> None:
     slots = TaskSlots(executors=3, per_executor=4)
     assert count_workers(slots, strategy_for(SharedTrainingMaster())) == 12
     assert count_workers(slots, strategy_for(SharedTrainingMaster(workers_per_node=2))) == 6
 
 
-def test_a_task_that_gets_no_thread_closes_its_transport(
-    job_of: MakeJob, monkeypatch: pytest.MonkeyPatch
+def test_failed_start_of_node_thread_closes_transport(
+    make_job: MakeJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A task whose node thread cannot start closes its transport, which would outlive the task."""
     memory, opened = MemoryNetwork(), list[MemoryTransport]()
@@ -337,20 +353,20 @@ def test_a_task_that_gets_no_thread_closes_its_transport(
     monkeypatch.setattr(tasks, "transport_opener", lambda *_, **__: open_transport)
     monkeypatch.setattr(tasks.NodeThread, "start", start)
     with pytest.raises(RuntimeError, match="can't start new thread"):
-        tasks.run_training_task(job_of(), PLACE, all_rows())
+        tasks.run_training_task(make_job(), PLACE, all_rows())
     assert [transport._is_closed for transport in opened] == [True]
 
 
 @pytest.mark.flips("VoidConfiguration.max_chunk_size")
 @pytest.mark.parametrize(("max_chunk_size", "frames"), [(1024, 10), (5000, 2), (65_536, 1)])
-def test_max_chunk_size(
-    job_of: MakeJob, monkeypatch: pytest.MonkeyPatch, max_chunk_size: int, frames: int
+def test_max_chunk_size_limits_frame_size(
+    make_job: MakeJob, monkeypatch: pytest.MonkeyPatch, max_chunk_size: int, frames: int
 ) -> None:
     """A worker sends a message of 10,000 bytes in frames of at most max_chunk_size bytes."""
     memory = MemoryNetwork()
     monkeypatch.setattr(tasks, "transport_opener", lambda *_, **__: lambda before: memory.open())
     monkeypatch.setattr(tasks.NodeThread, "start", lambda self: None)
-    job = job_of(void=VoidConfiguration(max_chunk_size=max_chunk_size))
+    job = make_job(void=VoidConfiguration(max_chunk_size=max_chunk_size))
     session = tasks.TrainingSession(job, PLACE, load_batches(job, PLACE, all_rows()))
     mail = session.thread._message_endpoint
     mail.open_edge(MASTER, 1, Address("127.0.0.1", 1, 21, 22), Address("127.0.0.1", 2, 11, 12))

@@ -44,7 +44,7 @@ def taus(algorithm: ThresholdAlgorithm) -> list[float]:
         pytest.param({"decay": 0.5}, marks=pytest.mark.flips("AdaptiveThreshold.decay")),
     ],
 )
-def test_adaptive_threshold(change: dict[str, float]) -> None:
+def test_adaptive_threshold_options_change_tau(change: dict[str, float]) -> None:
     assert taus(replace(AdaptiveThreshold(), **change)) != taus(AdaptiveThreshold())
 
 
@@ -61,23 +61,23 @@ def test_adaptive_threshold(change: dict[str, float]) -> None:
         pytest.param({"decay": 0.5}, marks=pytest.mark.flips("TargetSparsityThreshold.decay")),
     ],
 )
-def test_target_sparsity_threshold(change: dict[str, float]) -> None:
+def test_target_sparsity_threshold_options_change_tau(change: dict[str, float]) -> None:
     assert taus(replace(TargetSparsityThreshold(), **change)) != taus(TargetSparsityThreshold())
 
 
 @pytest.mark.flips("FixedThreshold.tau")
-def test_fixed_threshold() -> None:
+def test_fixed_threshold_keeps_tau_constant() -> None:
     assert taus(FixedThreshold(1e-2)) == [1e-2] * 5
     assert taus(FixedThreshold(1e-3)) == [1e-3] * 5
 
 
 @pytest.mark.flips("ResidualClipping.frequency")
-def test_clipping_is_due_as_often_as_said() -> None:
+def test_residual_clipping_is_due_at_its_frequency() -> None:
     due = [[n for n in range(1, 11) if ResidualClipping(5.0, every).is_due(n)] for every in (5, 3)]
     assert due == [[5, 10], [3, 6, 9]]
 
 
-def test_an_export_directory_needs_an_export() -> None:
+def test_export_directory_requires_export_approach() -> None:
     with pytest.raises(UsageError, match="nothing is exported unless"):
         SharedTrainingMaster(export_directory="/tmp/rows")
     exporting = SharedTrainingMaster(rdd_training_approach="export", export_directory="/tmp/rows")

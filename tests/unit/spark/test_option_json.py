@@ -30,24 +30,24 @@ MASTER = SharedTrainingMaster(
 @pytest.mark.parametrize(
     "value", [MASTER, SharedTrainingMaster(), EarlyStopping(patience=2, metric="accuracy"), None]
 )
-def test_a_value_comes_back_equal(value: Any) -> None:
+def test_json_round_trip_returns_equal_options(value: Any) -> None:
     found = from_json(json.loads(json.dumps(to_json(value))))
     assert found == value
     assert getattr(found, "given", None) == getattr(value, "given", None)
 
 
-def test_what_was_not_given_is_not_written() -> None:
+def test_json_contains_only_given_options() -> None:
     assert set(to_json(SharedTrainingMaster(rng_seed=3))) == {"class", "rng_seed"}
 
 
-def test_a_change_leaves_the_others_open() -> None:
+def test_replace_options_marks_only_changed_option_as_given() -> None:
     """Changing one option does not mark the default values of others as given."""
     found = replace_options(MASTER, rng_seed=7)
     assert (found.rng_seed, found.workers_per_node) == (7, 2)
     assert found.given == MASTER.given | {"rng_seed"}
 
 
-def test_other_classes_are_refused() -> None:
+def test_json_rejects_foreign_classes() -> None:
     with pytest.raises(UsageError, match=r"object.* cannot be saved"):
         to_json([object()])
     with pytest.raises(UsageError, match="'Popen', which is none of ours"):

@@ -49,11 +49,11 @@ HERE = Address("127.0.0.1", 2, 11, 12)
 
 
 @pytest.fixture
-def running_node(job_of: Callable[..., TrainingJob]) -> RunningNode:
-    return lambda **options: run(job_of(**options))
+def running_node(make_job: Callable[..., TrainingJob]) -> RunningNode:
+    return lambda **options: make_running_node(make_job(**options))
 
 
-def state_at(beat: int, nodes: int = 1) -> State:
+def make_state(beat: int, nodes: int = 1) -> State:
     """Return the master's State message of this heartbeat, with two training workers."""
     return State(
         phase=Phase.RUNNING, beat=beat, head=0, final=0, slowest=0, nodes=nodes, closed=[],
@@ -62,7 +62,7 @@ def state_at(beat: int, nodes: int = 1) -> State:
     )  # fmt: skip
 
 
-def run(job: TrainingJob) -> Node:
+def make_running_node(job: TrainingJob) -> Node:
     """Return a node at time 0 that has its replica and may train; no worker has taken a step."""
     rows = [(np.zeros(6, np.float32), 0)] * 20
     batches = load_batches(job, PLACE, read_row_blocks(1, rows))
@@ -84,7 +84,7 @@ def run(job: TrainingJob) -> Node:
     )
     attached = AttachReply(base=0, snapshot=True, last=[])
     node.step(ev.StreamsOpened(HERE), 0.0)
-    for message in (welcome, attached, state_at(0), Chunk(index=0, commit=0, payload=b"")):
+    for message in (welcome, attached, make_state(0), Chunk(index=0, commit=0, payload=b"")):
         node.step(ev.Received(MASTER, message), 0.0)
     node.step(ev.TrainerPaused(node.directive.number), 0.0)
     node.step(ev.Tick(), 0.0)
@@ -94,18 +94,20 @@ def run(job: TrainingJob) -> Node:
     return node
 
 
-def published(payload_bytes: int, steps: int = 1) -> ev.UpdatePublished:
+def make_published_event(payload_bytes: int, steps: int = 1) -> ev.UpdatePublished:
     """Return the event that the trainer published an update with this payload."""
     return ev.UpdatePublished(Payload(1, 2, 1, bytes(payload_bytes)), 0, 0, 0, steps)
 
 
 @pytest.mark.flips("VoidConfiguration.window_bytes")
 @pytest.mark.parametrize(("window_bytes", "order"), [(1000, Command.WAIT), (5000, Command.TRAIN)])
-def test_window_bytes(running_node: RunningNode, window_bytes: int, order: Command) -> None:
+def test_window_bytes_limits_bytes_in_flight(
+    running_node: RunningNode, window_bytes: int, order: Command
+) -> None:
     """A node waits while its update in flight is larger than window_bytes."""
     options = {"publish_every": 1, "max_lead": None, "max_staleness": None}
     node = running_node(void=VoidConfiguration(window_bytes=window_bytes), **options)
-    node.step(published(2000), 0.0)
+    node.step(make_published_event(2000), 0.0)
     assert node.directive.order is order
 
 
@@ -124,12 +126,12 @@ def test_window_bytes(running_node: RunningNode, window_bytes: int, order: Comma
         ({"publish_every": 4}, 17, 4),
     ],
 )
-def test_max_lead(
+def test_max_lead_limits_steps_ahead(
     running_node: RunningNode, options: dict[str, Any], workers: int, steps: int | None
 ) -> None:
     """max_lead limits how far a worker may be ahead; "auto" is fewer steps with more workers."""
     node = running_node(max_staleness=None, **options)
-    node.step(ev.Received(MASTER, msgspec.structs.replace(state_at(1), training=workers)), 0.0)
+    node.step(ev.Received(MASTER, msgspec.structs.replace(make_state(1), training=workers)), 0.0)
     assert node.directive.steps_max == steps
 
 
@@ -149,12 +151,12 @@ def test_max_lead(
         ({"publish_every": 3}, 4, 4),
     ],
 )
-def test_max_staleness(
+def test_max_staleness_limits_uncommitted_steps(
     running_node: RunningNode, options: dict[str, Any], workers: int, steps: int | None
 ) -> None:
     """max_staleness rounds of steps may be uncommitted, and the next step is added to them."""
     node = running_node(max_lead=None, **options)
-    node.step(ev.Received(MASTER, msgspec.structs.replace(state_at(1), training=workers)), 0.0)
+    node.step(ev.Received(MASTER, msgspec.structs.replace(make_state(1), training=workers)), 0.0)
     assert node.directive.steps_max == steps
 
 
@@ -165,7 +167,7 @@ def seconds_until(node: Node, wanted: Any, *, heard: bool) -> int:
     """
     for second in range(1, 1000):
         if heard:
-            node.step(ev.Received(MASTER, state_at(second)), second)
+            node.step(ev.Received(MASTER, make_state(second)), second)
         if wanted(node.step(ev.Tick(), second), node.directive):
             return second
     raise AssertionError("it never happened")
@@ -173,7 +175,9 @@ def seconds_until(node: Node, wanted: Any, *, heard: bool) -> int:
 
 @pytest.mark.flips("SharedTrainingMaster.step_timeout")
 @pytest.mark.parametrize("step_timeout", [50.0, 600.0])
-def test_step_timeout(running_node: RunningNode, step_timeout: float) -> None:
+def test_step_timeout_fails_node_with_long_step(
+    running_node: RunningNode, step_timeout: float
+) -> None:
     """A step that takes longer than step_timeout ends the node with a hint about the option."""
     node = running_node(step_timeout=step_timeout)
     node.step(ev.ActivityChanged(Activity.STEPPING), 0.0)
@@ -184,7 +188,9 @@ def test_step_timeout(running_node: RunningNode, step_timeout: float) -> None:
 
 @pytest.mark.flips("VoidConfiguration.lease_s")
 @pytest.mark.parametrize("lease_s", [8.0, 20.0])
-def test_lease_s_on_the_workers_side(running_node: RunningNode, lease_s: float) -> None:
+def test_node_reopens_streams_after_half_lease_of_silence(
+    running_node: RunningNode, lease_s: float
+) -> None:
     """A node reopens its streams if no message from the master arrives for half a lease."""
     node = running_node(void=VoidConfiguration(lease_s=lease_s))
     reopens = seconds_until(node, lambda effects, _: ev.ReopenStreams() in effects, heard=False)
@@ -194,7 +200,7 @@ def test_lease_s_on_the_workers_side(running_node: RunningNode, lease_s: float) 
 # -- the master's machine --------------------------------------------------------------------------
 
 
-def master_of(**options: Any) -> Master:
+def make_master(**options: Any) -> Master:
     """Return a master of two partitions at time 0; the first one's worker has joined and waits."""
     master = Master(
         FitSpec(2, epochs=1, n_params=100, version="1"),
@@ -246,9 +252,9 @@ def play(master: Master, seconds: int, *, reports: bool = True) -> Iterator[list
 
 @pytest.mark.flips("SharedTrainingMaster.start_timeout")
 @pytest.mark.parametrize("start_timeout", [20.0, 60.0])
-def test_start_timeout(start_timeout: float) -> None:
+def test_training_starts_after_start_timeout_without_all_workers(start_timeout: float) -> None:
     """If a partition has no worker, training starts after start_timeout."""
-    master = master_of(start_timeout=start_timeout)
+    master = make_master(start_timeout=start_timeout)
     for _ in play(master, 100):
         pass
     assert start_timeout < master.phases.began_s[Phase.RUNNING] <= start_timeout + 1
@@ -256,9 +262,11 @@ def test_start_timeout(start_timeout: float) -> None:
 
 @pytest.mark.flips("SharedTrainingMaster.min_workers")
 @pytest.mark.parametrize(("min_workers", "aborts"), [(1, False), (2, True)])
-def test_min_workers(min_workers: int, aborts: bool) -> None:
+def test_fit_aborts_with_fewer_than_min_workers_at_start_timeout(
+    min_workers: int, aborts: bool
+) -> None:
     """The fit is aborted if fewer than min_workers have joined when the start times out."""
-    effects = [effect for tick in play(master_of(min_workers=min_workers), 70) for effect in tick]
+    effects = [effect for tick in play(make_master(min_workers=min_workers), 70) for effect in tick]
     reasons = [effect.reason for effect in effects if isinstance(effect, ev.Abort)]
     assert bool(reasons) is aborts
     assert all("1 workers joined within" in reason for reason in reasons)
@@ -266,9 +274,9 @@ def test_min_workers(min_workers: int, aborts: bool) -> None:
 
 @pytest.mark.flips("VoidConfiguration.lease_s")
 @pytest.mark.parametrize("lease_s", [8.0, 20.0])
-def test_lease_s_on_the_masters_side(lease_s: float) -> None:
+def test_master_removes_worker_silent_for_lease_s(lease_s: float) -> None:
     """The master removes a worker that has sent nothing for lease_s."""
-    master = master_of(void=VoidConfiguration(lease_s=lease_s))
+    master = make_master(void=VoidConfiguration(lease_s=lease_s))
     left = [
         second
         for second, effects in enumerate(play(master, 40, reports=False), 1)
@@ -279,9 +287,9 @@ def test_lease_s_on_the_masters_side(lease_s: float) -> None:
 
 @pytest.mark.flips("VoidConfiguration.log_bytes")
 @pytest.mark.parametrize(("log_bytes", "reaches"), [(2000, False), (100_000, True)])
-def test_log_bytes(log_bytes: int, reaches: bool) -> None:
+def test_log_bytes_limits_commit_history(log_bytes: int, reaches: bool) -> None:
     """The history reaches back to the first commit only if log_bytes suffices for all commits."""
-    master = master_of(void=VoidConfiguration(log_bytes=log_bytes, window_bytes=2000))
+    master = make_master(void=VoidConfiguration(log_bytes=log_bytes, window_bytes=2000))
     node = min(master.members.live)
     for seq in range(1, 21):
         update = Update(
@@ -301,7 +309,7 @@ def test_log_bytes(log_bytes: int, reaches: bool) -> None:
 # -- the mesh --------------------------------------------------------------------------------------
 
 
-def joined(workers: int, **options: Any) -> Master:
+def make_joined_master(workers: int, **options: Any) -> Master:
     """Return a master that this many workers have asked to join, each on its own executor."""
     void = VoidConfiguration(**options)
     master = Master(
@@ -347,32 +355,32 @@ def depths(master: Master) -> int:
     ("mode", "workers", "neighbours"),
     [("plain", 40, 40), ("mesh", 12, 8), ("auto", 32, 32), ("auto", 33, 8)],
 )
-def test_mesh_build_mode(mode: str, workers: int, neighbours: int) -> None:
+def test_mesh_build_mode_sets_children_of_master(mode: str, workers: int, neighbours: int) -> None:
     """In a mesh the master has 8 children; "auto" builds a mesh for more than 32 workers."""
-    assert len(children(joined(workers, mesh_build_mode=mode))) == neighbours
+    assert len(children(make_joined_master(workers, mesh_build_mode=mode))) == neighbours
 
 
 @pytest.mark.flips("VoidConfiguration.mesh_fan_out")
 @pytest.mark.parametrize("mesh_fan_out", [2, 3, 8])
-def test_mesh_fan_out(mesh_fan_out: int) -> None:
-    master = joined(12, mesh_build_mode="mesh", mesh_fan_out=mesh_fan_out)
+def test_mesh_fan_out_sets_number_of_children(mesh_fan_out: int) -> None:
+    master = make_joined_master(12, mesh_build_mode="mesh", mesh_fan_out=mesh_fan_out)
     assert len(children(master)) == mesh_fan_out
 
 
 @pytest.mark.flips("VoidConfiguration.mesh_depth")
-def test_mesh_depth() -> None:
+def test_mesh_depth_limits_depth_and_number_of_workers() -> None:
     """mesh_depth limits the depth of a mesh; a fit with more workers than places is refused."""
     mesh = {"mesh_build_mode": "mesh", "mesh_fan_out": 2}
-    assert depths(joined(6, **mesh, mesh_depth=2)) == 2
+    assert depths(make_joined_master(6, **mesh, mesh_depth=2)) == 2
     with pytest.raises(UsageError, match="7 workers, but a mesh with mesh_fan_out=2 and mesh_dept"):
-        joined(7, **mesh, mesh_depth=2)
-    assert depths(joined(7, **mesh, mesh_depth=3)) == 3
+        make_joined_master(7, **mesh, mesh_depth=2)
+    assert depths(make_joined_master(7, **mesh, mesh_depth=3)) == 3
 
 
 @pytest.mark.parametrize(("mode", "leases"), [("plain", 3), ("mesh", 6)])
-def test_a_silent_master_is_waited_for_longer_in_a_mesh(
-    job_of: Callable[..., TrainingJob], mode: str, leases: int
+def test_worker_waits_longer_for_silent_master_in_mesh(
+    make_job: Callable[..., TrainingJob], mode: str, leases: int
 ) -> None:
     """A worker waits three leases for a silent master, and six leases in a mesh."""
     void = VoidConfiguration(mesh_build_mode=mode, lease_s=8.0)
-    assert make_node_limits(job_of(void=void)).master_silent_s == leases * 8.0
+    assert make_node_limits(make_job(void=void)).master_silent_s == leases * 8.0

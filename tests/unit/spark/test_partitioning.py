@@ -44,7 +44,7 @@ def shares(parts: list[int], workers: int, seed: int) -> list[tuple[int, tuple[i
 
 
 @given(parts=Parts, workers=st.integers(1, 7), seed=st.integers(0, 2**40))
-def test_every_row_has_one_worker_and_shares_differ_by_the_partitions_at_most(
+def test_each_row_goes_to_one_worker_in_balanced_shares(
     parts: list[int], workers: int, seed: int
 ) -> None:
     """Each row goes to one worker; shares differ by at most one row per input partition."""
@@ -68,17 +68,17 @@ def test_partitions_of_one_row_are_dealt_evenly(workers: int, every: int) -> Non
 
 
 @given(parts=Parts, workers=st.integers(1, 7), seed=st.integers(0, 100))
-def test_a_partition_that_is_computed_again_is_dealt_the_same(
+def test_recomputed_partition_is_distributed_identically(
     parts: list[int], workers: int, seed: int
 ) -> None:
     assert shares(parts, workers, seed) == shares(parts, workers, seed)
 
 
-def test_another_seed_deals_otherwise() -> None:
+def test_seed_changes_distribution_of_rows() -> None:
     assert shares([40], 4, 1) != shares([40], 4, 2)
 
 
-def test_a_table_sorted_by_label_is_mixed() -> None:
+def test_rows_sorted_by_label_are_mixed_over_workers() -> None:
     """Each worker gets rows from both halves of a partition, as of a table sorted by label."""
     dealt = shares([100], 4, 0)
     for worker in range(4):
@@ -86,7 +86,7 @@ def test_a_table_sorted_by_label_is_mixed() -> None:
         assert min(rows) < 50 <= max(rows)
 
 
-def test_rows_are_dealt_block_by_block(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_are_distributed_one_block_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows are distributed one block at a time, to save memory, and shares stay even."""
     monkeypatch.setattr(row_blocks, "BLOCK_BYTES", 10 * 16)
     dealt = shares([103], 4, 0)
@@ -98,7 +98,7 @@ def test_rows_are_dealt_block_by_block(monkeypatch: pytest.MonkeyPatch) -> None:
         assert len(blocks_of_worker) >= 9  # every block has rows for every worker
 
 
-def test_what_is_no_data_is_refused() -> None:
+def test_rejects_list_as_data() -> None:
     with pytest.raises(UsageError, match=r"data is a builtins\.list: pass an RDD"):
         check_data([1, 2])
 
@@ -110,9 +110,7 @@ def test_what_is_no_data_is_refused() -> None:
         (ColumnSpec(label="y"), False, "label='y': there are no columns in an RDD"),
     ],
 )
-def test_columns_that_cannot_be_meant_are_refused(
-    chosen: ColumnSpec, dataframe: bool, why: str
-) -> None:
+def test_rejects_column_names_for_rdd(chosen: ColumnSpec, dataframe: bool, why: str) -> None:
     """Names of columns are refused for an RDD, which has no columns."""
     check_column_spec(ColumnSpec(), dataframe)
     with pytest.raises(UsageError, match=why):
@@ -133,7 +131,7 @@ class Partitions:
 
 
 @pytest.mark.parametrize("rows", [(), (0, 0)])
-def test_data_without_a_row_are_refused_where_they_stay(rows: tuple[int, ...]) -> None:
+def test_rejects_empty_data_that_is_not_moved(rows: tuple[int, ...]) -> None:
     """Data without any row are refused if rows stay in their partitions; one row suffices."""
     data: Any = Partitions(*rows)
     source = RowSource(data, read_row_blocks, count_rows)
@@ -143,7 +141,7 @@ def test_data_without_a_row_are_refused_where_they_stay(rows: tuple[int, ...]) -
     assert partition_source(source._replace(rdd=kept), 2, 0, move=False).rows == (0, 3)
 
 
-def test_the_partitions_that_are_counted_are_those_that_a_fit_reads(
+def test_repartition_counts_partitions_of_selected_columns(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Spark may give a DataFrame more partitions than one of only the columns that are read."""
@@ -182,7 +180,7 @@ IMAGES = ArrayType(ArrayType(NUMBERS))
         ([("x", VECTOR, {})], 128),
     ],
 )
-def test_messages_have_few_rows_where_rows_may_be_long(fields: list[Any], rows: int) -> None:
+def test_arrow_messages_have_fewer_rows_if_rows_are_long(fields: list[Any], rows: int) -> None:
     """Before, arrays came 1,000 rows at a time: 600 MB of images given as arrays of numbers."""
     schema = StructType([StructField(name, kind, True, info) for name, kind, info in fields])
     frame: Any = SimpleNamespace(schema=schema)

@@ -17,7 +17,7 @@ class Conf(dict[str, str]):
         self[name] = value
 
 
-def test_the_number_of_rows_is_put_back_whoever_else_changes_it() -> None:
+def test_message_rows_setting_is_restored_with_two_threads() -> None:
     """Two threads use their limits one after the other; then the user's number is restored."""
     conf, seen = Conf({ARROW_BATCH_ROWS_KEY: "10000"}), []
 
@@ -34,7 +34,7 @@ def test_the_number_of_rows_is_put_back_whoever_else_changes_it() -> None:
     assert conf[ARROW_BATCH_ROWS_KEY] == "10000"
 
 
-def test_fewer_rows_of_the_user_stay_fewer() -> None:
+def test_smaller_user_limit_stays_in_force() -> None:
     """A smaller limit of the user stays in force."""
     conf = Conf({ARROW_BATCH_ROWS_KEY: "7"})
     with limit_message_rows(conf, 1000):
@@ -42,7 +42,7 @@ def test_fewer_rows_of_the_user_stay_fewer() -> None:
 
 
 @pytest.mark.parametrize("unlimited", ["0", "-1"])
-def test_a_user_without_a_limit_gets_one_meanwhile(unlimited: str) -> None:
+def test_unlimited_session_has_limit_only_within_block(unlimited: str) -> None:
     """A session without a limit has one during the block only."""
     conf = Conf({ARROW_BATCH_ROWS_KEY: unlimited})
     with limit_message_rows(conf, 1000):

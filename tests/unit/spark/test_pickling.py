@@ -36,7 +36,7 @@ def local_model() -> DenseNetwork:
     return Doubled([2, 3])
 
 
-def test_a_trained_model_of_a_local_class_travels_by_plain_pickle() -> None:
+def test_trained_model_of_local_class_unpickles_in_other_process() -> None:
     """A pickled TrainedModel of a local class can be loaded and used in another process."""
     model = local_model()
     trained = TrainedModel.from_model(model, model.initial())
@@ -58,7 +58,7 @@ print(trained.open().predict(np.zeros((1, 2), np.float32)).sum())
     np.testing.assert_array_equal(again.parameters, trained.parameters)
 
 
-def test_what_cannot_be_pickled_is_named_by_its_path() -> None:
+def test_unpicklable_attribute_is_named_by_path() -> None:
     """An attribute that cannot be pickled is named by its path within the model."""
 
     class Holder(DenseNetwork):
@@ -76,7 +76,7 @@ def test_what_cannot_be_pickled_is_named_by_its_path() -> None:
         require_picklable(model, pickle_by_value)
 
 
-def test_what_is_sent_to_spark_is_logged_without_pickled_tasks(
+def test_debug_logs_contain_no_pickled_tasks(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Debug logs of py4j and Spark Connect contain no pickled tasks.

@@ -19,7 +19,7 @@ class Context:
         self.cancelled += 1
 
 
-def test_py4js_traceback_of_an_interrupted_call_is_left_out(
+def test_interrupt_cancels_jobs_and_hides_py4j_message(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Py4J's message about an interrupted call is not logged in the block, but after it."""
@@ -39,7 +39,7 @@ def test_py4js_traceback_of_an_interrupted_call_is_left_out(
     assert caplog.messages[1:] == [PY4J_INTERRUPTED]
 
 
-def test_py4j_still_logs_these_words() -> None:
+def test_installed_py4j_logs_filtered_message() -> None:
     """The installed Py4J logs the message that the filter looks for."""
     py4j = pytest.importorskip("py4j.java_gateway")
     assert f'logging.exception("{PY4J_INTERRUPTED}")' in inspect.getsource(py4j)

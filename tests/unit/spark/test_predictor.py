@@ -19,7 +19,7 @@ LABELS = np.array([0, 1, 0, 1])
 
 
 @dataclass
-class Shipped:
+class FakeBroadcast:
     value: Any
 
 
@@ -31,9 +31,9 @@ class Context:
     def __init__(self) -> None:
         self.sent: list[Any] = []
 
-    def broadcast_value(self, value: Any) -> Shipped:
+    def broadcast_value(self, value: Any) -> FakeBroadcast:
         self.sent.append(value)
-        return Shipped(value)
+        return FakeBroadcast(value)
 
 
 class Rows:
@@ -61,7 +61,7 @@ def bench() -> Bench:
     return Bench()
 
 
-def test_arrays_are_predicted_here(bench: Bench) -> None:
+def test_arrays_are_predicted_in_calling_process(bench: Bench) -> None:
     """Arrays are predicted in this process, with the parameters at the time of the call."""
     before = bench.predictor.predict(FEATURES, "features", "prediction")
     assert before.shape == (4, 2)
@@ -70,7 +70,7 @@ def test_arrays_are_predicted_here(bench: Bench) -> None:
     assert bench.context.sent == []
 
 
-def test_arrays_are_measured_here(bench: Bench) -> None:
+def test_arrays_are_evaluated_in_calling_process(bench: Bench) -> None:
     """Arrays are evaluated in this process, with the parameters at the time of the call."""
     wanted = select_metrics(bench.model, "loss", 1)
     before = bench.predictor.evaluate((FEATURES, LABELS), wanted, ColumnSpec())
@@ -79,7 +79,7 @@ def test_arrays_are_measured_here(bench: Bench) -> None:
     assert bench.context.sent == []
 
 
-def test_lists_and_other_types_are_measured_as_arrays_are(bench: Bench) -> None:
+def test_lists_and_other_dtypes_give_same_metrics_as_arrays(bench: Bench) -> None:
     """Lists, other dtypes and weights of 1 or None give the same metrics as plain arrays."""
     wanted = select_metrics(bench.model, ["loss", "classification"], 1)
     expected: Any = bench.predictor.evaluate((FEATURES, LABELS), wanted, ColumnSpec())
@@ -113,13 +113,13 @@ def test_lists_and_other_types_are_measured_as_arrays_are(bench: Bench) -> None:
         ((FEATURES, LABELS, np.ones((4, 1))), r"weights have shape \[4, 1\]"),
     ],
 )
-def test_arrays_that_cannot_be_measured_are_refused(bench: Bench, data: Any, why: str) -> None:
+def test_evaluate_rejects_invalid_arrays(bench: Bench, data: Any, why: str) -> None:
     wanted = select_metrics(bench.model, "loss", 1)
     with pytest.raises(UsageError, match=why):
         bench.predictor.evaluate(data, wanted, ColumnSpec())
 
 
-def test_executors_get_the_same_parameters_once(bench: Bench) -> None:
+def test_model_is_sent_again_only_after_parameters_change(bench: Bench) -> None:
     """A model is sent to executors again only after its parameters have changed."""
     rows = Rows()
     for _ in range(2):
@@ -139,7 +139,7 @@ def test_executors_get_the_same_parameters_once(bench: Bench) -> None:
         (ColumnSpec(label=["y"]), r"label=\['y'\]: there are no columns in a tuple of arrays"),
     ],
 )
-def test_columns_of_arrays_that_are_measured_are_refused(
+def test_evaluate_rejects_column_names_for_arrays(
     bench: Bench, columns: ColumnSpec, why: str
 ) -> None:
     """Before, ``weight`` was ignored, and the loss was that of rows which all weigh 1."""
@@ -149,7 +149,7 @@ def test_columns_of_arrays_that_are_measured_are_refused(
 
 
 @pytest.mark.parametrize("data", [FEATURES, Rows()])
-def test_columns_of_data_without_columns_are_refused(bench: Bench, data: Any) -> None:
+def test_predict_rejects_column_names_without_dataframe(bench: Bench, data: Any) -> None:
     """Before, all columns of a pandas DataFrame were predicted, in its own order."""
     with pytest.raises(UsageError, match=r"features=\['b', 'a'\]: only a Spark DataFrame has"):
         bench.predictor.predict(data, ["b", "a"], "prediction")

@@ -18,7 +18,7 @@ from sparkstrom.worker.network_setup import check_driver_machine
 VOID = VoidConfiguration()
 
 
-def test_a_machine_that_is_well_costs_some_milliseconds(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_check_of_healthy_machine_takes_below_20_ms(monkeypatch: pytest.MonkeyPatch) -> None:
     """A check that finds nothing starts no process and no thread, so it takes little time."""
     started = Mock()
     monkeypatch.setattr(subprocess, "Popen", started)
@@ -27,18 +27,20 @@ def test_a_machine_that_is_well_costs_some_milliseconds(monkeypatch: pytest.Monk
     started.assert_not_called()
 
 
-def test_a_missing_library_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rejects_missing_aeron_library(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPARKSTROM_AERON_LIBRARY", "/nowhere/libaeron.so")
     with pytest.raises(SetupError, match=r"^on .*/nowhere/libaeron\.so cannot be loaded"):
         check_driver_machine(VOID, 4, "127.0.0.1")
 
 
-def test_a_mask_that_no_interface_has_is_said() -> None:
+def test_rejects_network_mask_without_interface() -> None:
     with pytest.raises(SetupError, match=r"203\.0\.113\.0/24 matches no address"):
         check_driver_machine(VoidConfiguration(network_mask="203.0.113.0/24"), 4, "127.0.0.1")
 
 
-def test_too_little_room_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rejects_too_little_free_space_for_streams(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Too little free space for the streams of four neighbours is refused."""
     few = sizes.LogDirectory(tmp_path, 1000)
     monkeypatch.setattr(driver, "measure_log_directory", lambda root: few)

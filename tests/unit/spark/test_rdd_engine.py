@@ -62,7 +62,7 @@ class Spark:
         self.destroyed += 1
 
 
-def backend_of(spark: Spark) -> RddRoundsBackend:
+def make_backend(spark: Spark) -> RddRoundsBackend:
     """Return the rounds of a fit, which the fake context aborts after some requests."""
     model = DenseNetwork([6, 3])
     spec = FitSpec(2, 1, model.n_params, "test")
@@ -75,27 +75,27 @@ def backend_of(spark: Spark) -> RddRoundsBackend:
 
 
 def inspect(spark: Spark) -> None:
-    backend_of(spark).inspect(lambda *given: iter(()))
+    make_backend(spark).inspect(lambda *given: iter(()))
 
 
 def collect(spark: Spark) -> None:
     rdd: Any = spark
-    RddRecords(rdd, backend_of(spark).check_aborted).collect(lambda *given: iter(()))
+    RddRecords(rdd, make_backend(spark).check_aborted).collect(lambda *given: iter(()))
 
 
 def fetch(spark: Spark) -> None:
     rdd: Any = spark
-    records = RddRecords(rdd, backend_of(spark).check_aborted)
+    records = RddRecords(rdd, make_backend(spark).check_aborted)
     with records.results(lambda *given: iter(())) as fetched:
         fetched([0])
 
 
 def send(spark: Spark) -> None:
-    backend_of(spark).send_parts(2, iter([b"a", b"b"]))
+    make_backend(spark).send_parts(2, iter([b"a", b"b"]))
 
 
 @pytest.mark.parametrize("ask", [inspect, collect, fetch, send])
-def test_nothing_is_asked_for_a_fit_that_was_given_up(ask: Any) -> None:
+def test_aborted_fit_sends_no_request_to_spark(ask: Any) -> None:
     """An aborted fit raises FitCancelled before any request; one that is not aborted continues."""
     spark = Spark()
     with pytest.raises(FitCancelled, match="nobody waits for its rounds"):
@@ -106,18 +106,18 @@ def test_nothing_is_asked_for_a_fit_that_was_given_up(ask: Any) -> None:
     assert waited_for.asked
 
 
-def test_what_is_on_its_way_then_is_let_go() -> None:
+def test_abort_between_broadcasts_destroys_earlier_broadcasts() -> None:
     """If a fit is aborted between two broadcasts, those made so far are destroyed."""
     spark = Spark(given_up_after=2)
     parts = iter([b"a", b"b", b"c"])
     with pytest.raises(FitCancelled):
-        backend_of(spark).send_parts(3, parts)
+        make_backend(spark).send_parts(3, parts)
     assert (spark.asked, spark.destroyed) == (["broadcast"] * 2, 2)
 
 
 def test_a_workers_own_state_counts_for_the_host_that_reads_it() -> None:
     """Before, each worker's state counted as many times as there are hosts."""
-    backend = backend_of(Spark(given_up_after=100))
+    backend = make_backend(Spark(given_up_after=100))
     hosts: Any = [SimpleNamespace(host="a"), SimpleNamespace(host="b"), SimpleNamespace(host="b")]
     backend._facts, model = hosts, DenseNetwork([6, 3])
     state = RoundState(

@@ -25,12 +25,12 @@ PLACE = TaskEnvironment(0, 0, "b", "7-8", Path("/scratch"))
 MASK = {"network_mask": "10.0.0.0/24"}
 
 
-def way(host: str = "10.0.0.1", **void: Any) -> ControllerRoute:
+def make_route(host: str = "10.0.0.1", **void: Any) -> ControllerRoute:
     """Return the route to a controller at this host."""
     return ControllerRoute(255, Endpoint(host, 40123), VoidConfiguration(**MASK, **void), 8, 0)
 
 
-class Asked:
+class FakeMediaDriver:
     """A fake of the media driver, with prepared answers to probes; it records requests for it."""
 
     def __init__(self, directory: Path) -> None:
@@ -51,9 +51,9 @@ class Asked:
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Asked:
+def media_driver(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeMediaDriver:
     """Use the fake media driver on host b with the address 10.0.0.7."""
-    made = Asked(tmp_path)
+    made = FakeMediaDriver(tmp_path)
     monkeypatch.setattr(reaching, "ensure_driver", made.ensure)
     monkeypatch.setattr(reaching, "is_driver_reachable", made.is_answered)
     monkeypatch.setattr(reaching.socket, "gethostname", lambda: "b")
@@ -63,27 +63,29 @@ def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Asked:
     return made
 
 
-def test_one_task_of_an_executor_asks(asked: Asked) -> None:
+def test_only_first_task_of_executor_sends_probe(media_driver: FakeMediaDriver) -> None:
     """Only the first task of an executor sends a probe."""
-    asked.answers = [True]
-    require_controller_reachable(way(), PLACE)
-    require_controller_reachable(way(), PLACE)
-    assert asked.answers == []
-    assert asked.keys == ["00000000000000ff-7-8"] * 2
+    media_driver.answers = [True]
+    require_controller_reachable(make_route(), PLACE)
+    require_controller_reachable(make_route(), PLACE)
+    assert media_driver.answers == []
+    assert media_driver.keys == ["00000000000000ff-7-8"] * 2
 
 
 @pytest.mark.parametrize("host", ["10.0.0.7", "127.0.0.1"])
-def test_on_one_machine_nobody_asks(asked: Asked, host: str) -> None:
+def test_no_probe_is_sent_on_machine_of_controller(
+    media_driver: FakeMediaDriver, host: str
+) -> None:
     """No probe is sent if the controller is on the same machine."""
-    require_controller_reachable(way(host), PLACE)
-    assert asked.keys == []
+    require_controller_reachable(make_route(host), PLACE)
+    assert media_driver.keys == []
 
 
-def test_both_addresses_and_the_rule_are_told(asked: Asked) -> None:
+def test_unreachable_error_names_addresses_and_ports_to_open(media_driver: FakeMediaDriver) -> None:
     """The error names both addresses, and the addresses and ports to open for UDP."""
-    asked.answers = [False]
+    media_driver.answers = [False]
     with pytest.raises(NetworkError) as found:
-        require_controller_reachable(way(unicast_port=40123), PLACE)
+        require_controller_reachable(make_route(unicast_port=40123), PLACE)
     text = str(found.value)
     assert text.startswith(
         "UDP between the executor on b at 10.0.0.7:40125 and the driver at 10.0.0.1:40123 is "
@@ -93,28 +95,28 @@ def test_both_addresses_and_the_rule_are_told(asked: Asked) -> None:
     assert "\n" not in text
 
 
-def test_a_controller_on_an_executor_is_not_called_the_driver(asked: Asked) -> None:
-    asked.answers = [False]
+def test_error_says_controller_if_on_executor(media_driver: FakeMediaDriver) -> None:
+    media_driver.answers = [False]
     words = r"b at 10\.0\.0\.7:40125 and the controller at 10\.0\.0\.1:40123 is dropped"
     with pytest.raises(NetworkError, match=words):
-        require_controller_reachable(way(controller="executor"), PLACE)
+        require_controller_reachable(make_route(controller="executor"), PLACE)
 
 
-def test_ports_that_change_are_said_to(asked: Asked) -> None:
+def test_unreachable_error_suggests_fixing_variable_ports(media_driver: FakeMediaDriver) -> None:
     """If ports are not fixed, the error names the present port and the option that fixes it."""
-    asked.answers = [False]
+    media_driver.answers = [False]
     with pytest.raises(NetworkError, match=r"10\.0\.0\.7 port 40125, .*fix them by unicast_port"):
-        require_controller_reachable(way(), PLACE)
+        require_controller_reachable(make_route(), PLACE)
 
 
 @pytest.mark.parametrize("losses", [1, JOIN_ATTEMPTS])
-def test_a_media_driver_that_ends_meanwhile_is_asked_for_again(asked: Asked, losses: int) -> None:
+def test_probe_is_repeated_if_media_driver_ends(media_driver: FakeMediaDriver, losses: int) -> None:
     """If the media driver ends during a probe, the probe is repeated, JOIN_ATTEMPTS in all."""
     lost = [DriverLost("asking", 0, "it ended") for _ in range(losses)]
-    asked.answers = [*lost, True]
+    media_driver.answers = [*lost, True]
     if losses < JOIN_ATTEMPTS:
-        require_controller_reachable(way(), PLACE)
-        assert asked.answers == []
+        require_controller_reachable(make_route(), PLACE)
+        assert media_driver.answers == []
     else:
         with pytest.raises(DriverLost):
-            require_controller_reachable(way(), PLACE)
+            require_controller_reachable(make_route(), PLACE)

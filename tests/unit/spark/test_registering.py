@@ -41,7 +41,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
     return made
 
 
-class Coming:
+class RegisteringContext:
     """A fake SparkContext whose executors register at these times, in seconds from now."""
 
     def __init__(self, clock: Clock, *at_s: float, master: str = "spark://h:7077", **conf: str):
@@ -67,47 +67,49 @@ class Coming:
 CORES = {"cores_max": "8", "executor_cores": "2"}
 
 
-def test_it_waits_for_as_many_as_the_cores_are_for(clock: Clock) -> None:
+def test_fit_waits_for_all_executors_of_cores_max(clock: Clock) -> None:
     """A fit waits for all executors that cores.max allows, and shows how many have registered."""
     said: list[str] = []
-    coming = Coming(clock, 2, 4, 7, 7.5, **CORES)
+    coming = RegisteringContext(clock, 2, 4, 7, 7.5, **CORES)
     assert await_slots(coming, 60, said.append) == TaskSlots(4, 2)
     assert clock.now_s == pytest.approx(107.5, abs=0.2)
     assert said[0] == "sparkstrom waits: 0 of 4 executors have registered"
     assert said[1] == "sparkstrom waits: 2 of 4 executors have registered"
 
 
-def test_a_standalone_cluster_does_not_heed_executor_instances(clock: Clock) -> None:
+def test_standalone_cluster_ignores_executor_instances(clock: Clock) -> None:
     """A fit on a standalone cluster does not wait for spark.executor.instances."""
-    assert await_slots(Coming(clock, 2, executor_instances="3"), 60, print) == TaskSlots(1, 4)
+    assert await_slots(
+        RegisteringContext(clock, 2, executor_instances="3"), 60, print
+    ) == TaskSlots(1, 4)
 
 
-def test_where_nobody_said_how_many_they_are_all_when_nobody_comes(clock: Clock) -> None:
+def test_fit_without_expected_number_starts_after_quiet_time(clock: Clock) -> None:
     """Without an expected number, a fit starts if no executor came for REGISTRATION_QUIET_S."""
     said: list[str] = []
-    assert await_slots(Coming(clock, 2, 4), 60, said.append) == TaskSlots(2, 2)
+    assert await_slots(RegisteringContext(clock, 2, 4), 60, said.append) == TaskSlots(2, 2)
     assert clock.now_s == pytest.approx(104 + REGISTRATION_QUIET_S, abs=0.3)
     assert said[0] == "sparkstrom waits: 0 executors have registered"
 
 
-def test_a_cluster_with_less_room_trains_with_what_there_is(clock: Clock) -> None:
+def test_fit_starts_with_fewer_executors_than_expected(clock: Clock) -> None:
     """If some expected executors do not come for REGISTRATION_INCOMPLETE_S, the fit starts."""
     said: list[str] = []
-    assert await_slots(Coming(clock, 2, 4, **CORES), 60, said.append) == TaskSlots(2, 2)
+    assert await_slots(RegisteringContext(clock, 2, 4, **CORES), 60, said.append) == TaskSlots(2, 2)
     assert clock.now_s == pytest.approx(104 + REGISTRATION_INCOMPLETE_S, abs=0.3)
     assert said[-1].startswith("sparkstrom notes: 2 of 4 executors have registered")
 
 
-def test_the_wait_has_an_end(clock: Clock) -> None:
+def test_no_executor_within_start_timeout_raises_error(clock: Clock) -> None:
     """If no executor registers within the given time, SetupError is raised."""
     with pytest.raises(SetupError, match=r"with spark://h:7077 within 20 s \(start_timeout\)"):
-        await_slots(Coming(clock, 21), 20, print)
+        await_slots(RegisteringContext(clock, 21), 20, print)
     assert clock.now_s == pytest.approx(120, abs=0.3)
 
 
-def test_the_second_fit_of_an_application_does_not_wait(clock: Clock) -> None:
+def test_second_fit_of_application_does_not_wait(clock: Clock) -> None:
     """A later fit of an application uses the executors that are there, without waiting."""
-    coming = Coming(clock, 2, 4, 50)
+    coming = RegisteringContext(clock, 2, 4, 50)
     await_slots(coming, 60, print)
     clock.now_s = 160.0
     assert await_slots(coming, 60, print) == TaskSlots(3, 1)
@@ -121,20 +123,22 @@ def test_the_second_fit_of_an_application_does_not_wait(clock: Clock) -> None:
         ("yarn", {"executor_instances": "3", "executor_cores": "2"}),
     ],
 )
-def test_what_is_said_is_not_waited_for(clock: Clock, master: str, conf: dict[str, str]) -> None:
+def test_no_wait_in_local_mode_or_with_configured_executors(
+    clock: Clock, master: str, conf: dict[str, str]
+) -> None:
     """There is no wait in local mode, or if YARN's configuration gives the number of executors."""
-    await_slots(Coming(clock, master=master, **conf), 60, print)
+    await_slots(RegisteringContext(clock, master=master, **conf), 60, print)
     assert clock.now_s == 100.0
 
 
-def test_where_executors_come_with_the_work_nobody_waits(clock: Clock) -> None:
+def test_no_wait_with_dynamic_allocation(clock: Clock) -> None:
     """With dynamic allocation there is no wait: Spark requests executors once the fit has tasks."""
-    slots = await_slots(Coming(clock, dynamicAllocation_enabled="true"), 60, print)
+    slots = await_slots(RegisteringContext(clock, dynamicAllocation_enabled="true"), 60, print)
     assert (slots.executors, slots.is_estimate) == (2, True)
     assert clock.now_s == 100.0
 
 
-def test_yarn_starts_two_where_nobody_says_otherwise(clock: Clock) -> None:
+def test_yarn_fit_waits_for_two_executors_by_default(clock: Clock) -> None:
     """Without a configured number, YARN starts two executors, and the fit waits for both."""
-    assert await_slots(Coming(clock, 0, 1, master="yarn"), 60, print) == TaskSlots(2, 1)
+    assert await_slots(RegisteringContext(clock, 0, 1, master="yarn"), 60, print) == TaskSlots(2, 1)
     assert clock.now_s == pytest.approx(101, abs=0.2)

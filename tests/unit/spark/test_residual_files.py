@@ -25,7 +25,7 @@ BATCH = Batch(np.random.default_rng(0).normal(size=(8, 4)).astype(np.float32), n
 WAYS = pytest.mark.parametrize("train_on", ["local", "replica"])
 
 
-def replica_of(
+def make_replica(
     train_on: str, updater: str = "adam", kind: type[DenseNetwork] = DenseNetwork
 ) -> Replica:
     model = kind([4, 5, 3], updater=UPDATERS[updater]())
@@ -34,9 +34,9 @@ def replica_of(
     return Replica(model, theta, encoder, local=train_on == "local")
 
 
-def trained(train_on: str, updater: str = "adam") -> Replica:
+def make_trained_replica(train_on: str, updater: str = "adam") -> Replica:
     """Return a replica after three steps, each with a publication."""
-    replica = replica_of(train_on, updater)
+    replica = make_replica(train_on, updater)
     for _ in range(3):
         replica.step(BATCH)
         replica.publish()
@@ -45,13 +45,15 @@ def trained(train_on: str, updater: str = "adam") -> Replica:
 
 @WAYS
 @pytest.mark.parametrize("updater", list(UPDATERS))
-def test_it_comes_back_whole(tmp_path: Path, train_on: str, updater: str) -> None:
+def test_residual_file_restores_residual_tau_and_optimizer(
+    tmp_path: Path, train_on: str, updater: str
+) -> None:
     """Residual, tau and optimizer state are restored exactly, and the file is deleted."""
-    before = trained(train_on, updater)
+    before = make_trained_replica(train_on, updater)
     note = residual_files.save_residual(before, tmp_path, "n1")
     assert note.mass == pytest.approx(np.abs(before.residual()).sum(dtype=np.float64))
     assert note.mass > 0
-    after = replica_of(train_on, updater)
+    after = make_replica(train_on, updater)
     residual_files.restore_residual(after, note.path)
     np.testing.assert_array_equal(after.residual(), before.residual())
     assert after.encoder.tau == before.encoder.tau
@@ -63,18 +65,18 @@ def test_it_comes_back_whole(tmp_path: Path, train_on: str, updater: str) -> Non
 
 
 @WAYS
-def test_residuals_add(tmp_path: Path, train_on: str) -> None:
+def test_restored_residual_is_added_to_existing_residual(tmp_path: Path, train_on: str) -> None:
     """A restored residual is added to the one that the worker has already."""
-    note = residual_files.save_residual(trained(train_on), tmp_path, "n1")
-    after = trained(train_on)
+    note = residual_files.save_residual(make_trained_replica(train_on), tmp_path, "n1")
+    after = make_trained_replica(train_on)
     before = after.residual()
     residual_files.restore_residual(after, note.path)
     np.testing.assert_allclose(after.residual(), 2 * before, rtol=1e-5, atol=1e-7)
 
 
-def test_a_network_forgets_only_its_own(tmp_path: Path) -> None:
+def test_delete_residuals_deletes_files_of_one_network(tmp_path: Path) -> None:
     """delete_residuals deletes the files of one network and returns their number."""
-    replica = trained("local")
+    replica = make_trained_replica("local")
     for network in ("n1", "n1", "n2"):
         residual_files.save_residual(replica, tmp_path, network)
     assert residual_files.delete_residuals(tmp_path, "n1") == 2
@@ -82,9 +84,7 @@ def test_a_network_forgets_only_its_own(tmp_path: Path) -> None:
     assert len(list(tmp_path.iterdir())) == 1
 
 
-def test_a_failing_write_leaves_nothing_that_looks_whole(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failed_write_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A write that fails leaves no file."""
 
     def fail(*args: object) -> None:
@@ -92,12 +92,12 @@ def test_a_failing_write_leaves_nothing_that_looks_whole(
 
     monkeypatch.setattr("os.fsync", fail)
     with pytest.raises(OSError, match="No space"):
-        residual_files.save_residual(trained("local"), tmp_path, "n1")
+        residual_files.save_residual(make_trained_replica("local"), tmp_path, "n1")
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("keeps", [False, True])
-def test_a_full_disk_at_the_end_of_a_fit_costs_the_file_and_not_the_fit(
+def test_full_disk_at_fit_end_does_not_fail_fit(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
@@ -109,16 +109,16 @@ def test_a_full_disk_at_the_end_of_a_fit_costs_the_file_and_not_the_fit(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("os.fsync", fail)
-    session = session_in(tmp_path, keeps=keeps)
+    session = make_session(tmp_path, keeps=keeps)
     save = residual_files.TrainingSession._save_residual
-    assert save(session, trained("local")) is None
+    assert save(session, make_trained_replica("local")) is None
     assert list(tmp_path.iterdir()) == []
     told = [f"{tmp_path} ([Errno 28] No space left on device)" in line for line in caplog.messages]
     assert told == [True] * keeps
     assert session.warnings == [f"partition 3 on h: {line}" for line in caplog.messages]
 
 
-def session_in(folder: Path, *, keeps: bool = True) -> Any:
+def make_session(folder: Path, *, keeps: bool = True) -> Any:
     """Return the parts of a TrainingSession that save and add residuals in this folder."""
     session = SimpleNamespace(
         _job=SimpleNamespace(keep_residuals=keeps, network="n1"),
@@ -139,20 +139,20 @@ def damage_last_array(path: Path) -> None:
 @pytest.mark.parametrize(
     "damage", [Path.unlink, lambda path: os.truncate(path, 100), damage_last_array]
 )
-def test_a_file_that_cannot_be_read_costs_the_residual_and_not_the_fit(
+def test_unreadable_residual_file_leaves_residual_zero(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, damage: Callable[[Path], None]
 ) -> None:
     """If a file is missing or damaged, the worker starts with residual 0 and warns of it."""
-    note = residual_files.save_residual(trained("local"), tmp_path, "n1")
+    note = residual_files.save_residual(make_trained_replica("local"), tmp_path, "n1")
     damage(Path(note.path))
-    after, session = replica_of("local"), session_in(tmp_path)
+    after, session = make_replica("local"), make_session(tmp_path)
     residual_files.TrainingSession._add_saved_residuals(session, after, (note.path,))
     assert not after.residual().any()
     assert [note.path in line for line in caplog.messages] == [True]
     assert session.warnings == [f"partition 3 on h: {line}" for line in caplog.messages]
 
 
-class Remembering(DenseNetwork):
+class ResidualStateModel(DenseNetwork):
     """A custom model whose optimizer state has an array named residual, as our files have."""
 
     def updater_state(self) -> State:
@@ -164,17 +164,17 @@ class Remembering(DenseNetwork):
 
 
 @WAYS
-def test_an_updater_may_call_an_array_residual(tmp_path: Path, train_on: str) -> None:
+def test_optimizer_array_named_residual_is_restored(tmp_path: Path, train_on: str) -> None:
     """An optimizer's array named residual is restored, and not mixed up with the residual."""
-    before, after = (replica_of(train_on, kind=Remembering) for _ in range(2))
+    before, after = (make_replica(train_on, kind=ResidualStateModel) for _ in range(2))
     residual_files.restore_residual(
         after, residual_files.save_residual(before, tmp_path, "n1").path
     )
-    assert isinstance(after.model, Remembering)
+    assert isinstance(after.model, ResidualStateModel)
     np.testing.assert_array_equal(after.model.remembered, np.ones(3))
 
 
-class Counting(DenseNetwork):
+class CountedStateModel(DenseNetwork):
     """A custom model whose optimizer state has a NumPy number, or later another object."""
 
     counted: Any = np.int64(2)
@@ -187,17 +187,17 @@ class Counting(DenseNetwork):
         super().load_updater_state({k: v for k, v in state.items() if k != "counted"})
 
 
-def test_a_number_of_numpy_in_a_state_costs_neither_the_file_nor_the_fit(
+def test_numpy_number_in_optimizer_state_is_saved(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A NumPy number in a state is saved; with a set, a message is logged and no file written."""
-    session = session_in(tmp_path)
-    before, after = (replica_of("local", kind=Counting) for _ in range(2))
+    session = make_session(tmp_path)
+    before, after = (make_replica("local", kind=CountedStateModel) for _ in range(2))
     save = residual_files.TrainingSession._save_residual
     saved = save(session, before)
     assert saved is not None
     residual_files.restore_residual(after, saved.path)
-    assert cast(Counting, after.model).counted == 2
-    cast(Counting, before.model).counted = {2}
+    assert cast(CountedStateModel, after.model).counted == 2
+    cast(CountedStateModel, before.model).counted = {2}
     assert save(session, before) is None
     assert "contains 'counted', a set" in caplog.text

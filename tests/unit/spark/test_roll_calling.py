@@ -43,7 +43,7 @@ class Job:
 
 
 @pytest.fixture
-def called(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[list[Any], list[str]]]:
+def count_executors(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[list[Any], list[str]]]:
     """Return a function that counts executors with a job and returns them, and all messages."""
 
     def call(job: Job, seconds: float = 60.0) -> tuple[list[Any], list[str]]:
@@ -54,27 +54,27 @@ def called(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[list[Any], li
     return call
 
 
-def test_who_is_there_is_counted_without_a_word(called: Any) -> None:
+def test_short_count_shows_no_message(count_executors: Any) -> None:
     """A short count shows no message."""
-    assert called(Job(0.5)) == (["1", "1", "2"], [])
+    assert count_executors(Job(0.5)) == (["1", "1", "2"], [])
 
 
-def test_it_says_that_it_waits(called: Any) -> None:
+def test_long_count_shows_message_repeatedly(count_executors: Any) -> None:
     """A count that takes longer shows a message, repeatedly."""
-    _, said = called(Job(7.5))
+    _, said = count_executors(Job(7.5))
     assert said == ["sparkstrom waits: for executors of gateway:15002, which a job counts"] * 2
 
 
-def test_the_wait_has_an_end_and_the_job_too(called: Any) -> None:
+def test_count_beyond_start_timeout_is_cancelled(count_executors: Any) -> None:
     """If the job takes longer than start_timeout, it is cancelled and SetupError is raised."""
     job = Job(1e9)
     with pytest.raises(SetupError, match=r"of gateway:15002 has run a task within 20 s \(start_t"):
-        called(job, 20.0)
+        count_executors(job, 20.0)
     assert job.now_s == pytest.approx(120, abs=0.3)
     assert job.cancelled == 1
 
 
-def test_ctrl_c_ends_the_job_on_the_server(called: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_cancels_counting_job(count_executors: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C cancels the job on the server."""
     job = Job(1e9)
     waits = job.wait
@@ -86,21 +86,21 @@ def test_ctrl_c_ends_the_job_on_the_server(called: Any, monkeypatch: pytest.Monk
 
     monkeypatch.setattr(job, "wait", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        called(job)
+        count_executors(job)
     assert job.cancelled == 1
 
 
-def test_what_the_job_fails_of_is_raised(called: Any) -> None:
+def test_error_of_counting_job_is_raised(count_executors: Any) -> None:
     """If the job fails, its error is raised."""
     with pytest.raises(TrainingError, match="counting executors failed"):
-        called(Job(2.0, TrainingError("counting executors failed: no")))
+        count_executors(Job(2.0, TrainingError("counting executors failed: no")))
 
 
 GPUS = {"spark.executor.resource.gpu.amount": "3", "spark.task.resource.gpu.amount": "1"}
 
 
 @pytest.mark.parametrize(("gpus", "slots"), [({}, 4), (GPUS, 3)])
-def test_an_application_counts_once_for_executors_and_cores(
+def test_one_job_counts_executors_and_cores(
     monkeypatch: pytest.MonkeyPatch, gpus: dict[str, str], slots: int
 ) -> None:
     """One job counts both executors and cores; GPUs may limit the slots of an executor."""
@@ -128,7 +128,7 @@ def test_an_application_counts_once_for_executors_and_cores(
         ({"spark.task.cpus": "2"}, 2),
     ],
 )
-def test_the_cores_of_a_server_in_local_mode_are_counted_there(
+def test_local_mode_slots_follow_number_of_tasks(
     monkeypatch: pytest.MonkeyPatch, setting: dict[str, str], slots: int
 ) -> None:
     """In local mode the number of tasks is that of cores, unless default.parallelism sets it."""
@@ -140,7 +140,7 @@ def test_the_cores_of_a_server_in_local_mode_are_counted_there(
 
 
 @pytest.mark.parametrize(("number", "cores"), [("driver", 6), ("1", 2)])
-def test_a_server_in_local_mode_counts_the_cores_of_its_process(
+def test_local_mode_task_reports_cores_of_its_process(
     monkeypatch: pytest.MonkeyPatch, number: str, cores: int
 ) -> None:
     """In local mode a task reports the cores of its process, otherwise those of its executor."""
@@ -155,7 +155,7 @@ def test_a_server_in_local_mode_counts_the_cores_of_its_process(
     ("master", "said"),
     [("yarn", "executor.instances"), ("spark://h:7077", "dynamicAllocation.initialExecutors")],
 )
-def test_nobody_is_counted_where_the_configuration_says_it(master: str, said: str) -> None:
+def test_configured_executors_need_no_counting_job(master: str, said: str) -> None:
     """No job counts executors if the configuration has their number and their cores."""
     dynamic = {"spark.dynamicAllocation.enabled": str("dynamic" in said)}
     conf = {**dynamic, f"spark.{said}": "3", "spark.executor.cores": "2"}

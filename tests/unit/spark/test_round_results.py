@@ -64,7 +64,7 @@ class Rows:
         yield fetch
 
 
-def results_of(workers: int, sizes: PieceSizes, **options: Any) -> tuple[Rows, RoundResults]:
+def collect_results(workers: int, sizes: PieceSizes, **options: Any) -> tuple[Rows, RoundResults]:
     """Return the fake rows, and the results of one round of these workers."""
     spec = FitSpec(workers=workers, epochs=1, n_params=MODEL.n_params, version="test")
     job = SparkRoundsJob(spec, MODEL, ParameterAveragingTrainingMaster(**options), (), sizes)
@@ -78,11 +78,13 @@ def results_of(workers: int, sizes: PieceSizes, **options: Any) -> tuple[Rows, R
 @pytest.mark.parametrize("workers", [2, 24, 50])
 @pytest.mark.parametrize("depth", [1, 2])
 @pytest.mark.parametrize("save_updater", [True, "own"])
-def test_a_job_brings_so_much_however_many_workers_there_are(
+def test_collected_bytes_per_job_are_limited_with_any_workers(
     workers: int, save_updater: Any, depth: int, sizes: PieceSizes
 ) -> None:
     """No job collects more than ``sizes.collected`` bytes, and all means and states arrive."""
-    rows, found = results_of(workers, sizes, save_updater=save_updater, aggregation_depth=depth)
+    rows, found = collect_results(
+        workers, sizes, save_updater=save_updater, aggregation_depth=depth
+    )
     assert max(rows.jobs) <= sizes.collected
     mean = np.float32((workers - 1) / 2)
     assert (found.parameters == mean).all()
@@ -97,10 +99,10 @@ def test_a_job_brings_so_much_however_many_workers_there_are(
 
 
 @pytest.mark.parametrize("depth", [1, 2])
-def test_an_accumulator_gets_each_workers_parameters_in_jobs_of_the_same_size(depth: int) -> None:
+def test_accumulator_gets_parameters_in_jobs_of_limited_size(depth: int) -> None:
     """A custom accumulator gets every worker's parameters, in jobs of the same limited size."""
     options: dict[str, Any] = {"accumulator": max, "aggregation_depth": depth}
-    rows, found = results_of(24, CLASSIC, **options)
+    rows, found = collect_results(24, CLASSIC, **options)
     assert max(rows.jobs) <= CLASSIC.collected
     assert found.parameters is not None
     assert (found.parameters == np.arange(24, dtype=np.float32)[:, None]).all()
@@ -109,7 +111,7 @@ def test_an_accumulator_gets_each_workers_parameters_in_jobs_of_the_same_size(de
 
 
 @pytest.mark.parametrize("workers", [2, 64])
-def test_the_plan_has_what_a_job_brings(workers: int) -> None:
+def test_memory_plan_includes_bytes_collected_by_one_job(workers: int) -> None:
     """The memory plan contains the bytes that one job collects, at most the limit."""
 
     def planned(n_params: int, **options: Any) -> int:

@@ -33,7 +33,7 @@ def read(rows: list[Any]) -> Batch:
     return block.form.batch(block.records)
 
 
-def test_pairs_become_arrays() -> None:
+def test_feature_label_pairs_become_arrays() -> None:
     features, labels, weights = read([([1, 2], 0), (np.array([3.0, 4.0]), 1)])
     assert features.dtype == np.float32
     assert features.tolist() == [[1, 2], [3, 4]]
@@ -41,7 +41,7 @@ def test_pairs_become_arrays() -> None:
 
 
 @pytest.mark.parametrize("rows", [[([1], None)] * 2, [([1], None, 0.5)] * 2])
-def test_rows_without_labels_have_none(rows: list[Any]) -> None:
+def test_rows_without_labels_give_empty_labels(rows: list[Any]) -> None:
     features, labels, weights = read(rows)
     assert (features.tolist(), labels) == ([[1], [1]], ())
     assert weights is None or weights.tolist() == [0.5, 0.5]
@@ -63,13 +63,15 @@ def test_a_weight_of_none_is_no_weight() -> None:
         ([np.int8(1), np.int8(2)], np.int64, (2,)),
     ],
 )
-def test_labels_are_classes_or_values(labels: list[Any], dtype: Any, shape: Any) -> None:
+def test_integer_labels_become_int64_and_others_float32(
+    labels: list[Any], dtype: Any, shape: Any
+) -> None:
     """Integer and boolean labels become int64, all other labels float32."""
     array = read([([1.0], label) for label in labels]).labels
     assert (array.dtype, array.shape) == (dtype, shape)
 
 
-def test_features_keep_their_shape_and_what_is_whole_in_an_array_stays_so() -> None:
+def test_array_features_keep_shape_and_integer_dtype() -> None:
     """Arrays keep their shape and integer dtype; Python numbers become float32."""
     image = np.arange(6, dtype=np.uint8).reshape(1, 2, 3)
     features = read([(image, 0), (image + 1, 1)]).features
@@ -78,7 +80,7 @@ def test_features_keep_their_shape_and_what_is_whole_in_an_array_stays_so() -> N
     assert read([(3.5, 0), (2, 1)]).features.tolist() == [3.5, 2.0]
 
 
-def test_several_inputs_and_outputs_and_a_weight() -> None:
+def test_rows_may_have_several_inputs_outputs_and_weight() -> None:
     rows = [({"a": [1.0], "b": np.array([i])}, ([0.5], np.array([i, i])), 0.25) for i in range(3)]
     features, labels, weights = read(rows)
     assert list(features) == ["a", "b"]
@@ -136,7 +138,7 @@ def test_partitions_may_have_their_keys_in_another_order() -> None:
         ([([[1], [1, 2]], 0)], "row 0 of partition 3"),
     ],
 )
-def test_a_row_that_does_not_fit_is_named(rows: list[Any], why: str) -> None:
+def test_mismatched_row_is_named_by_row_and_partition(rows: list[Any], why: str) -> None:
     with pytest.raises(UsageError, match=why):
         read(rows)
 
@@ -161,9 +163,7 @@ def test_a_row_that_does_not_fit_is_named(rows: list[Any], why: str) -> None:
         ),
     ],
 )
-def test_a_whole_number_that_row_0s_type_cannot_hold_is_refused(
-    first: Any, later: Any, value: str
-) -> None:
+def test_rejects_integer_beyond_dtype_of_row_0(first: Any, later: Any, value: str) -> None:
     """An integer that row 0's dtype cannot represent is refused, with the value and a remedy."""
     for rows in (
         read_row_blocks(3, [(first, 0), (later, 1)]),
@@ -176,7 +176,7 @@ def test_a_whole_number_that_row_0s_type_cannot_hold_is_refused(
 
 
 @pytest.mark.parametrize("row", [(1e300, 0), ([0.0, -1e300], 0), (0.0, 1e300), (0.0, 0, 1e300)])
-def test_a_number_beyond_float32_is_refused(row: Any) -> None:
+def test_rejects_number_beyond_float32(row: Any) -> None:
     """Such a number became infinity before; predictions from it could be finite."""
     with pytest.raises(UsageError, match=r"row 0 of partition 3 .*it has -?1e\+300, which float32"):
         list(read_row_blocks(3, [row]))
@@ -185,7 +185,7 @@ def test_a_number_beyond_float32_is_refused(row: Any) -> None:
 
 
 @pytest.mark.parametrize("names", ["label features", "x y label", "label x", "x features"])
-def test_rows_with_named_fields_in_another_order_are_refused(names: str) -> None:
+def test_rejects_named_row_fields_in_wrong_order(names: str) -> None:
     """Rows of ``frame.rdd`` have names; before, a label in front was trained on as a feature."""
     fields = names.split()
     with pytest.raises(UsageError, match=r"row 0 of partition 0 has the fields \['.*in this order"):
@@ -194,12 +194,12 @@ def test_rows_with_named_fields_in_another_order_are_refused(names: str) -> None
     assert list(read_row_blocks(0, [Row("height", "weight")(0.5, 1), Row(0.5, 1)]))
 
 
-def test_a_label_beyond_int64_is_refused() -> None:
+def test_rejects_label_beyond_int64() -> None:
     with pytest.raises(UsageError, match=r"row 0 of partition 3 has label uint64.* 92233"):
         read([([1.0], np.uint64(2**63 + 1))])
 
 
-def test_whole_numbers_of_other_types_that_fit_are_kept() -> None:
+def test_accepts_integers_that_fit_dtype_of_row_0() -> None:
     """Integers of other dtypes are accepted if row 0's dtype can represent them."""
     rows = [np.array([1, 2], np.uint8), np.array([255, 0]), np.array([True, False])]
     assert read([(row, np.uint64(3)) for row in rows]).features.tolist() == [
@@ -210,7 +210,7 @@ def test_whole_numbers_of_other_types_that_fit_are_kept() -> None:
     assert read([(row / 2, 0) for row in rows[:1]] + [(rows[1], 1)]).features.dtype == np.float32
 
 
-def test_rows_are_numbered_through_all_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_row_numbers_continue_over_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows are numbered from 0 over all blocks of a partition, also in errors."""
     monkeypatch.setattr(row_blocks, "BLOCK_BYTES", 100)
     rows: list[Any] = [([float(i)], i) for i in range(50)]
@@ -221,7 +221,7 @@ def test_rows_are_numbered_through_all_blocks(monkeypatch: pytest.MonkeyPatch) -
         list(read_row_blocks(0, [*rows, ([1.0, 2.0], 0)]))
 
 
-class Few(DenseNetwork):
+class RefusingModel(DenseNetwork):
     """A model that refuses features above 1 without naming the row."""
 
     def check(self, features: Any, labels: Any) -> None:
@@ -230,23 +230,23 @@ class Few(DenseNetwork):
 
 
 @pytest.mark.parametrize("bad", [0, 17, 99])
-def test_the_row_that_a_model_refuses_is_found(bad: int) -> None:
+def test_check_block_names_first_row_refused_by_model(bad: int) -> None:
     """check_block names the first row that the model refuses."""
     features = np.zeros((100, 2), np.float32)
     features[bad:, 1] = 7
     (block,) = read_row_blocks(3, list(zip(features, [0] * 100, strict=True)))
     moved = Block(block.form, block.records, block.numbers + 1000, block.where)
     with pytest.raises(UsageError, match=rf"^row {bad + 1000} of partition 3: 7 is too many "):
-        check_block(Few([2, 2]), moved)
+        check_block(RefusingModel([2, 2]), moved)
 
 
-def test_no_rows_are_no_blocks() -> None:
+def test_empty_input_gives_no_blocks() -> None:
     assert list(read_row_blocks(0, [])) == []
     assert list(join_small_blocks([], 3)) == []
 
 
 @given(counts=st.lists(st.integers(1, 6), max_size=12), rows=st.integers(1, 9))
-def test_blocks_are_joined_to_some_rows(counts: list[int], rows: int) -> None:
+def test_small_blocks_are_joined_to_minimum_rows(counts: list[int], rows: int) -> None:
     """Blocks are joined to ``rows`` rows or more, also sparse ones with different capacities."""
     made, number = [], 0
     for count in counts:
@@ -268,7 +268,7 @@ def dense_rows(block: Block) -> Any:
     return block.form.batch(block.records).features
 
 
-def test_features_alone_are_read_as_those_with_labels() -> None:
+def test_features_without_labels_read_like_labelled_rows() -> None:
     """Features without labels have the same values, dtypes and errors as those with labels."""
     rows: list[Any] = [{"ids": np.array([i, 1]), "x": [float(i)]} for i in range(5)]
     (alone,) = read_feature_blocks(0, rows)
@@ -288,7 +288,7 @@ def test_long_values_are_cut_in_messages() -> None:
     assert len(shorten_value("x" * 500)) == 60
 
 
-def test_sparse_rows_become_dense_some_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sparse_block_is_checked_in_small_dense_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """A block of sparse rows may be thousands of times larger as a minibatch."""
     monkeypatch.setattr(row_blocks, "BLOCK_BYTES", 40_000)
     form = RowFormat((Leaf("x", (1000,), "<f4", "<f4", 1, "vector"), Leaf("y", (), "<i8", "<i8")))

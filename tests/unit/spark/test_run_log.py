@@ -22,13 +22,13 @@ SPEC = FitSpec(workers=2, epochs=3, n_params=4, version="1", job=0xABC)
 
 
 @pytest.fixture(autouse=True)
-def in_a_place_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def empty_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Run each test in an empty directory, without SPARKSTROM_RUNS."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("SPARKSTROM_RUNS")
 
 
-def test_each_fit_has_a_file_in_the_working_directory() -> None:
+def test_default_run_log_is_in_working_directory() -> None:
     log = open_run_log(None, SPEC)
     assert log is not None
     assert log.path.parent == Path("sparkstrom-runs")
@@ -37,14 +37,14 @@ def test_each_fit_has_a_file_in_the_working_directory() -> None:
 
 
 @pytest.mark.parametrize("wrong", [5, True, b"runs.jsonl", ["runs.jsonl"]])
-def test_what_is_no_path_is_refused_before_any_work(wrong: Any) -> None:
+def test_rejects_run_log_that_is_no_path(wrong: Any) -> None:
     with pytest.raises(UsageError, match=r"run_log=.*: give the path of a file"):
         check_fit_arguments(DenseNetwork([2, 2]), 1, ColumnSpec(), None, (), wrong)
     for right in (None, "", "runs.jsonl", Path("runs.jsonl")):
         check_fit_arguments(DenseNetwork([2, 2]), 1, ColumnSpec(), None, (), right)
 
 
-def test_a_directory_is_refused_before_any_work(tmp_path: Path) -> None:
+def test_rejects_directory_as_run_log(tmp_path: Path) -> None:
     """Before, the fit ran without a log, and the fit only warned."""
     for wrong in (tmp_path, f"{tmp_path}/", "."):
         with pytest.raises(UsageError, match=r"run_log=.*: is a directory; name a file in it"):
@@ -54,7 +54,7 @@ def test_a_directory_is_refused_before_any_work(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "wrong", ["s3://bucket/runs.jsonl", "hdfs:/runs.jsonl", Path("s3://bucket/runs.jsonl")]
 )
-def test_a_url_is_refused_before_any_work(wrong: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rejects_url_as_run_log(wrong: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """A log that grows is a local file; a URL would name a folder such as "s3:"."""
     with pytest.raises(UsageError, match=r"run log .*(s3|hdfs):/.*name a file on this machine"):
         check_fit_arguments(DenseNetwork([2, 2]), 1, ColumnSpec(), None, (), wrong)
@@ -63,7 +63,9 @@ def test_a_url_is_refused_before_any_work(wrong: Any, monkeypatch: pytest.Monkey
         check_fit_arguments(DenseNetwork([2, 2]), 1, ColumnSpec(), None, (), None)
 
 
-def test_a_tilde_is_the_home_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tilde_in_run_log_path_is_home_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.setenv("SPARKSTROM_RUNS", "~/runs")
     named, unnamed = open_run_log("~/a.jsonl", SPEC), open_run_log(None, SPEC)
@@ -76,7 +78,7 @@ def test_a_tilde_is_the_home_directory(tmp_path: Path, monkeypatch: pytest.Monke
     assert local.path == tmp_path / "b.jsonl"
 
 
-def test_no_row_is_drawn_for_a_log_that_cannot_be() -> None:
+def test_wrong_run_log_is_refused_before_reading_rows() -> None:
     """A wrong ``run_log`` is refused before a row is read."""
     drawn = iter([(np.ones(2, np.float32), 1)])
     with (
@@ -88,7 +90,7 @@ def test_no_row_is_drawn_for_a_log_that_cannot_be() -> None:
 
 
 @pytest.mark.parametrize(("value", "parent"), [("elsewhere/runs", "elsewhere/runs"), ("", None)])
-def test_the_environment_names_another_directory_or_none(
+def test_environment_sets_run_log_directory_or_disables_log(
     monkeypatch: pytest.MonkeyPatch, value: str, parent: str | None
 ) -> None:
     """SPARKSTROM_RUNS names another directory; if it is empty, no log is written."""
@@ -97,7 +99,7 @@ def test_the_environment_names_another_directory_or_none(
     assert (log and log.path.parent) == (parent and Path(parent))
 
 
-def test_a_file_that_is_named_counts_most(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_log_argument_overrides_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     """A file given as ``run_log`` is used whatever the environment; an empty name means no log."""
     monkeypatch.setenv("SPARKSTROM_RUNS", "")
     log = open_run_log("mine.jsonl", SPEC)
@@ -106,7 +108,7 @@ def test_a_file_that_is_named_counts_most(monkeypatch: pytest.MonkeyPatch) -> No
     assert open_run_log("", SPEC) is None
 
 
-def test_rows_are_judged_under_a_copy_and_the_fits_own_model_is_not_touched() -> None:
+def test_snapshot_evaluation_leaves_model_of_fit_unchanged() -> None:
     """SnapshotEvaluator evaluates a snapshot without changing the model of the fit."""
     model = DenseNetwork([2, 2], updater=Sgd(0.1), seed=1)
     mine = model.initial()
@@ -120,7 +122,7 @@ def test_rows_are_judged_under_a_copy_and_the_fits_own_model_is_not_touched() ->
     np.testing.assert_array_equal(model.predict(features), _fresh(mine).predict(features))
 
 
-def test_arrays_are_evaluated_in_a_fit_as_by_the_network() -> None:
+def test_snapshot_evaluator_takes_lists_and_rejects_bad_rows() -> None:
     """SnapshotEvaluator takes lists and doubles; it refuses rows that ``evaluate`` refuses."""
     model = DenseNetwork([2, 2], seed=1)
     judge = SnapshotEvaluator(model, lambda: Snapshot(7, model.initial(), b"", ()))
@@ -147,7 +149,7 @@ def names_in(directory: Path) -> list[str]:
     return sorted(path.name for path in directory.iterdir())
 
 
-def test_the_oldest_logs_go_and_other_files_stay(tmp_path: Path) -> None:
+def test_only_oldest_automatic_logs_are_removed(tmp_path: Path) -> None:
     """The oldest automatically named logs are removed; files with other names stay."""
     logs = [f"20260101-00000{i}-00000000deadbee{i}.jsonl" for i in range(5)]
     for name in [*logs, "mine.jsonl", "20260101-notes.txt"]:
@@ -157,7 +159,7 @@ def test_the_oldest_logs_go_and_other_files_stay(tmp_path: Path) -> None:
     run_log.remove_old_logs(tmp_path / "missing", 2)
 
 
-def test_fits_that_try_parameters_write_no_log() -> None:
+def test_tuning_fits_write_no_run_log() -> None:
     """A fit called by a function singleTask of pyspark.ml.tuning has no automatic run log."""
     source = "def singleTask(open_log):\n    return open_log()\n"
     for module, has_log in (("pyspark.ml.tuning", False), ("my.tuning", True)):
@@ -166,7 +168,7 @@ def test_fits_that_try_parameters_write_no_log() -> None:
         assert (names["singleTask"](lambda: open_run_log(None, SPEC)) is not None) is has_log
 
 
-def test_pyspark_still_tries_parameters_in_that_function() -> None:
+def test_installed_pyspark_has_function_of_tuning_fits() -> None:
     """The installed pyspark has the function by which tuning fits are recognized."""
     tuning = importlib.util.find_spec("pyspark.ml.tuning")
     assert tuning is not None

@@ -42,7 +42,7 @@ def local_files(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(persistence, "_exists", lambda _, name: Path(name).exists())
 
 
-class Undescribed(DenseNetwork):
+class UndescribedModel(DenseNetwork):
     """A user's own class, whose description is empty."""
 
     def describe(self) -> dict[str, Any]:
@@ -52,21 +52,19 @@ class Undescribed(DenseNetwork):
         return type(self), ([3, 2],)
 
 
-def saved_and_loaded(model: Any, path: Path) -> Any:
+def save_and_load(model: Any, path: Path) -> Any:
     persistence._write_untrained_model(None, str(path), model)
     return persistence._read_untrained_model(None, str(path))
 
 
 @pytest.mark.parametrize("name", ["dl4j-mlp0", "dl4j-mlp1"])  # a DenseNetwork; a module of torch
-def test_an_imported_network_keeps_its_parameters_and_its_optimizers_state(
-    tmp_path: Path, name: str
-) -> None:
+def test_imported_network_keeps_parameters_and_optimizer_state(tmp_path: Path, name: str) -> None:
     """An imported network keeps parameters and optimizer state when it is saved twice."""
     if name == "dl4j-mlp1":
         pytest.importorskip("torch")
     model = from_dl4j(DATA / f"{name}.zip")
-    first = saved_and_loaded(model, tmp_path / "first")
-    again = saved_and_loaded(copy.deepcopy(first), tmp_path / "again")  # as each fit copies it
+    first = save_and_load(model, tmp_path / "first")
+    again = save_and_load(copy.deepcopy(first), tmp_path / "again")  # as each fit copies it
     assert type(again) is type(model)
     assert again.initial().tobytes() == model.initial().tobytes()
     state, wanted = again.continuing_state(), model.continuing_state()
@@ -78,8 +76,8 @@ def test_an_imported_network_keeps_its_parameters_and_its_optimizers_state(
     again.load_updater_state(state)
 
 
-def test_an_optimizers_state_that_is_damaged_is_refused(tmp_path: Path) -> None:
-    saved_and_loaded(from_dl4j(DATA / "dl4j-mlp0.zip"), tmp_path / "saved")
+def test_rejects_damaged_optimizer_state(tmp_path: Path) -> None:
+    save_and_load(from_dl4j(DATA / "dl4j-mlp0.zip"), tmp_path / "saved")
     (tmp_path / "saved/model" / STATE_FILE).write_bytes(b"garbled")
     with (
         pytest.raises(UsageError, match="saved holds no stage that sparkstrom saved, or a damaged"),
@@ -88,7 +86,7 @@ def test_an_optimizers_state_that_is_damaged_is_refused(tmp_path: Path) -> None:
         persistence._read_untrained_model(None, str(tmp_path / "saved"))
 
 
-def test_files_of_imported_networks_of_before_are_read(tmp_path: Path) -> None:
+def test_older_files_of_imported_networks_are_readable(tmp_path: Path) -> None:
     """Files of older versions, which describe an imported network as dense, can be read."""
     model, path = from_dl4j(DATA / "dl4j-mlp0.zip"), tmp_path / "model.npz"
     described = {**model.describe(), "kind": "dense"}
@@ -101,11 +99,11 @@ def test_files_of_imported_networks_of_before_are_read(tmp_path: Path) -> None:
     load_model(path, DenseNetwork.from_description(described))
 
 
-def test_a_model_whose_description_is_empty_is_saved_with_its_code(tmp_path: Path) -> None:
+def test_model_with_empty_description_is_saved_with_code(tmp_path: Path) -> None:
     """A model with an empty description is saved with its code; before, it counted as no model."""
-    model = Undescribed([3, 2])
+    model = UndescribedModel([3, 2])
     assert _needs_files(model, model.describe())
-    assert type(saved_and_loaded(model, tmp_path / "saved")) is Undescribed
+    assert type(save_and_load(model, tmp_path / "saved")) is UndescribedModel
     imported, made = from_dl4j(DATA / "dl4j-mlp0.zip"), DenseNetwork([3, 2])
     assert _needs_files(imported, imported.describe())
     assert not _needs_files(made, made.describe())
@@ -113,14 +111,14 @@ def test_a_model_whose_description_is_empty_is_saved_with_its_code(tmp_path: Pat
 
 
 @pytest.mark.parametrize("names", [("a", ["b", "c"]), {"y": "a"}, {0: "a", 1: "b"}, ["a", "b"]])
-def test_names_of_columns_are_read_as_they_were_given(names: Any) -> None:
+def test_saved_column_names_keep_tuples_and_integer_keys(names: Any) -> None:
     """Saving keeps tuples of columns, and integer keys, which number a model's outputs."""
     saved = json.loads(json.dumps({"predictionCol": _represent_columns(names)}))
     assert _restore_columns(saved) == {"predictionCol": names}
 
 
 @pytest.mark.parametrize("name", ["a b", "50%", "a%20b#1"])
-def test_local_files_are_named_to_hadoop_as_they_are(name: str, tmp_path: Path) -> None:
+def test_local_paths_are_passed_to_hadoop_unescaped(name: str, tmp_path: Path) -> None:
     """Local paths are passed to Hadoop unchanged, because its paths do not decode %20."""
     made = []
     system = SimpleNamespace(
@@ -140,7 +138,7 @@ def test_local_files_are_named_to_hadoop_as_they_are(name: str, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("name", ["weightCol", "batchSize", "seed", "probabilityCol"])
-def test_a_param_that_was_set_to_none_is_read_as_none(name: str) -> None:
+def test_param_set_to_none_is_loaded_as_none(name: str) -> None:
     """Before, the estimator was saved, and refused as damaged when it was loaded."""
     given = SparkstromEstimator(epochs=3).setParams(**{name: None})
     saved = {param.name: value for param, value in given._paramMap.items()}

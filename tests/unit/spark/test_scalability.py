@@ -36,7 +36,7 @@ FREE = replace(WORK, link_bits_s=1e15, latency_s=0.0, encoding_s=0.0)
 
 
 @pytest.mark.parametrize("density", [1e-4, 1e-3, 1e-2, 0.1, 0.3])
-def test_an_update_is_as_long_as_an_encoded_one(density: float) -> None:
+def test_predicted_update_size_matches_encoded_update(density: float) -> None:
     """The predicted size of an update is that of an encoded one, also with several thresholds."""
     n, random = 1_000_000, np.random.default_rng(1)
     codes = np.flatnonzero(random.random(n) < density).astype(np.int32)
@@ -51,14 +51,14 @@ def test_an_update_is_as_long_as_an_encoded_one(density: float) -> None:
     )
 
 
-def test_a_dense_update_is_a_bitmap() -> None:
+def test_dense_update_takes_two_bits_per_parameter() -> None:
     """A dense update takes two bits per parameter, however many entries it has."""
     assert payload_bytes(600_000, 1_000_000) == 250_000
     assert payload_bytes(1_000_000, 1_000_000) == 250_000
 
 
 @pytest.mark.parametrize("workers", [1, 2, 8, 9, 40, 72, 73, 200])
-def test_a_mesh_stands_as_the_topology_does(workers: int) -> None:
+def test_predicted_mesh_load_matches_topology(workers: int) -> None:
     """The predicted hops and bytes of a mesh are those of the tree that Topology builds."""
     topology = Topology()
     for node in range(1, workers + 1):
@@ -73,7 +73,7 @@ def test_a_mesh_stands_as_the_topology_does(workers: int) -> None:
     assert load.root_out == len(list(topology.children(NodeId(0)))) * fed
 
 
-def test_many_updates_are_fed_as_sums() -> None:
+def test_many_updates_are_received_as_sums() -> None:
     """Many updates are received as sums, which take less, and no more than all parameters."""
     few, more, many = (WORK.received_bytes(count) for count in (1, 3, 5000))
     assert few == WORK.update_bytes < WINDOW_FIRST  # sent one by one, because none waits
@@ -84,7 +84,7 @@ def test_many_updates_are_fed_as_sums() -> None:
 
 
 @pytest.mark.parametrize("workers", [2, 4, 12])
-def test_where_links_are_free_all_wait_for_the_step_alone(workers: int) -> None:
+def test_step_time_with_free_links_is_training_time(workers: int) -> None:
     """With free links a step takes as long as training, two hops and adding the updates."""
     pace = predict_gradient_sharing(FREE, star_load(FREE, workers), workers)
     assert pace.limited_by == STEP
@@ -94,7 +94,7 @@ def test_where_links_are_free_all_wait_for_the_step_alone(workers: int) -> None:
     assert pace.step_s == pytest.approx(0.3 + 2 * HOP_S + adding_s)
 
 
-def test_a_step_takes_what_its_updates_take_on_the_drivers_link() -> None:
+def test_slow_driver_link_determines_step_time() -> None:
     """On a slow driver's link a step takes as long as its updates take there."""
     narrow = replace(WORK, link_bits_s=1e7)
     load = star_load(narrow, 4)
@@ -106,13 +106,13 @@ def test_a_step_takes_what_its_updates_take_on_the_drivers_link() -> None:
     assert pace.driver_sent == pytest.approx(pace.step_s * 1e7 / 8)  # the link is full
 
 
-def test_heartbeats_leave_a_tenth_of_a_link_at_least() -> None:
+def test_heartbeats_leave_at_least_tenth_of_link() -> None:
     load = star_load(WORK, 8)
     assert load.link_times_s(8e4)[1] == pytest.approx(load.root_out / 1e3)
     assert load.link_times_s(1e12)[1] == pytest.approx(8 * load.root_out / 1e12, rel=1e-3)
 
 
-def test_workers_beside_the_driver_are_not_on_its_link() -> None:
+def test_workers_on_driver_host_do_not_use_its_link() -> None:
     """Workers on the driver's host do not use its link."""
     apart, beside = (star_load(replace(WORK, beside_driver=n), 4) for n in (0, 1))
     assert beside.root_in == apart.root_in * 3 / 4
@@ -121,7 +121,7 @@ def test_workers_beside_the_driver_are_not_on_its_link() -> None:
     assert star_load(replace(WORK, beside_driver=9), 4).root_out == 0
 
 
-def test_an_update_that_is_handed_on_for_long_goes_beside_steps() -> None:
+def test_workers_take_steps_while_update_passes_slow_chain() -> None:
     """While an update passes slowly down a chain of four, workers take up to five more steps."""
     chain = replace(FREE, fan_out=1, link_bits_s=2.5 * FREE.update_bytes * 8)  # 0.4 s per hop
     load = mesh_load(chain, 4)
@@ -136,7 +136,7 @@ def test_an_update_that_is_handed_on_for_long_goes_beside_steps() -> None:
     assert predict_gradient_sharing(wide, mesh_load(wide, 4), 4).steps_per_update == 1
 
 
-def test_a_chain_is_reckoned_without_walking_along_it() -> None:
+def test_long_chain_is_computed_without_traversal() -> None:
     """A chain of 100,000 workers is computed at once; walking along it took half an hour."""
     chain = replace(FREE, fan_out=1)
     assert mesh_load(chain, 100_000).hops == 100_000
@@ -144,14 +144,14 @@ def test_a_chain_is_reckoned_without_walking_along_it() -> None:
     assert (short.hops, short.children, short.at_root) == (3, 1, 1)
 
 
-def test_from_thirteen_workers_on_each_step_waits_for_its_update() -> None:
+def test_steps_wait_for_updates_from_13_workers_on() -> None:
     """With 13 workers or more, no step is taken while an update is not committed."""
     before, after = (predict_gradient_sharing(WORK, star_load(WORK, k), k) for k in (12, 13))
     assert before.limited_by == STEP
     assert after.step_s > WORK.step_s + after.round_s
 
 
-def test_the_slowest_of_many_is_waited_for() -> None:
+def test_step_time_is_that_of_slowest_worker() -> None:
     """If times of steps vary, a step takes as long as the slowest worker's on average."""
     spread = replace(FREE, spread=0.1)
     more = [
@@ -163,7 +163,7 @@ def test_the_slowest_of_many_is_waited_for() -> None:
     assert more == pytest.approx([0.103, 0.142], abs=0.006)  # from tables of order statistics
 
 
-def test_a_ring_carries_every_parameter_twice() -> None:
+def test_ring_worker_sends_each_parameter_almost_twice() -> None:
     """In a ring each worker sends and receives every parameter almost twice."""
     pace = predict_ring_allreduce(replace(WORK, latency_s=0.0), 4)
     each_way = 2 * 3 / 4 * 4 * WORK.n_params * scalability.WIRE_OVERHEAD
@@ -171,14 +171,14 @@ def test_a_ring_carries_every_parameter_twice() -> None:
     assert pace.step_s == pytest.approx(0.3 + each_way * 8 / 1e9 - 0.2)  # backward hides 0.2 s
 
 
-def test_one_worker_pays_for_encoding_alone() -> None:
+def test_single_worker_pays_only_for_encoding() -> None:
     """A single worker only pays for encoding its updates, and nothing in a ring."""
     pace = predict_gradient_sharing(WORK, star_load(WORK, 1), 1)
     assert pace.step_s == 0.3 + WORK.publish_cpu_s
     assert predict_ring_allreduce(WORK, 1).efficiency == 1
 
 
-def test_the_best_and_the_last_that_pays() -> None:
+def test_best_is_fastest_and_pays_up_to_is_last_worthwhile_number() -> None:
     """``best`` is the fastest number; up to ``pays_up_to`` each worker adds half a machine."""
     found = predict_scaling(WORK, range(2, 65))
     speedups = {pace.workers: pace.speedup for pace in found.paces["star"]}
@@ -190,7 +190,7 @@ def test_the_best_and_the_last_that_pays() -> None:
     assert found.pays_up_to("ring") == 1  # with 1 Gbit/s and 25 million parameters
 
 
-def test_where_one_machine_alone_is_faster_no_number_pays() -> None:
+def test_best_number_is_1_if_one_machine_is_fastest() -> None:
     """If one machine is fastest, the best number is 1, whether or not it was requested."""
     far = replace(WORK, step_s=0.01, latency_s=0.05)
     for workers in ([2, 3, 4], [1, 2, 3, 4]):
@@ -206,7 +206,7 @@ def test_where_one_machine_alone_is_faster_no_number_pays() -> None:
     assert "64 workers; each more than one machine brings less than half" in format_scaling(found)
 
 
-def test_what_takes_most_of_a_step_is_what_is_waited_for() -> None:
+def test_step_is_limited_by_its_longest_part() -> None:
     """A step is limited by training, latency or the processor, whichever takes longest."""
     assert predict_gradient_sharing(WORK, star_load(WORK, 2), 2).limited_by == STEP
     far = replace(WORK, step_s=0.01, latency_s=0.05)
@@ -216,7 +216,7 @@ def test_what_takes_most_of_a_step_is_what_is_waited_for() -> None:
     assert predict_gradient_sharing(costly, star_load(costly, 1), 1).limited_by == PROCESSOR
 
 
-def test_a_dent_at_the_next_level_of_a_mesh_does_not_end_it() -> None:
+def test_pays_up_to_looks_beyond_drop_at_next_mesh_level() -> None:
     """``pays_up_to`` looks beyond a drop of the speedup at the next level of a mesh."""
     found = predict_scaling(WORK, range(2, 65))
     speedups = {pace.workers: pace.speedup for pace in found.paces["mesh"]}
@@ -231,7 +231,7 @@ def test_a_dent_at_the_next_level_of_a_mesh_does_not_end_it() -> None:
      ("latency_s", -1.0), ("fan_out", 0), ("spread", 1.0), ("spread", -0.1),
      ("step_s", float("nan")), ("encoding_s", -1.0)],
 )  # fmt: skip
-def test_what_cannot_be_is_refused(field: str, value: float) -> None:
+def test_rejects_impossible_scaling_inputs(field: str, value: float) -> None:
     """The error names the value as the command's flag does: ``step``, not ``step_s``."""
     flag = field.removeprefix("n_").removesuffix("_s").removesuffix("_bits")
     with pytest.raises(UsageError, match=rf"^{flag}={value}: must be"):
@@ -239,7 +239,7 @@ def test_what_cannot_be_is_refused(field: str, value: float) -> None:
 
 
 @pytest.mark.parametrize("workers", [[], [0], [2, -1]])
-def test_numbers_of_workers_are_looked_at(workers: list[int]) -> None:
+def test_rejects_empty_or_nonpositive_worker_counts(workers: list[int]) -> None:
     """An empty list of workers, or a number below 1, is refused."""
     with pytest.raises(UsageError, match="workers"):
         predict_scaling(WORK, workers)

@@ -28,14 +28,14 @@ ENVIRONMENT = {"SPARKSTROM_LEASE_S": "5", "PATH": "/bin"}
         (VoidConfiguration(), {}, {}, 10.0),
     ],
 )
-def test_who_wins(
+def test_option_sources_have_fixed_precedence(
     void: VoidConfiguration, conf: dict[str, str], env: dict[str, str], lease_s: float
 ) -> None:
     """The first source that has the option decides: constructor, configuration, environment."""
     assert resolve(SharedTrainingMaster(void), conf, env).void.lease_s == lease_s
 
 
-def session_of(context: Any, **options: str) -> Any:
+def make_session(context: Any, **options: str) -> Any:
     """Return a fake SparkSession with these options, as they are read through Py4J."""
     pairs = [
         SimpleNamespace(_1=lambda k=k: k.replace("_", ".", 2), _2=lambda v=v: v)
@@ -48,10 +48,10 @@ def session_of(context: Any, **options: str) -> Any:
     return SimpleNamespace(sparkContext=context, conf=conf)
 
 
-def test_what_a_running_session_was_given_wins_over_what_its_context_was() -> None:
+def test_session_options_override_context_options() -> None:
     """Options of a running session override those of its context; other keys are ignored."""
     context = SimpleNamespace(getConf=lambda: SimpleNamespace(getAll=CONF.items))
-    session = session_of(
+    session = make_session(
         context, spark_sparkstrom_lease_s="9", spark_sparkstrom_leases="1", spark_sql_shuffle="5"
     )
     assert make_application(context).conf() == CONF
@@ -82,7 +82,9 @@ def test_what_a_running_session_was_given_wins_over_what_its_context_was() -> No
         ("residual_post_processor", "none", None),
     ],
 )
-def test_how_values_are_written(name: str, text: str, value: object) -> None:
+def test_configuration_and_environment_parse_values_equally(
+    name: str, text: str, value: object
+) -> None:
     """The configuration and the environment write an option's value in the same way."""
     from_conf = resolve(SharedTrainingMaster(), {f"spark.sparkstrom.{name}": text}, {})
     from_env = resolve(SharedTrainingMaster(), {}, {f"SPARKSTROM_{name.upper()}": text})
@@ -90,7 +92,7 @@ def test_how_values_are_written(name: str, text: str, value: object) -> None:
     assert from_env == from_conf
 
 
-def test_a_port_range_is_written_with_a_dash() -> None:
+def test_port_range_is_parsed_from_dash_notation() -> None:
     master = resolve(SharedTrainingMaster(), {"spark.sparkstrom.port_range": "40123-40186"}, {})
     assert master.void.port_range == (40123, 40186)
 
@@ -114,30 +116,30 @@ def test_a_port_range_is_written_with_a_dash() -> None:
         ("threshold", "FixedThreshold(", "must be one of"),
     ],
 )
-def test_what_cannot_be_read_is_refused_with_its_text(name: str, text: str, words: str) -> None:
+def test_unreadable_option_value_is_refused_with_reason(name: str, text: str, words: str) -> None:
     with pytest.raises(UsageError, match=name) as caught:
         resolve(SharedTrainingMaster(), {f"spark.sparkstrom.{name}": text}, {})
     assert words in str(caught.value)
 
 
-def test_an_unknown_key_is_refused_with_the_nearest_name() -> None:
+def test_unknown_key_error_suggests_nearest_name() -> None:
     with pytest.raises(UsageError, match=r"no option leases; did you mean lease_s\?"):
         resolve(SharedTrainingMaster(), {"spark.sparkstrom.leases": "7"}, {})
 
 
-def test_a_key_of_dl4js_that_means_nothing_is_refused_with_its_sentence() -> None:
+def test_unsupported_dl4j_key_is_refused_with_explanation() -> None:
     """An option of DL4J without a meaning here is refused with an explanation."""
     with pytest.raises(UsageError, match="takes no stream_id: stream ids are agreed"):
         resolve(SharedTrainingMaster(), {"spark.sparkstrom.stream_id": "7"}, {})
 
 
-def test_configuration_and_constructor_may_contradict_each_other() -> None:
+def test_rejects_contradiction_of_configuration_and_constructor() -> None:
     """Options of two sources that contradict each other are refused."""
     with pytest.raises(UsageError, match="publish_every"):
         resolve(SharedTrainingMaster(max_lead=2), {"spark.sparkstrom.publish_every": "5"}, {})
 
 
-def test_resolving_twice_changes_nothing() -> None:
+def test_resolving_options_twice_changes_nothing() -> None:
     once = resolve(SharedTrainingMaster(), CONF, ENVIRONMENT)
     assert resolve(once, {"spark.sparkstrom.lease_s": "99"}, {}) == once
 
@@ -151,24 +153,26 @@ def test_resolving_twice_changes_nothing() -> None:
         ({"SPARKSTROM_LOCAL_IP": "10.0.0.4", "DL4J_VOID_IP": "10.0.0.4"}, "10.0.0.4"),
     ],
 )
-def test_the_address_a_host_is_told_to_bind(env: dict[str, str], address: str | None) -> None:
+def test_local_ip_reads_either_environment_variable(
+    env: dict[str, str], address: str | None
+) -> None:
     """Either environment variable may name the address to bind; an empty value is ignored."""
     assert local_ip(env) == address
 
 
 @pytest.mark.parametrize("wrong", ["localhost", "10.0.0.0/16", "10.0.0.5:40123"])
-def test_an_address_that_is_none_is_refused_by_the_name_of_its_variable(wrong: str) -> None:
+def test_invalid_ip_address_error_names_variable(wrong: str) -> None:
     with pytest.raises(UsageError, match=f"DL4J_VOID_IP='{wrong}' on .* is not an IP address"):
         local_ip({"DL4J_VOID_IP": wrong})
 
 
-def test_two_addresses_for_one_host_are_a_contradiction() -> None:
+def test_rejects_two_different_addresses_for_one_host() -> None:
     with pytest.raises(UsageError, match=r"SPARKSTROM_LOCAL_IP=10\.0\.0\.5 but DL4J_VOID_IP="):
         local_ip({"SPARKSTROM_LOCAL_IP": "10.0.0.5", "DL4J_VOID_IP": "10.0.0.4"})
 
 
 @pytest.mark.parametrize("quote", ['"', "'"])
-def test_quotes_around_a_value_are_removed(quote: str) -> None:
+def test_quotes_around_option_values_are_removed(quote: str) -> None:
     """Files such as spark-defaults.conf keep quotes; a directory's name does not contain them."""
     texts = {"checkpoint_directory": "/data/ck", "controller": "auto", "checkpoint_every": "5 min"}
     conf = {f"spark.sparkstrom.{name}": f"{quote}{text}{quote}" for name, text in texts.items()}

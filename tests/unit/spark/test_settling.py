@@ -30,7 +30,7 @@ from sparkstrom.worker.task_environment import (
 from sparkstrom.worker.training_job import TrainingJob
 
 
-class Asking(DenseNetwork):
+class PlaceableModel(DenseNetwork):
     """A model that records its share of the machine."""
 
     share: Share | None = None
@@ -39,35 +39,42 @@ class Asking(DenseNetwork):
         self.share = share
 
 
-def share_of(job: TrainingJob, partition: int, first_epoch: int = 0) -> Share:
+def compute_share(job: TrainingJob, partition: int, first_epoch: int = 0) -> Share:
     """Return the share that a model gets in a task with 3 cpus and GPU 1."""
     place = TaskEnvironment(partition, 5, "host", "jvm", Path("/nowhere"), cpus=3, gpu=1)
-    model = Asking([6, 3])
+    model = PlaceableModel([6, 3])
     spec = replace(job.spec, first_epoch=first_epoch)
     place_model(replace(job, model=model, spec=spec), place)
     assert model.share is not None
     return model.share
 
 
-def test_cpus_and_gpu_are_the_tasks(job_of: Callable[..., TrainingJob]) -> None:
+def test_model_share_has_cpus_and_gpu_of_task(make_job: Callable[..., TrainingJob]) -> None:
     """A model's share has the cpus and the GPU of its task."""
-    share = share_of(job_of(), 0)
+    share = compute_share(make_job(), 0)
     assert (share.threads, share.gpu) == (3, 1)
 
 
-def test_seeds_differ_by_partition_fit_and_option_and_repeat(
-    job_of: Callable[..., TrainingJob],
+def test_share_seed_depends_on_partition_fit_and_rng_seed(
+    make_job: Callable[..., TrainingJob],
 ) -> None:
-    job, other = job_of(), job_of(rng_seed=99)
-    seeds = [share_of(job, 0), share_of(job, 1), share_of(job, 0, 5), share_of(other, 0)]
+    job, other = make_job(), make_job(rng_seed=99)
+    seeds = [
+        compute_share(job, 0),
+        compute_share(job, 1),
+        compute_share(job, 0, 5),
+        compute_share(other, 0),
+    ]
     assert len({share.seed for share in seeds}) == 4
-    assert share_of(job, 0) == seeds[0]
+    assert compute_share(job, 0) == seeds[0]
     assert all(0 <= share.seed < 2**63 for share in seeds)
 
 
-def test_a_model_that_does_not_ask_is_left_alone(job_of: Callable[..., TrainingJob]) -> None:
+def test_place_model_accepts_model_without_place_method(
+    make_job: Callable[..., TrainingJob],
+) -> None:
     """A model without a method ``place`` is accepted."""
-    job = job_of()
+    job = make_job()
     assert not hasattr(job.model, "place")
     place_model(job, TaskEnvironment(0, 5, "host", "jvm", Path("/nowhere")))
 
@@ -75,7 +82,7 @@ def test_a_model_that_does_not_ask_is_left_alone(job_of: Callable[..., TrainingJ
 @pytest.mark.parametrize(
     ("addresses", "index"), [(["3", "4"], 3), ([], None), (["GPU-8932f937"], None)]
 )
-def test_the_gpu_is_the_first_that_spark_names_by_index(
+def test_assigned_gpu_is_first_address_if_numeric(
     addresses: list[str], index: int | None, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The GPU is the first address of Spark's; a warning is logged if it is not an index."""
@@ -83,11 +90,11 @@ def test_the_gpu_is_the_first_that_spark_names_by_index(
     assert ("is not an index" in caplog.text) == (bool(addresses) and index is None)
 
 
-def test_no_gpu_without_the_resource() -> None:
+def test_no_gpu_is_assigned_without_gpu_resource() -> None:
     assert assigned_gpu({"fpga": SimpleNamespace(addresses=["0"])}) is None
 
 
-class Cyclic(DenseNetwork):
+class CyclicModel(DenseNetwork):
     """A model that refers to itself, as models on JAX do."""
 
     def __init__(self) -> None:
@@ -95,7 +102,7 @@ class Cyclic(DenseNetwork):
         self.compiled = self.step
 
 
-def test_the_model_of_the_last_fit_is_freed_before_the_next_one_is_there(
+def test_model_of_last_fit_is_freed_before_next_fit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The last fit's model is freed; frozen objects are searched only for the first model."""
@@ -106,7 +113,7 @@ def test_the_model_of_the_last_fit_is_freed_before_the_next_one_is_there(
     for fit in range(3):
         free_last_model()
         assert len(searched) == min(fit, 1)
-        model = Cyclic()
+        model = CyclicModel()
         remember_model(model)
         if fit == 0:
             gc.freeze()  # the first model, with the modules that it imported
@@ -117,7 +124,7 @@ def test_the_model_of_the_last_fit_is_freed_before_the_next_one_is_there(
     assert known() is None
 
 
-def test_a_task_frees_the_last_model_before_it_unpickles_its_own(
+def test_task_frees_last_model_before_unpickling_its_own(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     done: list[str] = []
@@ -132,7 +139,7 @@ def test_a_task_frees_the_last_model_before_it_unpickles_its_own(
     assert done == ["freed", "unpickled", "trained"]
 
 
-def test_what_is_imported_is_spared_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_objects_are_frozen_again_only_after_new_imports(monkeypatch: pytest.MonkeyPatch) -> None:
     """Objects are frozen once, and again only if further modules were imported."""
     calls: list[None] = []
     monkeypatch.setattr(gc, "freeze", lambda: calls.append(None))
@@ -145,7 +152,7 @@ def test_what_is_imported_is_spared_once(monkeypatch: pytest.MonkeyPatch) -> Non
     assert len(calls) == 2
 
 
-class NotesCollector:
+class CollectorProbe:
     """Unpickles to True if the garbage collector is on; ``fails``: unpickling raises KeyError."""
 
     def __init__(self, fails: bool) -> None:
@@ -162,17 +169,17 @@ def read_collector(fails: bool) -> bool:
     return gc.isenabled()
 
 
-def test_no_garbage_is_collected_while_a_job_is_unpickled() -> None:
+def test_garbage_collector_is_off_while_job_is_unpickled() -> None:
     """The collector is off while a value is unpickled, and on afterwards, also after an error."""
     assert gc.isenabled()
-    assert unpickle_without_collecting(pickle.dumps(NotesCollector(fails=False))) is False
+    assert unpickle_without_collecting(pickle.dumps(CollectorProbe(fails=False))) is False
     assert gc.isenabled()
     with pytest.raises(KeyError):
-        unpickle_without_collecting(pickle.dumps(NotesCollector(fails=True)))
+        unpickle_without_collecting(pickle.dumps(CollectorProbe(fails=True)))
     assert gc.isenabled()
     gc.disable()
     try:
-        unpickle_without_collecting(pickle.dumps(NotesCollector(fails=False)))
+        unpickle_without_collecting(pickle.dumps(CollectorProbe(fails=False)))
         assert not gc.isenabled()
     finally:
         gc.enable()

@@ -18,7 +18,7 @@ from sparkstrom.data.row_blocks import (
 )
 
 
-def of_worker(worker: int, sources: int, rows: int, bad: Any = ()) -> list[ShuffleBlock]:
+def make_worker_blocks(worker: int, sources: int, rows: int, bad: Any = ()) -> list[ShuffleBlock]:
     """Return the blocks that one of two workers gets from sources of ``rows`` rows each."""
     sent = [
         dealt
@@ -31,74 +31,74 @@ def of_worker(worker: int, sources: int, rows: int, bad: Any = ()) -> list[Shuff
     return pickle.loads(pickle.dumps(sent))
 
 
-def rows_of(sources: int, shuffled: list[ShuffleBlock]) -> list[tuple[str, int]]:
+def read_rows(sources: int, shuffled: list[ShuffleBlock]) -> list[tuple[str, int]]:
     """Return (source, number) for all rows of these blocks, sorted."""
     found = read_shuffle_blocks(sources, 0, shuffled)
     return sorted((block.where, int(number)) for block in found for number in block.numbers)
 
 
-def test_all_blocks_make_the_partition_whatever_their_order() -> None:
+def test_partition_is_complete_for_any_block_order() -> None:
     """Blocks in any order give the same rows, and both workers together get every row."""
-    sent = of_worker(0, sources=3, rows=10)
-    assert len(rows_of(3, sent)) == 15
-    assert rows_of(3, sent) == rows_of(3, sent[::-1])
-    assert sorted([*rows_of(3, sent), *rows_of(3, of_worker(1, 3, 10))]) == [
+    sent = make_worker_blocks(0, sources=3, rows=10)
+    assert len(read_rows(3, sent)) == 15
+    assert read_rows(3, sent) == read_rows(3, sent[::-1])
+    assert sorted([*read_rows(3, sent), *read_rows(3, make_worker_blocks(1, 3, 10))]) == [
         (f"partition {source}", i) for source in range(3) for i in range(10)
     ]
 
 
-def test_a_block_that_came_twice_counts_once() -> None:
-    sent = of_worker(0, sources=2, rows=10)
-    assert rows_of(2, sent * 2) == rows_of(2, sent)
+def test_duplicate_block_counts_once() -> None:
+    sent = make_worker_blocks(0, sources=2, rows=10)
+    assert read_rows(2, sent * 2) == read_rows(2, sent)
 
 
-def test_an_empty_source_sends_a_block_too() -> None:
+def test_empty_source_sends_empty_block() -> None:
     """A source without rows sends an empty block, so that it does not count as missing."""
-    sent = of_worker(1, sources=2, rows=0)
+    sent = make_worker_blocks(1, sources=2, rows=0)
     assert len(sent) == 2
-    assert rows_of(2, sent) == []
+    assert read_rows(2, sent) == []
 
 
 @pytest.mark.parametrize("lost", range(8))
-def test_a_block_that_did_not_arrive_is_no_end_of_input(lost: int) -> None:
+def test_missing_block_raises_error_naming_source(lost: int) -> None:
     """A missing block raises EOFError with the number of its source."""
-    sent = of_worker(0, sources=4, rows=5)
+    sent = make_worker_blocks(0, sources=4, rows=5)
     source = sent.pop(lost).source
     with pytest.raises(EOFError, match=f"source partition {source}"):
-        rows_of(4, sent)
+        read_rows(4, sent)
 
 
-def test_a_source_in_many_blocks_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_block_of_multi_block_source_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     """A source's last block has their number, so a missing one is always noticed."""
     monkeypatch.setattr(row_blocks, "BLOCK_BYTES", 3 * 16)
-    sent = of_worker(0, sources=1, rows=20)
+    sent = make_worker_blocks(0, sources=1, rows=20)
     assert [dealt.total for dealt in sent] == [0] * (len(sent) - 1) + [len(sent)]
     assert len(sent) > 5
-    assert len(rows_of(1, sent)) == 10
+    assert len(read_rows(1, sent)) == 10
     for lost in range(len(sent)):
         with pytest.raises(EOFError, match="1 of 1 source"):
-            rows_of(1, sent[:lost] + sent[lost + 1 :])
+            read_rows(1, sent[:lost] + sent[lost + 1 :])
 
 
-def test_nothing_at_all_is_not_an_empty_partition() -> None:
+def test_partition_without_blocks_raises_eof_error() -> None:
     """A partition without any block raises EOFError."""
     with pytest.raises(EOFError):
-        rows_of(2, [])
+        read_rows(2, [])
 
 
 @pytest.mark.parametrize("worker", range(2))
-def test_a_row_that_does_not_fit_is_told_to_every_worker(worker: int) -> None:
+def test_mismatched_row_raises_same_error_in_every_worker(worker: int) -> None:
     """A row that does not fit raises the same UsageError in every worker."""
-    sent = of_worker(worker, 1, 3, bad=[([1.0], 2)])
+    sent = make_worker_blocks(worker, 1, 3, bad=[([1.0], 2)])
     with pytest.raises(UsageError, match="row 3 of partition 0 has features"):
-        rows_of(1, sent)
+        read_rows(1, sent)
 
 
-def test_shares_of_a_block_keep_the_numbers_of_their_rows() -> None:
+def test_distributed_rows_keep_their_row_numbers() -> None:
     """Each worker's rows have the numbers that they had in their source, and none is lost."""
     found: list[int] = []
     for worker in range(2):
-        for dealt in of_worker(worker, sources=1, rows=10):
+        for dealt in make_worker_blocks(worker, sources=1, rows=10):
             if dealt.block is not None:
                 features = dealt.block.form.batch(dealt.block.records).features
                 assert isinstance(features, np.ndarray)

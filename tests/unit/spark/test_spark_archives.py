@@ -12,7 +12,7 @@ from zipimport import zipimporter
 from sparkstrom.spark.executor.entry_points import forget_spark_archive_importers
 
 
-def test_importers_of_spark_s_archives_are_forgotten(tmp_path, monkeypatch):
+def test_importers_of_spark_archives_are_dropped(tmp_path, monkeypatch):
     """Importers of Spark's archives are dropped; each would be read again for the next task."""
     for name in ("pyspark.zip", "added_by_user.zip"):
         with zipfile.ZipFile(tmp_path / name, "w") as archive:
@@ -35,7 +35,7 @@ def test_importers_of_spark_s_archives_are_forgotten(tmp_path, monkeypatch):
     assert importlib.import_module("package_in_pyspark.second").here
 
 
-def test_training_tasks_import_nothing_that_they_do_not_use():
+def test_training_tasks_import_no_unused_modules():
     """Training tasks import no unused modules: an executor's workers all import at one time."""
     modules = "sparkstrom.spark.executor.entry_points, sparkstrom.worker.training_task"
     program = f"import {modules}, sys; print(*sys.modules)"

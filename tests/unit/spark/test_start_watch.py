@@ -51,7 +51,7 @@ class Job:
         return []
 
 
-class Watching:
+class MonitorHarness:
     """A StartMonitor with a fake job and a fake clock."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *errors: str, void: Any = FIXED) -> None:
@@ -65,26 +65,26 @@ class Watching:
         self.watch.on_progress(replace(GATHERING, **progress))
 
 
-def test_a_host_that_cannot_take_part_ends_the_fit_at_once(monkeypatch: Any) -> None:
+def test_network_error_of_one_task_ends_fit_at_once(monkeypatch: Any) -> None:
     """A NetworkError of one task ends the fit at the next check."""
-    watching = Watching(monkeypatch, "RuntimeError: x", f"{NETWORK}UDP of b is dropped")
+    watching = MonitorHarness(monkeypatch, "RuntimeError: x", f"{NETWORK}UDP of b is dropped")
     with pytest.raises(NetworkError) as found:
         watching.look(SETUP_POLL_S + 0.1)
     assert str(found.value) == "UDP of b is dropped; no worker has joined so far"
 
 
-def test_it_says_whose_host_it_is(monkeypatch: Any) -> None:
+def test_network_error_rules_out_driver_host_if_workers_joined(monkeypatch: Any) -> None:
     """If some workers have joined, the error rules out the driver's host as the cause."""
-    watching = Watching(monkeypatch, f"{NETWORK}of b", f"{NETWORK}of c")
+    watching = MonitorHarness(monkeypatch, f"{NETWORK}of b", f"{NETWORK}of c")
     with pytest.raises(NetworkError) as found:
         watching.look(SETUP_POLL_S + 0.1, joined=1)
     said = "of b; 1 more report this; 1 of 3 workers have joined, so it is not the driver's host"
     assert str(found.value) == said
 
 
-def test_others_are_left_to_sparks_repeating(monkeypatch: Any) -> None:
+def test_setup_error_ends_fit_only_after_wait_message_time(monkeypatch: Any) -> None:
     """A SetupError ends the fit only after WAIT_MESSAGE_S, because Spark repeats the task."""
-    watching = Watching(monkeypatch, f"{SETUP}no room")
+    watching = MonitorHarness(monkeypatch, f"{SETUP}no room")
     watching.look(SETUP_POLL_S + 0.1)
     watching.look(2 * SETUP_POLL_S + 0.2)
     assert watching.job.looked_at == 1  # no new errors, so they were not read again
@@ -92,11 +92,11 @@ def test_others_are_left_to_sparks_repeating(monkeypatch: Any) -> None:
         watching.look(WAIT_MESSAGE_S + 0.1)
 
 
-def test_a_task_that_failed_once_is_left_to_spark_and_one_that_failed_twice_is_not(
+def test_task_failure_ends_fit_only_at_second_attempt(
     monkeypatch: Any,
 ) -> None:
     """A task's failure ends the fit only if its second attempt fails, too."""
-    watching = Watching(monkeypatch, "OSError: reset by the store")
+    watching = MonitorHarness(monkeypatch, "OSError: reset by the store")
     watching.look(WAIT_MESSAGE_S + 0.1)
     assert watching.said == ["sparkstrom waits: 0 of 3 workers joined, 1 task has a slot"]
     watching.job.retried = ["OSError: reset by the store"]
@@ -141,7 +141,7 @@ class Status:
         return SparkJob(context, "a fit's", list)
 
 
-def test_failures_of_the_stage_that_makes_the_rows_do_not_count() -> None:
+def test_failures_of_row_producing_stage_do_not_count() -> None:
     """Only failures in the job's own stage count, not those of the stage that makes the rows."""
     rows = Status(s3_0="OSError: reset").job()
     assert (rows.count_tasks(), rows.task_errors()) == ((2, 0), [])
@@ -151,18 +151,20 @@ def test_failures_of_the_stage_that_makes_the_rows_do_not_count() -> None:
     assert workers.task_errors(first_attempt=1) == ["OSError: second"]
 
 
-def test_a_fit_that_trains_is_not_ended(monkeypatch: Any) -> None:
+def test_task_errors_do_not_end_fit_that_is_training(monkeypatch: Any) -> None:
     """Errors of tasks do not end a fit that is already training."""
-    watching = Watching(monkeypatch, f"{NETWORK}of b")
+    watching = MonitorHarness(monkeypatch, f"{NETWORK}of b")
     watching.look(WAIT_MESSAGE_S + 1, phase=Phase.RUNNING)
 
 
 @pytest.mark.parametrize(
     ("void", "ports"), [(FIXED, "ports 40123 to 40186"), (VoidConfiguration(), "port 555")]
 )
-def test_who_asks_and_does_not_hear_is_named(monkeypatch: Any, void: Any, ports: str) -> None:
+def test_unresponsive_executor_is_named_with_ports_to_open(
+    monkeypatch: Any, void: Any, ports: str
+) -> None:
     """An executor that gets no answers from the driver is named, with the ports to open."""
-    watching = Watching(monkeypatch, void=void)
+    watching = MonitorHarness(monkeypatch, void=void)
     with pytest.raises(NetworkError) as found:
         watching.look(SETUP_POLL_S + 0.1, unresponsive_peers=(Endpoint("10.0.0.7", 555),))
     text = str(found.value)
@@ -170,13 +172,13 @@ def test_who_asks_and_does_not_hear_is_named(monkeypatch: Any, void: Any, ports:
     assert text.endswith(f"allow UDP from 10.0.0.1 to 10.0.0.7 {ports}")
 
 
-def test_a_controller_on_an_executor_is_not_called_the_driver(monkeypatch: Any) -> None:
-    watching = Watching(monkeypatch, void=VoidConfiguration(controller="node7"))
+def test_error_says_controller_if_not_on_driver(monkeypatch: Any) -> None:
+    watching = MonitorHarness(monkeypatch, void=VoidConfiguration(controller="node7"))
     with pytest.raises(NetworkError, match=r"^the controller at 10\.0\.0\.1:40123 hears"):
         watching.look(SETUP_POLL_S + 0.1, unresponsive_peers=(Endpoint("10.0.0.7", 555),))
 
 
-def test_of_other_errors_there_is_no_refusal() -> None:
+def test_only_setup_and_network_errors_are_recognized() -> None:
     """Only SetupError and NetworkError are recognized in the text of a task's error."""
     assert setup_error_in("ValueError: x") is None
     assert type(setup_error_in(f"{SETUP}x")) is SetupError

@@ -136,7 +136,7 @@ def summary(
     return summarize(facts)
 
 
-def test_the_best_epoch_is_told_with_the_commit_that_is_delivered() -> None:
+def test_table_names_best_epoch_and_delivered_commit() -> None:
     """The table has the best epoch, its loss, and the commit of the delivered parameters."""
     made = summary()
     assert made.history[0].validation == made.best.value
@@ -144,7 +144,7 @@ def test_the_best_epoch_is_told_with_the_commit_that_is_delivered() -> None:
 
 
 @pytest.mark.parametrize(("finished", "is_told"), [(None, True), (0, True), (1, False)])
-def test_held_out_rows_that_were_not_measured_to_the_end_are_a_warning(
+def test_warns_if_held_out_rows_were_not_fully_evaluated(
     finished: int | None, is_told: bool
 ) -> None:
     """A warning is given if a worker with only held-out rows did not finish evaluating them."""
@@ -156,7 +156,7 @@ def test_held_out_rows_that_were_not_measured_to_the_end_are_a_warning(
     assert len(found) == is_told
 
 
-def test_held_out_rows_that_all_weigh_0_are_a_warning() -> None:
+def test_warns_if_all_held_out_rows_weigh_0() -> None:
     """A warning is given if no worker's held-out rows have a weight."""
     nothing = STATS | {"finished": 1.0, "held_weight": 0.0}
     some = OTHER | {"finished": 1.0, "held_weight": 2.0}
@@ -171,7 +171,7 @@ def test_held_out_rows_that_all_weigh_0_are_a_warning() -> None:
         assert not [text for text in quiet.warnings if "all weigh 0" in text]
 
 
-def test_a_validation_that_selects_no_rows_is_a_warning() -> None:
+def test_warns_if_validation_selects_no_rows() -> None:
     none, some = STATS | {"rows_held_out": 0.0}, STATS | {"rows_held_out": 3.0}
     assert (
         "validation selects no rows" in summary(validation="is_test", stats={1: none}).warnings[-1]
@@ -184,7 +184,7 @@ def test_a_validation_that_selects_no_rows_is_a_warning() -> None:
         assert not [text for text in quiet.warnings if "validation" in text]
 
 
-def test_what_momentum_became_is_told_in_a_line() -> None:
+def test_table_has_line_of_rescaled_momentum() -> None:
     """The table has a line about rescaled momentum and schedules, if there are any."""
     horizons = {"workers": 4, "momentum": "0.9 -> 0.6561", "scheduler": "by the fit"}
     line = "horizons            4 workers: momentum 0.9 -> 0.6561, scheduler by the fit"
@@ -192,7 +192,7 @@ def test_what_momentum_became_is_told_in_a_line() -> None:
     assert "horizons" not in summary().table()
 
 
-def test_figures() -> None:
+def test_figures_are_computed_from_counters() -> None:
     """Figures are sums, means or ratios of the workers' and the driver's counters."""
     made = summary()
     assert made.replicas_equal
@@ -217,12 +217,12 @@ def test_figures() -> None:
     assert made.warnings == ["a warning", "a note"]
 
 
-def test_what_dismissed_tasks_had_not_sent_is_lost_mass() -> None:
+def test_unsent_changes_of_dismissed_tasks_are_lost_mass() -> None:
     """Changes that dismissed tasks had not sent are added to the lost mass."""
     assert summary(reports=['{"mass_dismissed": 1.5}', '{"mass_dismissed": 0}']).mass_lost == 2.0
 
 
-def test_workers_warnings_are_in_the_summary() -> None:
+def test_first_three_worker_warnings_are_shown() -> None:
     """The first three warnings of the tasks' reports are shown, with the number of all."""
     texts = ["[]", '["a"]', '["b"]', '["c", "d"]']
     reports = [f'{{"mass_dismissed": 0, "warnings": {each}}}' for each in texts]
@@ -231,7 +231,7 @@ def test_workers_warnings_are_in_the_summary() -> None:
     assert made.warnings[-3:] == ["a", "b", "c (such warnings of workers: 4)"]
 
 
-def test_phases_add_up_to_the_whole() -> None:
+def test_phase_seconds_add_up_to_total() -> None:
     made = summary()
     assert made.phase_seconds == {
         "prepare": 1.0,
@@ -252,19 +252,19 @@ def test_phases_add_up_to_the_whole() -> None:
         {"stats": {1: STATS | {"breaches": 1.0}}},
     ],
 )
-def test_replicas_are_equal_only_where_nothing_speaks_against_it(changes: dict[str, Any]) -> None:
+def test_replicas_unequal_on_hash_mismatch_overflow_or_breach(changes: dict[str, Any]) -> None:
     """Replicas are not equal if hashes differ, a parameter overflowed, or a breach was counted."""
     assert summary().replicas_equal
     assert not summary(**changes).replicas_equal
 
 
-def test_overflows_are_a_warning_with_a_remedy() -> None:
+def test_overflow_warning_suggests_lower_learning_rate() -> None:
     text = summary(overflows=2, first_overflow=7).warnings[-1]
     assert "2 times a parameter (first: index 7)" in text
     assert "Lower the learning rate" in text
 
 
-def test_a_fit_that_learnt_nothing_says_so() -> None:
+def test_warns_if_no_parameter_changed() -> None:
     """A warning is given if no parameter changed, or if all changes stayed below the threshold."""
     still = STATS | {"hits": 0.0, "residual_square": 0.0}
     assert "no minibatch changed a parameter" in summary(stats={1: still, 2: still}).warnings[-1]
@@ -275,13 +275,13 @@ def test_a_fit_that_learnt_nothing_says_so() -> None:
     assert summary(stats={1: still}, minibatches=0).warnings == ["a warning", "a note"]
 
 
-def test_counters_that_the_driver_does_not_know_are_named() -> None:
+def test_warns_of_counters_unknown_to_driver() -> None:
     text = summary(stats={1: STATS | {"of_tomorrow": 1.0}, 2: OTHER}).warnings[-1]
     assert "1 counters that this driver does not know" in text
     assert "of_tomorrow" in text
 
 
-def test_details_only_on_request() -> None:
+def test_worker_times_require_collect_training_stats() -> None:
     """Times by worker need collect_training_stats; encoding statistics are shown if reported."""
     assert summary().worker_seconds == {"1": {"stepping": 2.5}, "2": {"stepping": 2.5}}
     assert summary(collect_stats=False).worker_seconds == {}
@@ -296,14 +296,14 @@ def test_details_only_on_request() -> None:
     assert summary(stats={1: {"examples": 1.0}}).encoding == {}
 
 
-def test_a_fit_without_any_update_has_figures_too() -> None:
+def test_summary_of_fit_without_updates_has_figures() -> None:
     made = summary(stats={}, staleness=Counter(), commits=0)
     assert math.isnan(made.loss)
     assert (made.sent_fraction, made.staleness_mean, made.staleness_max) == (0.0, 0.0, 0)
     assert "inf x" in made.table()
 
 
-def test_the_table_has_every_hash_and_the_verdict_last() -> None:
+def test_table_has_all_hashes_and_equality_in_last_line() -> None:
     """The table has all hashes, and whether the replicas are equal in its last line."""
     lines = summary().table().splitlines()
     assert sum(line.startswith("hash ") for line in lines) == 3
@@ -313,7 +313,7 @@ def test_the_table_has_every_hash_and_the_verdict_last() -> None:
 # -- as pages and as a dictionary ----------------------------------------------------------------
 
 
-def test_the_dictionary_is_json_and_comes_back_the_same() -> None:
+def test_summary_dictionary_survives_json_round_trip() -> None:
     made = summary(stats={1: {"partition": 0.0, "examples": 1.0}}).to_dict()
     assert json.loads(json.dumps(made, allow_nan=False)) == made
     assert made["loss"] is None  # no worker has finished an epoch
@@ -322,12 +322,12 @@ def test_the_dictionary_is_json_and_comes_back_the_same() -> None:
     assert made["best"]["commit"] == 17
 
 
-def test_a_summary_in_a_checkpoint_comes_back_the_same() -> None:
+def test_summary_survives_checkpoint_round_trip() -> None:
     made = summary()
     assert summary_from_json(json.loads(json.dumps(summary_to_json(made)))) == made
 
 
-def test_a_fit_that_went_on_from_a_checkpoint_says_so() -> None:
+def test_page_of_resumed_fit_names_checkpoints() -> None:
     """The page of a resumed fit has its checkpoints and the minibatches before the resume."""
     resumed = replace(summary(), resumed_from="/c/7", minibatches_resumed=5, checkpoint="/c/9")
     made = resumed.table(all=True)
@@ -336,7 +336,7 @@ def test_a_fit_that_went_on_from_a_checkpoint_says_so() -> None:
     assert "checkpoint        /c/9" in made
 
 
-def test_its_keys_are_the_fields_and_all_are_explained() -> None:
+def test_report_docs_explain_exactly_summary_keys() -> None:
     """The table in docs/report.md explains exactly the keys of the summary's dictionary."""
     page = (ROOT / "docs/report.md").read_text()
     rows = [line.split("|")[1] for line in page.splitlines() if line.startswith("| `")]
@@ -344,14 +344,14 @@ def test_its_keys_are_the_fields_and_all_are_explained() -> None:
     assert explained == set(summary().to_dict())
 
 
-def test_a_round_is_a_minibatch_of_each_worker_that_has_rows() -> None:
+def test_effective_batch_counts_only_workers_with_rows() -> None:
     """The effective batch has one minibatch of each worker that has rows."""
     made = summary(rows=[50, 0, -1, 7])
     assert (made.batch_size_per_worker, made.effective_batch) == (32, 64)
     assert "32 rows per step; 64 in a round of 2 workers" in made.table(all=True)
 
 
-def test_bytes_are_told_by_kind_of_driver_and_workers() -> None:
+def test_bytes_by_kind_sum_driver_and_workers() -> None:
     """Bytes by kind of message are summed over driver and workers, the largest first."""
     told = STATS | {"kind_updates": 5.0, "kind_control": 1.0}
     traffic = Traffic(by_kind=Counter({"control": 7, "commits": 3}))
@@ -360,7 +360,7 @@ def test_bytes_are_told_by_kind_of_driver_and_workers() -> None:
     assert list(made.bytes_by_kind) == ["updates", "control", "commits"]  # the largest first
 
 
-def test_ignored_messages_are_told_by_reason() -> None:
+def test_ignored_messages_are_counted_by_reason() -> None:
     """Ignored messages are counted by reason, over all kinds; those of workers only in total."""
     ignored = Counter({("Update", IgnoreReason.STRANGER): 5, ("Leaving", IgnoreReason.STRANGER): 4})
     ignored["Heartbeat", IgnoreReason.LATE] = 2
@@ -371,14 +371,14 @@ def test_ignored_messages_are_told_by_reason() -> None:
     assert "messages ignored" not in summary().table(all=True)
 
 
-def test_a_summary_of_before_they_were_told_is_read() -> None:
+def test_older_summary_without_ignored_messages_is_readable() -> None:
     """A saved summary of an older version, without ignored messages, can be read."""
     told = summary_to_json(summary())
     del told["ignored_messages"]
     assert summary_from_json(told) == summary()
 
 
-def test_each_worker_has_its_figures_also_one_that_said_nothing() -> None:
+def test_each_worker_has_figures_even_without_counters() -> None:
     """Each worker has its figures, also one that has reported no counters."""
     first, second = summary().per_worker
     assert (first.node, first.partition, first.host) == (1, 0, "h")
@@ -390,7 +390,7 @@ def test_each_worker_has_its_figures_also_one_that_said_nothing() -> None:
     assert math.isnan(silent.tau)
 
 
-def test_faults_are_who_was_lost_when_and_why_not_who_went_at_the_end() -> None:
+def test_only_unplanned_worker_losses_are_faults() -> None:
     """Lost workers are faults, with time and reason; workers that ended as planned are not."""
     gone = [
         Departure(3, 1, "h", "silent for 3 s", 14.0),
@@ -404,7 +404,7 @@ def test_faults_are_who_was_lost_when_and_why_not_who_went_at_the_end() -> None:
     assert "after 3.0 s: worker lost (node 3, partition 1) on h: silent" in page
 
 
-def test_media_drivers_that_others_took_the_place_of_are_faults_each_once() -> None:
+def test_each_replaced_media_driver_is_one_fault() -> None:
     """Each media driver that was replaced by another one is reported once as a fault."""
     two = {"wire_driver 10.0.0.1:7/42": 1.0, "wire_driver 10.0.0.1:7/50": 2.0, "wire_own": 0.0}
     both = {1: STATS | two, 2: STATS | two}  # both on one executor
@@ -415,7 +415,7 @@ def test_media_drivers_that_others_took_the_place_of_are_faults_each_once() -> N
     assert own == ["d/1", "d/2"]
 
 
-def test_the_page_has_the_result_then_warnings_then_figures() -> None:
+def test_page_orders_headline_result_warnings_figures() -> None:
     """The page has a headline, the result, warnings, and figures, in at most 100 columns."""
     lines = summary().table(all=True).splitlines()
     titles = [line for line in lines if line and not line.startswith(" ")]
@@ -425,7 +425,7 @@ def test_the_page_has_the_result_then_warnings_then_figures() -> None:
     assert "NOT equal" in str(summary(hashes={"1": "aa", "driver": "bb"}))
 
 
-def test_a_notebook_gets_the_same_escaped() -> None:
+def test_notebook_page_escapes_html() -> None:
     """A notebook shows the same page, with HTML escaped."""
     shown = summary(notes=["<script>alert(1)</script>"])._repr_html_()
     assert "<script" not in shown
@@ -433,7 +433,7 @@ def test_a_notebook_gets_the_same_escaped() -> None:
     assert "2 workers trained 2 epochs of 100 parameters in 10 s" in shown
 
 
-def test_epochs_are_those_that_were_trained() -> None:
+def test_summary_counts_only_trained_epochs() -> None:
     """A stopped fit has the epochs until then; epochs before a resume are given separately."""
     stopped = summary(stop_reason="early stopping: no better for 5 epochs")
     assert stopped.epochs == 1
@@ -443,7 +443,7 @@ def test_epochs_are_those_that_were_trained() -> None:
     assert "after 6 epochs before it was resumed" in str(whole)
 
 
-def test_frames_that_came_before_their_edge_was_open_are_no_strangers() -> None:
+def test_early_frames_do_not_count_as_rejected() -> None:
     """Frames that arrived before their edge was open do not count as rejected."""
     traffic = Traffic(rejected=Counter({Rejection.EARLY: 2, Rejection.SEAL: 1}))
     assert summary(traffic=traffic).rejected_frames == summary().rejected_frames - 2

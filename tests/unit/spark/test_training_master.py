@@ -19,7 +19,7 @@ from sparkstrom.options.gradient_sharing import ALIASES, REFUSED, SharedTraining
 from sparkstrom.options.network import VoidConfiguration
 
 
-def test_the_first_lines_of_the_example() -> None:
+def test_given_contains_names_of_constructor_options() -> None:
     """``given`` contains the names of the options that the constructor was given."""
     void = VoidConfiguration(unicast_port=40123)
     master = SharedTrainingMaster(
@@ -29,7 +29,7 @@ def test_the_first_lines_of_the_example() -> None:
     assert master.given == {"void", "batch_size_per_worker", "workers_per_node", "threshold"}
 
 
-def test_defaults_are_dl4js_where_those_work() -> None:
+def test_default_values_of_main_options() -> None:
     master = SharedTrainingMaster()
     assert master.void == VoidConfiguration()
     assert master.workers_per_node == -1
@@ -39,7 +39,7 @@ def test_defaults_are_dl4js_where_those_work() -> None:
     assert master.train_on == "local"
 
 
-def test_it_travels() -> None:
+def test_pickling_keeps_options_and_given_names() -> None:
     """Pickling keeps the options, and which of them were given."""
     master = SharedTrainingMaster(threshold=FixedThreshold(1e-3), residual_post_processor=None)
     copy = pickle.loads(pickle.dumps(master))
@@ -47,7 +47,7 @@ def test_it_travels() -> None:
     assert copy.given == master.given
 
 
-def test_dl4js_names_reach_the_same_fields() -> None:
+def test_dl4j_option_names_set_same_fields() -> None:
     """DL4J's names of options set the same fields as ours."""
     void = VoidConfiguration(lease_s=3.0)
     theirs = SharedTrainingMaster(
@@ -58,7 +58,7 @@ def test_dl4js_names_reach_the_same_fields() -> None:
     assert theirs == SharedTrainingMaster(void, threshold=FixedThreshold(1e-3), repartition="never")
 
 
-def test_one_field_under_two_names_is_refused() -> None:
+def test_rejects_option_given_under_two_names() -> None:
     names = {"repartition": "never", "repartition_data": "always"}
     with pytest.raises(UsageError, match="repartition is given twice, once as repartition_data"):
         SharedTrainingMaster(**names)  # type: ignore[arg-type]
@@ -97,14 +97,16 @@ def test_one_field_under_two_names_is_refused() -> None:
         ("debug_longer_iterations", 600_000, "every step would be late"),
     ],
 )
-def test_a_refusal_names_option_value_and_remedy(option: str, value: object, words: str) -> None:
+def test_invalid_option_error_names_option_value_and_remedy(
+    option: str, value: object, words: str
+) -> None:
     with pytest.raises(UsageError) as caught:
         SharedTrainingMaster(**{option: value})  # type: ignore[arg-type]
     assert f"{option}={value!r}" in str(caught.value)
     assert words in str(caught.value)
 
 
-def test_a_lead_shorter_than_the_publications_is_a_contradiction() -> None:
+def test_rejects_max_lead_below_publish_every() -> None:
     """max_lead may not be less than publish_every."""
     with pytest.raises(UsageError, match="at least 5, the value of publish_every"):
         SharedTrainingMaster(publish_every=5, max_lead=4)
@@ -121,9 +123,7 @@ def test_a_lead_shorter_than_the_publications_is_a_contradiction() -> None:
         ("sequential", "horizon", "worker"),
     ],
 )
-def test_a_rule_and_an_option_that_contradicts_it_are_refused(
-    scaling: str, option: str, value: str
-) -> None:
+def test_rejects_option_that_contradicts_scaling(scaling: str, option: str, value: str) -> None:
     given: dict[str, Any] = {"scaling": scaling, option: value}
     with pytest.raises(
         UsageError, match=f"{option}='{value}': scaling='{scaling}' allows only {option}"
@@ -131,7 +131,7 @@ def test_a_rule_and_an_option_that_contradicts_it_are_refused(
         SharedTrainingMaster(**given)
 
 
-def test_options_that_agree_with_the_rule_or_stand_alone_are_taken() -> None:
+def test_accepts_horizon_alone_or_consistent_with_scaling() -> None:
     """``horizon`` may be given alone, or with a scaling rule that it agrees with."""
     ddp = SharedTrainingMaster(scaling="ddp", horizon="worker")
     assert (ddp.minibatch_horizon, ddp.sums_updates) == ("worker", False)
@@ -152,7 +152,7 @@ def test_options_that_agree_with_the_rule_or_stand_alone_are_taken() -> None:
         ({"scaling": "ddp", "aggregation": "sqrt"}, "sqrt", "sqrt"),
     ],
 )
-def test_the_weight_of_updates_depends_on_the_rule_and_the_optimizer(
+def test_update_weight_depends_on_scaling_and_optimizer(
     options: dict[str, Any], other: str, adaptive: str
 ) -> None:
     master = SharedTrainingMaster(**options)
@@ -160,7 +160,7 @@ def test_the_weight_of_updates_depends_on_the_rule_and_the_optimizer(
     assert master.choose_update_weight(is_adaptive=True) == adaptive
 
 
-def test_the_default_threshold_depends_on_the_rule_and_the_weight_of_updates() -> None:
+def test_default_threshold_depends_on_scaling_and_optimizer() -> None:
     fixed = FixedThreshold(1e-3)
     for is_adaptive in (False, True):
         assert SharedTrainingMaster().choose_threshold(is_adaptive) == AutoThreshold()
@@ -182,31 +182,31 @@ def test_the_default_threshold_depends_on_the_rule_and_the_weight_of_updates() -
         ({"scaling": "ddp"}, None),
     ],
 )
-def test_only_limited_limits_the_workers_whose_updates_are_summed(
+def test_only_limited_scaling_limits_summed_workers(
     options: dict[str, Any], workers: int | None
 ) -> None:
     assert SharedTrainingMaster(**options).summed_workers_max == workers
 
 
-def test_publications_follow_the_link_by_default() -> None:
+def test_publish_every_is_auto_by_default() -> None:
     assert SharedTrainingMaster().publish_every == "auto"
 
 
 @pytest.mark.parametrize("name", sorted(REFUSED))
-def test_what_means_nothing_here_is_refused_by_name_with_a_sentence(name: str) -> None:
+def test_unsupported_dl4j_option_is_refused_with_explanation(name: str) -> None:
     """An option of DL4J without a meaning here is refused with an explanation."""
     with pytest.raises(UsageError) as caught:
         SharedTrainingMaster(**{name: 1})  # type: ignore[arg-type]
     assert str(caught.value) == f"SharedTrainingMaster takes no {name}: {REFUSED[name]}"
 
 
-def test_a_slip_is_answered_with_the_nearest_name() -> None:
+def test_misspelled_option_error_suggests_nearest_name() -> None:
     """A misspelled option is refused with the nearest known name."""
     with pytest.raises(UsageError, match=r"bach_size; did you mean batch_size_per_worker\?"):
         SharedTrainingMaster(bach_size=1)  # type: ignore[call-arg]
 
 
-def test_no_name_is_both_refused_and_accepted() -> None:
+def test_option_names_refused_names_and_aliases_are_disjoint() -> None:
     """Names of options, refused names and aliases do not overlap; aliases name options."""
     names = set(SharedTrainingMaster.__dataclass_fields__)
     assert not names & REFUSED.keys()

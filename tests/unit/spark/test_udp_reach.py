@@ -22,7 +22,7 @@ HERE = "127.0.0.1"
 
 
 @pytest.fixture(autouse=True)
-def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+def short_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
     """Shorten the probe's timeout, and unset the environment's address."""
     monkeypatch.setattr(udp_reach, "PROBE_TIMEOUT_S", 0.3)
     monkeypatch.delenv("SPARKSTROM_LOCAL_IP", raising=False)
@@ -35,7 +35,7 @@ def heard(endpoint: Endpoint, token: bytes) -> bool:
     return answer.heard
 
 
-def test_who_is_there_is_heard() -> None:
+def test_probe_is_answered_only_by_open_server_with_token() -> None:
     """A probe is answered only by an open server, and only with the right token."""
     with closing(UdpEchoServer(HERE, None)) as port:
         assert heard(port.endpoint, port.token)
@@ -44,7 +44,7 @@ def test_who_is_there_is_heard() -> None:
 
 
 @pytest.mark.parametrize("is_other", [True, False])
-def test_what_another_port_sends_is_no_answer(is_other: bool) -> None:
+def test_answer_from_another_port_does_not_count(is_other: bool) -> None:
     """An answer from another port, such as that of a middlebox, does not count."""
     kind = socket.AF_INET, socket.SOCK_DGRAM
     with socket.socket(*kind) as asked, socket.socket(*kind) as other:
@@ -61,7 +61,7 @@ def test_what_another_port_sends_is_no_answer(is_other: bool) -> None:
         thread.join()
 
 
-def test_it_takes_a_port_of_its_range_or_says_why_not() -> None:
+def test_server_without_free_port_raises_error_naming_port() -> None:
     """The server raises SetupError with the port if its range has no free port."""
     with closing(UdpEchoServer(HERE, None)) as port:
         taken = port.endpoint.port

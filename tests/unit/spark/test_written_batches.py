@@ -15,18 +15,18 @@ from sparkstrom.spark.data.export import list_minibatch_files, read_file_rows
 fs = pytest.importorskip("pyarrow.fs")
 
 
-def saved(path: Path, **arrays: object) -> str:
+def save_arrays(path: Path, **arrays: object) -> str:
     """Write these arrays to an npz file; return its path."""
     path.parent.mkdir(exist_ok=True, parents=True)
     np.savez(path, **arrays)  # type: ignore[arg-type]
     return str(path)
 
 
-def test_paths_folders_and_patterns(tmp_path: Path) -> None:
+def test_folders_patterns_and_lists_select_files(tmp_path: Path) -> None:
     """Folders, patterns and lists of paths select files, whose rows are read in order."""
     x, y = np.arange(6.0).reshape(3, 2), np.arange(3)
-    one = saved(tmp_path / "a/part-0.npz", features=x, labels=y)
-    two = saved(tmp_path / "a/b/part-1.npz", x=x + 1, y=y[:, None], weights=y)
+    one = save_arrays(tmp_path / "a/part-0.npz", features=x, labels=y)
+    two = save_arrays(tmp_path / "a/b/part-1.npz", x=x + 1, y=y[:, None], weights=y)
     (tmp_path / "a/_SUCCESS").touch()
     assert list_minibatch_files(str(tmp_path)) == (".npz", sorted([one, two]))
     assert list_minibatch_files(f"file://{tmp_path}/a/*/part-?.npz") == (".npz", [two])
@@ -41,7 +41,7 @@ def test_paths_folders_and_patterns(tmp_path: Path) -> None:
 def tree(tmp_path: Path) -> Path:
     """Return a folder with minibatch files in several subfolders."""
     for name in ("m1", "m2", "a/m3", "a/b/m4", "c/m5"):
-        saved(tmp_path / f"{name}.npz", features=np.zeros((2, 1)), labels=np.zeros(2))
+        save_arrays(tmp_path / f"{name}.npz", features=np.zeros((2, 1)), labels=np.zeros(2))
     return tmp_path
 
 
@@ -56,7 +56,7 @@ def tree(tmp_path: Path) -> Path:
         ("/*/b/", ["a/b/m4"]),
     ],
 )
-def test_a_part_of_a_pattern_ends_at_a_slash(tree: Path, pattern: str, names: list[str]) -> None:
+def test_wildcards_do_not_match_slashes(tree: Path, pattern: str, names: list[str]) -> None:
     """Wildcards do not match slashes; a folder that matches selects all files in it."""
     assert list_minibatch_files(f"{tree}{pattern}") == (
         ".npz",
@@ -75,24 +75,25 @@ def test_a_part_of_a_pattern_ends_at_a_slash(tree: Path, pattern: str, names: li
         ("/.s*/*", [".staging/m4"]),
     ],
 )
-def test_unfinished_and_hidden_files_are_left_out_as_by_spark(
+def test_hidden_files_are_skipped_unless_pattern_names_them(
     tmp_path: Path, pattern: str, names: list[str]
 ) -> None:
     """Names that start with _ or . are skipped, as by Spark, unless the pattern has them."""
     root = tmp_path / "_data"  # a hidden parent folder does not matter
     for name in ("m1", "_x=1/m2", "_temporary/0/m3", ".staging/m4", "_m5", ".m6"):
-        saved(root / f"{name}.npz", features=np.zeros((2, 1)), labels=np.zeros(2))
+        save_arrays(root / f"{name}.npz", features=np.zeros((2, 1)), labels=np.zeros(2))
     assert list_minibatch_files(f"{root}{pattern}")[1] == [f"{root}/{name}.npz" for name in names]
 
 
 @pytest.mark.parametrize("before", ["", "./", "../data/"])
-def test_patterns_and_paths_of_this_folder(
+def test_relative_paths_start_at_working_directory(
     tmp_path: Path, before: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Relative paths and patterns start at the working directory."""
     here = tmp_path / "data"
     found = [
-        saved(here / f"m{i}.npz", features=np.zeros((2, 1)), labels=np.zeros(2)) for i in (1, 2)
+        save_arrays(here / f"m{i}.npz", features=np.zeros((2, 1)), labels=np.zeros(2))
+        for i in (1, 2)
     ]
     monkeypatch.chdir(here)
     assert list_minibatch_files(f"{before}m*.npz")[1] == found
@@ -103,11 +104,11 @@ def test_patterns_and_paths_of_this_folder(
     ("head", "inside"),
     [("hdfs://nn:8020", ""), ("hdfs://", ""), ("s3://bucket", "bucket"), ("abfs://b@acc", "b")],
 )
-def test_files_are_on_the_host_that_was_named(
+def test_listed_files_keep_host_of_url(
     tree: Path, head: str, inside: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Files keep the host of the URL; ``inside`` is the filesystem's name of its root."""
-    place = Elsewhere(tree, inside)
+    place = RemoteFilesystem(tree, inside)
     opened: list[str] = []
 
     def filesystem_of(url: str) -> tuple[Any, str]:
@@ -121,7 +122,7 @@ def test_files_are_on_the_host_that_was_named(
     assert all(url.startswith(f"{head}/") for url in opened)
 
 
-class Elsewhere:
+class RemoteFilesystem:
     """A fake filesystem whose root is a local folder, named ``inside``."""
 
     def __init__(self, folder: Path, inside: str) -> None:
@@ -141,11 +142,11 @@ class Elsewhere:
         return fs.FileInfo(self._inside + info.path.removeprefix(self._folder), type=info.type)
 
 
-def test_what_is_no_minibatch_is_named(tmp_path: Path) -> None:
+def test_rejects_paths_and_files_without_minibatches(tmp_path: Path) -> None:
     """Paths without minibatches, arrays of different lengths and other files are refused."""
     with pytest.raises(UsageError, match=r"neither \.npz nor \.parquet"):
         list_minibatch_files(str(tmp_path / "nowhere"))
-    one = saved(tmp_path / "a.npz", features=np.zeros((2, 1)), labels=np.zeros(3))
+    one = save_arrays(tmp_path / "a.npz", features=np.zeros((2, 1)), labels=np.zeros(3))
     with pytest.raises(SetupError, match="of equally many rows"):
         list(read_file_rows([one]))
     (tmp_path / "b.npz").write_bytes(b"PK no")
@@ -168,9 +169,9 @@ def test_what_is_no_minibatch_is_named(tmp_path: Path) -> None:
         (lambda whole: whole[:300] + b"?" + whole[301:], "cannot be read: Bad CRC-32"),
     ],
 )
-def test_damaged_files_are_named(tmp_path: Path, change: Any, said: str) -> None:
+def test_damaged_minibatch_file_is_named(tmp_path: Path, change: Any, said: str) -> None:
     """A damaged file is named; the executor's BadZipFile alone would not name it."""
-    path = saved(tmp_path / "d.npz", features=np.ones((40, 4)), labels=np.ones(40))
+    path = save_arrays(tmp_path / "d.npz", features=np.ones((40, 4)), labels=np.ones(40))
     Path(path).write_bytes(change(Path(path).read_bytes()))
     with pytest.raises(SetupError, match=rf"minibatch .*d\.npz {said}"):
         list(read_file_rows([path]))
@@ -184,8 +185,8 @@ def test_damaged_files_are_named(tmp_path: Path, change: Any, said: str) -> None
         ({"weights": 1.0}, r"has weights of shape \[\] for 3 rows"),
     ],
 )
-def test_arrays_that_do_not_fit_are_named(tmp_path: Path, arrays: Any, said: str) -> None:
+def test_rejects_missing_arrays_and_wrong_weights(tmp_path: Path, arrays: Any, said: str) -> None:
     """Arrays that are missing or do not have one entry per row are named."""
     given = {"features": np.ones((3, 2)), "labels": np.zeros(3), **arrays}
     with pytest.raises(SetupError, match=said):
-        list(read_file_rows([saved(tmp_path / "n.npz", **given)]))
+        list(read_file_rows([save_arrays(tmp_path / "n.npz", **given)]))

@@ -27,7 +27,7 @@ def parameters(uri: str, media: str = "udp") -> dict[str, str]:
     return dict(part.split("=", 1) for part in rest.split("|"))
 
 
-def test_a_publication_says_everything_that_matters() -> None:
+def test_publication_uri_has_endpoint_session_and_sizes() -> None:
     """A publication's URI contains its endpoint, session, log size and other settings."""
     uri = publication_uri(THERE, HERE, SIZES, control=False, session=-5)
     assert parameters(uri) == {
@@ -40,14 +40,14 @@ def test_a_publication_says_everything_that_matters() -> None:
     }
 
 
-def test_a_control_stream_has_the_smaller_log() -> None:
+def test_control_publication_has_shorter_term_length() -> None:
     """A control stream has the shorter term length."""
     uri = publication_uri(THERE, HERE, SIZES, control=True, session=1)
     assert parameters(uri)["term-length"] == "131072"
 
 
 @pytest.mark.parametrize(("control", "term"), [(False, "1048576"), (True, "131072")])
-def test_a_local_publication_names_no_socket_and_has_the_same_log(control: bool, term: str) -> None:
+def test_local_publication_uses_ipc_with_same_term_length(control: bool, term: str) -> None:
     """A local publication uses IPC, with the endpoint as alias and the same term length."""
     uri = local_publication_uri(THERE, SIZES, control=control, session=-5)
     assert parameters(uri, "ipc") == {
@@ -59,28 +59,28 @@ def test_a_local_publication_names_no_socket_and_has_the_same_log(control: bool,
     }
 
 
-def test_a_slow_local_receiver_is_waited_for() -> None:
+def test_local_subscription_is_tethered() -> None:
     """Local subscriptions are tethered: a slow receiver is not cut off."""
     assert parameters(LOCAL_SUBSCRIPTION_URI, "ipc") == {"tether": "true"}
 
 
-def test_a_receiver_that_lost_touch_does_not_come_back() -> None:
+def test_udp_subscription_does_not_rejoin_lost_stream() -> None:
     """A UDP subscription does not rejoin a stream that it has lost."""
     assert parameters(subscription_uri(HERE))["rejoin"] == "false"
 
 
-def test_ipv6_is_bracketed() -> None:
+def test_ipv6_endpoint_is_bracketed_in_uri() -> None:
     assert parameters(subscription_uri(Endpoint("fd00::2", 7)))["endpoint"] == "[fd00::2]:7"
 
 
-def test_datagrams_are_long_only_where_they_stay_on_the_host() -> None:
+def test_mtu_is_large_only_within_host() -> None:
     """Datagrams have 8192 bytes within a host and 1408 bytes otherwise."""
     assert choose_mtu(THERE, HERE) == 1408
     assert choose_mtu(Endpoint(HERE.host, 1), HERE) == 8192
     assert choose_mtu(Endpoint("127.0.0.1", 1), HERE) == 8192
 
 
-def test_sessions_are_i32_and_differ() -> None:
+def test_random_session_ids_are_distinct_i32() -> None:
     sessions = {random_session_id() for _ in range(100)}
     assert len(sessions) == 100
     assert all(-(2**31) <= session < 2**31 for session in sessions)
@@ -89,7 +89,7 @@ def test_sessions_are_i32_and_differ() -> None:
 @pytest.mark.parametrize(
     ("there", "stays"), [("10.0.0.1", True), ("10.0.0.2", False), ("127.0.0.1", False)]
 )
-def test_between_processes_of_one_host_nothing_leaves_an_interface(there: str, stays: bool) -> None:
+def test_only_traffic_to_own_address_stays_on_host(there: str, stays: bool) -> None:
     """Traffic to the own address stays on the host; traffic over loopback uses an interface."""
     here = Endpoint("127.0.0.1" if there == "127.0.0.1" else "10.0.0.1", 1)
     assert stays_on_host(Endpoint(there, 2), here) is stays

@@ -21,70 +21,70 @@ def bell(tmp_path: Path) -> Iterator[Doorbell]:
     bell.close()
 
 
-def rung(bell: Doorbell) -> bool:
+def has_unread_rings(bell: Doorbell) -> bool:
     """Return whether the bell has unread rings."""
     return bool(select.select([bell.descriptor], [], [], 0)[0])
 
 
-def silence(bell: Doorbell) -> None:
+def read_all_rings(bell: Doorbell) -> None:
     """Read all rings."""
     os.read(bell.descriptor, 4096)
 
 
-def test_its_owner_rings_from_any_thread(bell: Doorbell) -> None:
+def test_owner_rings_are_readable_until_read(bell: Doorbell) -> None:
     """The owner's rings, from several threads, can be read, and are gone once they were read."""
-    assert not rung(bell)
+    assert not has_unread_rings(bell)
     threads = [threading.Thread(target=bell.ring) for _ in range(2)]
-    for ringing in [*threads, threading.Thread(target=silence, args=(bell,))]:
+    for ringing in [*threads, threading.Thread(target=read_all_rings, args=(bell,))]:
         ringing.start()
         ringing.join(60)
-    assert not rung(bell)
+    assert not has_unread_rings(bell)
     threading.Thread(target=bell.ring).start()
     assert select.select([bell.descriptor], [], [], 60)[0]
 
 
-def test_a_sender_finds_the_bell_of_its_stream(bell: Doorbell, tmp_path: Path) -> None:
+def test_sender_rings_only_bell_of_its_stream(bell: Doorbell, tmp_path: Path) -> None:
     """A sender rings only the bell that has its stream."""
     bell.add_stream(7)
     other = Doorbell(tmp_path)
     other.add_stream(8)
     sender = ReceiverBell(tmp_path, 7)
     sender.ring()
-    assert (rung(bell), rung(other)) == (True, False)
+    assert (has_unread_rings(bell), has_unread_rings(other)) == (True, False)
     sender.close()
     other.close()
 
 
-def test_a_sender_waits_for_a_bell_that_comes_later(bell: Doorbell, tmp_path: Path) -> None:
+def test_ring_has_no_effect_until_bell_has_stream(bell: Doorbell, tmp_path: Path) -> None:
     """A sender's ring does nothing until a bell has its stream."""
     sender = ReceiverBell(tmp_path, 7)
     sender.ring()
     bell.add_stream(7)
     sender.ring()
-    assert rung(bell)
+    assert has_unread_rings(bell)
     sender.close()
     sender.close()
 
 
-def test_the_newest_receiver_of_a_stream_is_rung(bell: Doorbell, tmp_path: Path) -> None:
+def test_sender_rings_newest_receiver_of_stream(bell: Doorbell, tmp_path: Path) -> None:
     bell.add_stream(7)
     successor = Doorbell(tmp_path)
     successor.add_stream(7)
     sender = ReceiverBell(tmp_path, 7)
     sender.ring()
-    assert (rung(bell), rung(successor)) == (False, True)
+    assert (has_unread_rings(bell), has_unread_rings(successor)) == (False, True)
     sender.close()
     successor.close()
 
 
-def test_rings_that_nobody_hears_are_dropped(bell: Doorbell) -> None:
+def test_rings_beyond_fifo_capacity_are_dropped(bell: Doorbell) -> None:
     """Rings beyond what the FIFO holds are dropped without an error."""
     for _ in range(70_000):  # more than a FIFO holds
         bell.ring()
-    assert rung(bell)
+    assert has_unread_rings(bell)
 
 
-def test_a_ring_that_cannot_be_written_is_an_error(bell: Doorbell, tmp_path: Path) -> None:
+def test_ring_write_error_is_raised(bell: Doorbell, tmp_path: Path) -> None:
     """An OSError other than a full FIFO is raised."""
     bell.add_stream(7)
     sender = ReceiverBell(tmp_path, 7)
@@ -94,7 +94,7 @@ def test_a_ring_that_cannot_be_written_is_an_error(bell: Doorbell, tmp_path: Pat
     sender.close()
 
 
-def test_a_sender_outlives_its_receiver(bell: Doorbell, tmp_path: Path) -> None:
+def test_sender_may_ring_closed_bell(bell: Doorbell, tmp_path: Path) -> None:
     """Ringing a closed bell does nothing."""
     bell.add_stream(7)
     sender = ReceiverBell(tmp_path, 7)
@@ -104,7 +104,7 @@ def test_a_sender_outlives_its_receiver(bell: Doorbell, tmp_path: Path) -> None:
     sender.close()
 
 
-def test_what_is_closed_is_gone_and_silent(bell: Doorbell, tmp_path: Path) -> None:
+def test_closed_bell_removes_files_and_ignores_rings(bell: Doorbell, tmp_path: Path) -> None:
     """A closed bell removes its files, and ringing it does nothing."""
     bell.add_stream(7)
     bell.close()
@@ -113,10 +113,10 @@ def test_what_is_closed_is_gone_and_silent(bell: Doorbell, tmp_path: Path) -> No
     assert list((tmp_path / BELLS_DIRECTORY).iterdir()) == []
 
 
-def test_a_driver_that_ends_takes_its_bells_along(bell: Doorbell, tmp_path: Path) -> None:
+def test_bell_tolerates_directory_removed_by_ending_driver(bell: Doorbell, tmp_path: Path) -> None:
     """The bell of a running client tolerates that an ending driver removed its directory."""
     shutil.rmtree(tmp_path / BELLS_DIRECTORY)
     bell.add_stream(7)
     bell.remove_stream(7)
     bell.ring()
-    assert rung(bell)
+    assert has_unread_rings(bell)

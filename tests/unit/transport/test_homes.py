@@ -31,7 +31,7 @@ from sparkstrom.transport.aeron.media_driver import DriverOptions
 
 
 @contextmanager
-def held(path: Path, *, shared: bool = False) -> Iterator[None]:
+def hold_lock(path: Path, *, shared: bool = False) -> Iterator[None]:
     """Hold the lock at ``path`` during the block, as another process would."""
     descriptor = open_lock(path)
     assert try_lock(descriptor, shared=shared)
@@ -53,25 +53,25 @@ def home(roots: tuple[Path, Path]) -> DriverHome:
     return resolve_home("job-1", *roots)
 
 
-def test_clients_share_and_exclude_the_driver_that_looks(tmp_path: Path) -> None:
+def test_clients_lock_is_shared_among_clients(tmp_path: Path) -> None:
     """Clients share a lock, and the driver finds it locked while any of them holds it."""
     path = tmp_path / CLIENTS_LOCK
-    with held(path, shared=True), held(path, shared=True):
+    with hold_lock(path, shared=True), hold_lock(path, shared=True):
         assert is_locked(path)
     assert not is_locked(path)
     assert not is_locked(tmp_path / "missing")
 
 
-def test_a_driver_that_stalls_while_it_looks_for_clients_is_not_waited_for(
+def test_stalled_driver_holding_clients_lock_counts_as_lost(
     home: DriverHome, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A driver that holds the clients' lock for too long is treated as lost."""
     monkeypatch.setattr(media_driver, "DRIVER_TIMEOUT_MS", 10)
-    with held(tmp_path / CLIENTS_LOCK), pytest.raises(DriverLost, match="has stalled"):
+    with hold_lock(tmp_path / CLIENTS_LOCK), pytest.raises(DriverLost, match="has stalled"):
         media_driver._join_driver(home, tmp_path, DriverOptions())
 
 
-def test_the_start_lock_is_for_one(home: DriverHome) -> None:
+def test_start_lock_is_exclusive(home: DriverHome) -> None:
     """Only one process at a time holds the start lock."""
     with hold_start_lock(home.path, 0) as first, hold_start_lock(home.path, 0.05) as second:
         assert first
@@ -80,7 +80,7 @@ def test_the_start_lock_is_for_one(home: DriverHome) -> None:
         assert third
 
 
-def test_a_start_lock_that_was_removed_and_made_again_is_not_held(home: DriverHome) -> None:
+def test_removed_start_lock_does_not_block_new_one(home: DriverHome) -> None:
     """A held start lock whose file was removed does not block a new one."""
     with hold_start_lock(home.path, 0) as old:
         assert old
@@ -89,7 +89,7 @@ def test_a_start_lock_that_was_removed_and_made_again_is_not_held(home: DriverHo
             assert new
 
 
-def test_a_dead_driver_is_tidied_away_and_the_home_with_it(home: DriverHome) -> None:
+def test_directories_of_dead_drivers_and_empty_home_are_removed(home: DriverHome) -> None:
     """The directories of dead drivers are removed, and then the empty home."""
     with hold_start_lock(home.path, 0):
         for root in home.roots:
@@ -101,12 +101,14 @@ def test_a_dead_driver_is_tidied_away_and_the_home_with_it(home: DriverHome) -> 
 
 
 @pytest.mark.parametrize(("lock", "shared"), [(DRIVER_LOCK, False), (CLIENTS_LOCK, True)])
-def test_what_is_in_use_stays(home: DriverHome, lock: str, shared: bool) -> None:
+def test_driver_directory_with_locked_file_is_kept(
+    home: DriverHome, lock: str, shared: bool
+) -> None:
     """A driver directory stays, and stays current, while a driver or client has its lock."""
     with hold_start_lock(home.path, 0):
         used, dead = (home.create_driver_directory(home.roots[1]) for _ in range(2))
         home.set_current(used)
-        with held(used / lock, shared=shared):
+        with hold_lock(used / lock, shared=shared):
             assert is_driver_in_use(used)
             home.remove_dead_drivers()
             assert used.exists()
@@ -114,7 +116,7 @@ def test_what_is_in_use_stays(home: DriverHome, lock: str, shared: bool) -> None
             assert home.current() == used
 
 
-def test_a_sweep_spares_homes_in_use_other_users_things_and_our_own(
+def test_stale_home_removal_keeps_used_foreign_and_own_homes(
     roots: tuple[Path, Path],
 ) -> None:
     """``remove_stale_homes`` keeps homes in use, of other users, and the one named ``keep``."""
@@ -122,14 +124,14 @@ def test_a_sweep_spares_homes_in_use_other_users_things_and_our_own(
     directories = [home.create_driver_directory(roots[0]) for home in (dead, busy, own)]
     foreign = roots[0] / f"sparkstrom-{os.getuid() + 1}-job"
     foreign.mkdir()
-    with held(directories[1] / DRIVER_LOCK):
+    with hold_lock(directories[1] / DRIVER_LOCK):
         remove_stale_homes(roots, keep=own.name)
     assert [directory.exists() for directory in directories] == [False, True, True]
     assert not dead.path.exists()
     assert foreign.exists()
 
 
-def test_a_sweep_spares_a_home_where_a_driver_is_being_started(roots: tuple[Path, Path]) -> None:
+def test_stale_home_removal_keeps_home_with_held_start_lock(roots: tuple[Path, Path]) -> None:
     """``remove_stale_homes`` keeps a home whose start lock is held."""
     starting = resolve_home("starting", *roots)
     with hold_start_lock(starting.path, 0):
@@ -138,7 +140,7 @@ def test_a_sweep_spares_a_home_where_a_driver_is_being_started(roots: tuple[Path
         assert directory.exists()
 
 
-def test_current_is_forgotten_and_replaced(home: DriverHome) -> None:
+def test_current_driver_can_be_replaced_and_cleared(home: DriverHome) -> None:
     """``set_current`` replaces the current driver, and ``clear_current`` removes it."""
     assert home.current() is None
     with hold_start_lock(home.path, 0):
@@ -149,7 +151,7 @@ def test_current_is_forgotten_and_replaced(home: DriverHome) -> None:
     assert home.current() is None
 
 
-def test_a_link_in_place_of_our_directory_is_refused(tmp_path: Path) -> None:
+def test_symlink_in_place_of_private_directory_is_rejected(tmp_path: Path) -> None:
     """A symbolic link instead of the directory is a SetupError."""
     (tmp_path / "elsewhere").mkdir(mode=0o700)
     (tmp_path / "home").symlink_to(tmp_path / "elsewhere")
@@ -157,7 +159,7 @@ def test_a_link_in_place_of_our_directory_is_refused(tmp_path: Path) -> None:
         make_private_directory(tmp_path / "home")
 
 
-def test_a_directory_that_others_enter_is_refused(tmp_path: Path) -> None:
+def test_directory_with_permissions_for_others_is_rejected(tmp_path: Path) -> None:
     """A directory with permissions for others is a SetupError."""
     (tmp_path / "home").mkdir()
     (tmp_path / "home").chmod(0o750)
@@ -165,7 +167,7 @@ def test_a_directory_that_others_enter_is_refused(tmp_path: Path) -> None:
         make_private_directory(tmp_path / "home")
 
 
-def plant(path: Path, what: str, victim: Path) -> None:
+def plant_path(path: Path, what: str, victim: Path) -> None:
     """Create at ``path`` what another user could create under our name in a shared directory."""
     if what == "a link":
         path.symlink_to(victim)
@@ -184,7 +186,7 @@ PLANTED = ["a link", "a file", "an open directory", "a directory of another user
 
 @pytest.mark.parametrize("what", PLANTED)
 @pytest.mark.parametrize("at", [0, 1])
-def test_a_sweep_leaves_alone_what_others_planted_and_where_it_leads(
+def test_stale_home_removal_ignores_planted_paths_and_link_targets(
     roots: tuple[Path, Path], tmp_path: Path, what: str, at: int
 ) -> None:
     """``remove_stale_homes`` removes nothing that others planted, nor what a link points to."""
@@ -197,7 +199,7 @@ def test_a_sweep_leaves_alone_what_others_planted_and_where_it_leads(
     dead = resolve_home("dead", *roots)
     dead.create_driver_directory(roots[0])
     planted = roots[at] / f"sparkstrom-{os.getuid()}-x"
-    plant(planted, what, victim)
+    plant_path(planted, what, victim)
     remove_stale_homes(roots, keep="another")
     assert sorted(path.name for path in victim.iterdir()) == ["0123abcd", "documents"]
     assert os.path.lexists(planted)
@@ -207,25 +209,25 @@ def test_a_sweep_leaves_alone_what_others_planted_and_where_it_leads(
 
 @pytest.mark.parametrize("what", PLANTED)
 @pytest.mark.parametrize("at", [0, 1])
-def test_a_name_that_others_planted_blocks_no_fit(
+def test_home_with_planted_name_gets_another_name(
     roots: tuple[Path, Path], tmp_path: Path, what: str, at: int
 ) -> None:
     """If a home's name is planted, all workers agree on another, even after further planting."""
     if "directory" in what and os.getuid() != 0:
         pytest.skip("only root can make another user's directory")
     (tmp_path / "victim").mkdir(mode=0o700)
-    plant(roots[at] / f"sparkstrom-{os.getuid()}-job", what, tmp_path / "victim")
+    plant_path(roots[at] / f"sparkstrom-{os.getuid()}-job", what, tmp_path / "victim")
     home = resolve_home("job", *roots)
     assert home.roots == roots
     with hold_start_lock(home.path, 0) as locked:
         assert locked
         home.create_driver_directory(roots[1])
         assert resolve_home("job", *roots) == home  # later workers use the same home
-    plant(roots[1 - at] / f"sparkstrom-{os.getuid()}-job", what, tmp_path / "victim")
+    plant_path(roots[1 - at] / f"sparkstrom-{os.getuid()}-job", what, tmp_path / "victim")
     assert resolve_home("job", *roots) == home
 
 
-def test_a_home_stays_where_it_is_when_its_name_is_planted_elsewhere(
+def test_used_home_keeps_name_planted_under_other_root(
     roots: tuple[Path, Path],
 ) -> None:
     """A home in use keeps its name if that is planted under the other root, which is left alone."""
@@ -237,7 +239,9 @@ def test_a_home_stays_where_it_is_when_its_name_is_planted_elsewhere(
     assert (roots[1] / home.name).exists()
 
 
-def test_a_directory_swapped_for_a_link_is_not_tidied(home: DriverHome, tmp_path: Path) -> None:
+def test_dead_driver_removal_does_not_follow_symlinked_home(
+    home: DriverHome, tmp_path: Path
+) -> None:
     """Nothing is removed through a link in place of the home."""
     (tmp_path / "victim" / "0123abcd").mkdir(parents=True)
     (tmp_path / "victim").chmod(0o700)
@@ -246,18 +250,18 @@ def test_a_directory_swapped_for_a_link_is_not_tidied(home: DriverHome, tmp_path
     assert (tmp_path / "victim" / "0123abcd").exists()
 
 
-def test_without_shared_memory_the_home_is_in_scratch(tmp_path: Path) -> None:
+def test_home_is_in_scratch_without_shared_memory(tmp_path: Path) -> None:
     home = resolve_home("key", tmp_path / "missing", tmp_path)
     assert home.roots == (tmp_path,)
 
 
-def test_nowhere_to_write_is_a_setup_error(tmp_path: Path) -> None:
+def test_no_writable_root_raises_setup_error(tmp_path: Path) -> None:
     """Without any writable root, resolving a home is a SetupError."""
     with pytest.raises(SetupError, match="scratch directory"):
         resolve_home("key", tmp_path / "missing", tmp_path / "too")
 
 
-def test_a_host_without_room_for_the_process_says_so(
+def test_failed_driver_start_raises_setup_error_and_closes_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The error is a SetupError, which a fit may survive, and no descriptor stays open."""

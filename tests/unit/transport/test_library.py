@@ -17,7 +17,7 @@ from sparkstrom.transport.aeron import library as pinned
 
 
 @pytest.fixture
-def nowhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def without_aeron_library(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Simulate a machine without the Aeron library."""
     monkeypatch.delenv(library.LIBRARY_VARIABLE, raising=False)
     monkeypatch.setattr(library, "WHEEL_PROJECT", "no_such_wheel")
@@ -26,8 +26,8 @@ def nowhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     library._find_and_load.cache_clear()
 
 
-@pytest.mark.usefixtures("nowhere")
-def test_no_library_lists_all_four_places_and_the_command() -> None:
+@pytest.mark.usefixtures("without_aeron_library")
+def test_missing_library_error_lists_searched_places_and_command() -> None:
     """Without a library, the error names each place that was searched, and the fetch command."""
     with pytest.raises(SetupError) as caught:
         library.load_library()
@@ -37,8 +37,8 @@ def test_no_library_lists_all_four_places_and_the_command() -> None:
     assert message.count("fetch-aeron") >= 2
 
 
-@pytest.mark.usefixtures("nowhere")
-def test_a_program_that_begins_is_warned_with_the_command() -> None:
+@pytest.mark.usefixtures("without_aeron_library")
+def test_missing_library_warning_names_fetch_command() -> None:
     """Without a library, a warning at the start of a program names the fetch command."""
     with pytest.warns(
         RuntimeWarning, match=r"(?s)gradient sharing cannot start.*fetch-aeron"
@@ -47,8 +47,8 @@ def test_a_program_that_begins_is_warned_with_the_command() -> None:
     assert caught[0].filename == __file__
 
 
-@pytest.mark.usefixtures("nowhere")
-def test_a_platform_without_a_wheel_is_not_sent_to_fetch_one(
+@pytest.mark.usefixtures("without_aeron_library")
+def test_missing_library_error_names_platform_without_wheel(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """On a platform without a wheel, the error says that there is none."""
@@ -57,14 +57,16 @@ def test_a_platform_without_a_wheel_is_not_sent_to_fetch_one(
         library.load_library()
 
 
-def test_a_library_that_is_named_but_missing_is_the_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_library_named_by_variable_raises_setup_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """A missing library that the environment variable names is an error."""
     monkeypatch.setenv(library.LIBRARY_VARIABLE, "/nonexistent/libaeron.so")
     with pytest.raises(SetupError, match=r"/nonexistent/libaeron\.so cannot be loaded.*unset it"):
         library.load_library()
 
 
-def test_another_library_is_no_aeron(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_library_without_aeron_functions_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     """A library without Aeron's functions is rejected."""
     name = ctypes.util.find_library("m")
     assert name is not None
@@ -73,30 +75,30 @@ def test_another_library_is_no_aeron(monkeypatch: pytest.MonkeyPatch) -> None:
         library.load_library()
 
 
-def wheel(path: Path, content: bytes = b"not a library") -> Path:
+def write_wheel(path: Path, content: bytes = b"not a library") -> Path:
     """Write a wheel whose library is ``content``; return its path."""
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr(pinned.WHEEL_LIBRARY_PATH, content)
     return path
 
 
-def test_another_wheel_is_refused_by_its_hash(tmp_path: Path) -> None:
+def test_wheel_with_wrong_hash_is_rejected(tmp_path: Path) -> None:
     """A wheel with an unexpected hash is rejected, and nothing is installed."""
     with pytest.raises(SetupError, match=f"not {pinned.WHEEL_SHA256}"):
-        fetching.fetch_library(wheel(tmp_path / "other.whl"), tmp_path / "target.so")
+        fetching.fetch_library(write_wheel(tmp_path / "other.whl"), tmp_path / "target.so")
     assert not (tmp_path / "target.so").exists()
 
 
-def test_a_missing_wheel_is_refused(tmp_path: Path) -> None:
+def test_missing_wheel_raises_setup_error(tmp_path: Path) -> None:
     with pytest.raises(SetupError, match="No such file"):
         fetching.fetch_library(tmp_path / "absent.whl", tmp_path / "target.so")
 
 
-def test_a_library_that_does_not_load_does_not_replace_the_old_one(
+def test_unloadable_fetched_library_does_not_replace_old_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A fetched library that cannot be loaded does not replace the present one."""
-    file = wheel(tmp_path / "broken.whl")
+    file = write_wheel(tmp_path / "broken.whl")
     digest = hashlib.sha256(file.read_bytes()).hexdigest()
     monkeypatch.setattr(pinned, "WHEEL_SHA256", digest)
     target = tmp_path / "lib" / "target.so"
@@ -108,7 +110,7 @@ def test_a_library_that_does_not_load_does_not_replace_the_old_one(
     assert list(target.parent.iterdir()) == [target]
 
 
-def test_a_failed_download_says_how_to_do_it_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_download_error_has_manual_command(monkeypatch: pytest.MonkeyPatch) -> None:
     """The error of a failed download has the command for a wheel that was fetched by hand."""
     monkeypatch.setattr(sys, "executable", "/bin/false")
     with pytest.raises(SetupError, match=r"failed:\s+fetch.*fetch-aeron --wheel"):

@@ -11,7 +11,7 @@ from sparkstrom.base.errors import UsageError
 from sparkstrom.transport.base import OfferResult
 
 
-def run(seed: int, offers: int) -> list[OfferResult]:
+def offer_over_senders(seed: int, offers: int) -> list[OfferResult]:
     """Offer frames over ``offers`` senders that may break; return the results."""
     network = MemoryNetwork(seed, break_fraction=0.2)
     here, there = network.open(), network.open()
@@ -23,7 +23,7 @@ def run(seed: int, offers: int) -> list[OfferResult]:
     return answers
 
 
-def test_a_broken_sender_stays_broken() -> None:
+def test_broken_sender_stays_unconnected() -> None:
     """A sender that broke after its first frame stays unconnected."""
     network = MemoryNetwork(break_fraction=1.0)
     here, there = network.open(), network.open()
@@ -35,14 +35,14 @@ def test_a_broken_sender_stays_broken() -> None:
     assert [arrival.frame for arrival in there.poll(0)] == [b"first"]
 
 
-def test_breaks_follow_from_the_seed() -> None:
+def test_seed_determines_broken_offers() -> None:
     """Equal seeds break equal offers."""
-    assert run(1, 20) == run(1, 20)
-    assert run(1, 20) != run(2, 20)
-    assert {OfferResult.SENT, OfferResult.UNCONNECTED} == set(run(1, 20))
+    assert offer_over_senders(1, 20) == offer_over_senders(1, 20)
+    assert offer_over_senders(1, 20) != offer_over_senders(2, 20)
+    assert {OfferResult.SENT, OfferResult.UNCONNECTED} == set(offer_over_senders(1, 20))
 
 
-def test_a_waiting_poll_wakes_for_a_frame() -> None:
+def test_poll_returns_early_when_frame_arrives() -> None:
     """``poll`` returns long before its timeout when a frame arrives."""
     network = MemoryNetwork()
     here, there = network.open(), network.open()
@@ -54,7 +54,7 @@ def test_a_waiting_poll_wakes_for_a_frame() -> None:
     thread.join()
 
 
-def test_local_streams_lead_to_whom_the_endpoint_is_shared_with() -> None:
+def test_local_sender_reaches_transports_with_its_endpoint() -> None:
     """A local sender reaches transports with its own endpoint, whatever endpoint it names."""
     network = MemoryNetwork()
     here, elsewhere = network.open(), network.open()
@@ -70,7 +70,7 @@ def test_local_streams_lead_to_whom_the_endpoint_is_shared_with() -> None:
     assert [len(transport.poll(0)) for transport in (beside, elsewhere)] == [2, 0]
 
 
-def test_local_streams_and_others_do_not_meet() -> None:
+def test_local_and_udp_streams_are_separate() -> None:
     """Local and UDP streams of one number and endpoint are separate; a receiver has one kind."""
     network = MemoryNetwork()
     here = network.open()
@@ -86,7 +86,7 @@ def test_local_streams_and_others_do_not_meet() -> None:
         there.open_receiver(1, local=True)
 
 
-def test_a_receiver_that_came_back_is_another_one() -> None:
+def test_sender_to_closed_receiver_does_not_reach_new_one() -> None:
     """A sender to a closed receiver does not reach a new receiver of the same stream."""
     network = MemoryNetwork()
     here, there = network.open(), network.open()

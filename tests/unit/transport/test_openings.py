@@ -19,7 +19,7 @@ from sparkstrom.transport.aeron.library import (
 from sparkstrom.transport.base import OfferResult
 
 
-class Failing:
+class FailingClientFunctions:
     """Aeron's client functions; the first poll of an opening fails, and a second is an error."""
 
     def __init__(self, code: int) -> None:
@@ -43,45 +43,47 @@ class Failing:
     aeron_async_add_subscription_poll = aeron_async_add_exclusive_publication_poll = _poll
 
 
-def failing(code: int) -> AeronLibrary:
+def make_failing_library(code: int) -> AeronLibrary:
     """Return an Aeron library whose functions fail with this code."""
     aeron = object.__new__(AeronLibrary)
-    aeron.lib = Failing(code)
+    aeron.lib = FailingClientFunctions(code)
     aeron.function_address = lambda function: 0  # type: ignore[method-assign]
     return aeron
 
 
-def sender(code: int) -> AeronSender:
+def make_failing_sender(code: int) -> AeronSender:
     """Return a sender whose opening fails with this code."""
 
     def nothing(*given: Any) -> None:
         pass
 
-    return AeronSender(failing(code), None, "aeron:ipc", 1, 9, nothing, nothing, reconnects=True)
+    return AeronSender(
+        make_failing_library(code), None, "aeron:ipc", 1, 9, nothing, nothing, reconnects=True
+    )
 
 
-def test_a_driver_that_does_not_answer_is_lost() -> None:
+def test_driver_timeout_while_opening_raises_driver_lost() -> None:
     """A timeout of the media driver is DriverLost at each call."""
     for asked in (
-        PendingSubscription(failing(DRIVER_TIMEOUT_ERROR), None, "u", 3),
-        sender(DRIVER_TIMEOUT_ERROR),
+        PendingSubscription(make_failing_library(DRIVER_TIMEOUT_ERROR), None, "u", 3),
+        make_failing_sender(DRIVER_TIMEOUT_ERROR),
     ):
         for _ in range(2):
             with pytest.raises(DriverLost, match=r"opening stream .*no luck"):
                 asked.is_opening()
 
 
-def test_a_refusal_of_a_receiver_is_a_setup_error() -> None:
+def test_refused_subscription_raises_setup_error() -> None:
     """A refused subscription is a SetupError at each call."""
-    asked = PendingSubscription(failing(-3), None, "u", 3)
+    asked = PendingSubscription(make_failing_library(-3), None, "u", 3)
     for _ in range(2):
         with pytest.raises(SetupError, match="refused stream 3 of u: Aeron error -3: no luck"):
             asked.is_opening()
 
 
-def test_a_refusal_of_a_sender_is_its_answer() -> None:
+def test_offer_of_refused_sender_returns_closed() -> None:
     """``offer`` of a refused sender returns CLOSED; a full disk is a SetupError."""
-    refused, no_room = sender(-3), sender(STORAGE_SPACE_ERROR)
+    refused, no_room = make_failing_sender(-3), make_failing_sender(STORAGE_SPACE_ERROR)
     assert not refused.is_opening()
     assert refused.offer([b"x"]) == (0, OfferResult.CLOSED)
     assert not no_room.is_opening()

@@ -15,7 +15,7 @@ HANDLER = ctypes.CFUNCTYPE(ctypes.c_int32, *[ctypes.c_int64] * 4)
 BEGIN, MIDDLE, END, WHOLE = 0x80, 0, 0x40, 0xC0
 
 
-class Handler:
+class FragmentHandler:
     """An inbox that receives one stream."""
 
     def __init__(self, capacity: int = 10_000, records: int = 100) -> None:
@@ -55,18 +55,18 @@ class Handler:
         return int(self.state[k.INBOX_DISCARDED])
 
 
-def test_whole_frames_pass() -> None:
+def test_unfragmented_frames_are_stored_with_stream() -> None:
     """Unfragmented frames of any length up to the limit are stored with their stream."""
-    handler = Handler()
+    handler = FragmentHandler()
     for frame in (b"a", b"", b"c" * FRAME_MAX):
         assert handler.take(frame) == k.CONTINUE
     assert handler.taken() == [b"a", b"", b"c" * FRAME_MAX]
     assert handler.records[0, 0] == 42
 
 
-def test_pieces_of_several_sessions_are_told_apart() -> None:
+def test_interleaved_fragments_are_joined_per_session() -> None:
     """Alternating fragments of several sessions are joined per session."""
-    handler = Handler()
+    handler = FragmentHandler()
     sessions = (7, -7, 0, 2**31 - 1)
     for flags, piece in ((BEGIN, b"head"), (MIDDLE, b"body"), (END, b"tail")):
         for session in sessions:
@@ -75,9 +75,9 @@ def test_pieces_of_several_sessions_are_told_apart() -> None:
     assert handler.discarded == 0
 
 
-def test_pieces_without_a_begin_are_discarded() -> None:
+def test_fragments_without_first_one_are_discarded_and_counted() -> None:
     """Fragments whose first one is missing are discarded and counted."""
-    handler = Handler()
+    handler = FragmentHandler()
     handler.take(b"body", MIDDLE)
     handler.take(b"tail", END)
     handler.take(b"next")
@@ -85,9 +85,9 @@ def test_pieces_without_a_begin_are_discarded() -> None:
     assert handler.discarded == 2
 
 
-def test_a_frame_that_begins_again_drops_what_it_had() -> None:
+def test_second_first_fragment_discards_earlier_fragments() -> None:
     """A second first fragment discards the fragments before it."""
-    handler = Handler()
+    handler = FragmentHandler()
     for flags, piece in ((BEGIN, b"lost"), (BEGIN, b"kept "), (END, b"whole")):
         handler.take(piece, flags)
     assert handler.taken() == [b"kept whole"]
@@ -95,8 +95,8 @@ def test_a_frame_that_begins_again_drops_what_it_had() -> None:
 
 
 @pytest.mark.parametrize("flags", [MIDDLE, END])
-def test_a_frame_that_grows_too_long_is_discarded(flags: int) -> None:
-    handler = Handler()
+def test_frame_above_length_limit_is_discarded(flags: int) -> None:
+    handler = FragmentHandler()
     handler.take(b"x" * FRAME_MAX, BEGIN)
     assert handler.take(b"x", flags) == k.CONTINUE
     handler.take(b"y", END)
@@ -106,9 +106,9 @@ def test_a_frame_that_grows_too_long_is_discarded(flags: int) -> None:
 
 
 @pytest.mark.parametrize("limits", [{"capacity": 8}, {"records": 1}])
-def test_a_full_inbox_aborts_and_takes_the_same_fragment_again(limits: dict[str, int]) -> None:
+def test_full_inbox_aborts_and_later_accepts_same_fragment(limits: dict[str, int]) -> None:
     """A full inbox answers ABORT, and accepts the same fragment once there is room."""
-    handler = Handler(**limits)
+    handler = FragmentHandler(**limits)
     handler.take(b"abcd")
     handler.take(b"efg", BEGIN)
     assert handler.take(b"hi", END) == k.ABORT
@@ -120,9 +120,9 @@ def test_a_full_inbox_aborts_and_takes_the_same_fragment_again(limits: dict[str,
     assert handler.taken() == [b"efghi"]
 
 
-def test_too_many_half_frames_push_out_the_longest_silent_one() -> None:
+def test_partial_frame_beyond_slots_replaces_longest_silent_one() -> None:
     """A partial frame beyond the slots replaces the one that has been silent longest."""
-    handler = Handler()
+    handler = FragmentHandler()
     for session in range(k.GATHER_SLOTS):
         handler.take(b"begin", BEGIN, session)
     handler.take(b"more", MIDDLE, session=0)  # now session 1 has been silent longest

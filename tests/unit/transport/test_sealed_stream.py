@@ -24,7 +24,7 @@ from sparkstrom.transport.encrypted_tcp import (
 KEY, OTHER = bytes(32), b"\1" * 32
 
 
-def accepted(connection: socket.socket, key: bytes = KEY) -> Future[EncryptedStream]:
+def accept_in_thread(connection: socket.socket, key: bytes = KEY) -> Future[EncryptedStream]:
     """Start the listener's end in a thread; return a future of its stream or error."""
     made: Future[EncryptedStream] = Future()
 
@@ -39,10 +39,10 @@ def accepted(connection: socket.socket, key: bytes = KEY) -> Future[EncryptedStr
 
 
 @pytest.fixture
-def ends() -> Iterator[tuple[EncryptedStream, EncryptedStream]]:
+def stream_pair() -> Iterator[tuple[EncryptedStream, EncryptedStream]]:
     """The opener's and the listener's end of a connection."""
     here, there = socket.socketpair()
-    listener = accepted(there)
+    listener = accept_in_thread(there)
     with (
         closing(EncryptedStream(here, KEY, is_opener=True)) as opener,
         closing(listener.result(10)) as other,
@@ -50,11 +50,11 @@ def ends() -> Iterator[tuple[EncryptedStream, EncryptedStream]]:
         yield opener, other
 
 
-def test_messages_arrive_whole_in_both_directions(
-    ends: tuple[EncryptedStream, EncryptedStream],
+def test_messages_of_any_length_pass_in_both_directions(
+    stream_pair: tuple[EncryptedStream, EncryptedStream],
 ) -> None:
     """Messages arrive complete in both directions, from empty to several records long."""
-    opener, listener = ends
+    opener, listener = stream_pair
     long = secrets.token_bytes(3 * RECORD_BYTES_MAX + 5)
     for message in (b"", b"short", long, bytes(RECORD_BYTES_MAX)):
         sender = threading.Thread(target=opener.send, args=(message,))
@@ -67,11 +67,11 @@ def test_messages_arrive_whole_in_both_directions(
     assert not listener.wait_for_data(0)
 
 
-def test_each_record_of_a_long_message_is_a_sign_of_life(
-    ends: tuple[EncryptedStream, EncryptedStream],
+def test_receive_calls_on_record_for_each_record(
+    stream_pair: tuple[EncryptedStream, EncryptedStream],
 ) -> None:
     """``receive`` calls ``on_record`` for each record, before the message is complete."""
-    opener, listener = ends
+    opener, listener = stream_pair
     heard: list[int] = []
     opener._send_record(b"begun", more=True)
     sending = threading.Thread(target=opener._send_record, args=(b"ended",), kwargs={"more": False})
@@ -87,30 +87,30 @@ def test_each_record_of_a_long_message_is_a_sign_of_life(
 
 
 @pytest.mark.parametrize("stranger_opens", [False, True])
-def test_who_has_another_key_gets_no_further(stranger_opens: bool) -> None:
+def test_greeting_with_different_keys_fails_at_both_ends(stranger_opens: bool) -> None:
     """Both ends raise WireError in the greeting if their keys differ."""
     here, there = socket.socketpair()
     keys = (OTHER, KEY) if stranger_opens else (KEY, OTHER)
-    listener = accepted(there, keys[1])
+    listener = accept_in_thread(there, keys[1])
     with pytest.raises(WireError):
         EncryptedStream(here, keys[0], is_opener=True)
     with pytest.raises(WireError):
         listener.result(10)
 
 
-def test_who_says_nothing_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_greeting_of_silent_peer_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """A peer that sends nothing fails the greeting after its timeout."""
     monkeypatch.setattr(sealed_stream, "GREETING_TIMEOUT_S", 0.1)
     here, there = socket.socketpair()
     with here, pytest.raises(WireError, match="timed out"):
-        accepted(there).result(10)
+        accept_in_thread(there).result(10)
 
 
-def test_who_drips_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_greeting_of_slowly_sending_peer_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """A peer that sends single bytes slowly fails the greeting after its timeout."""
     monkeypatch.setattr(sealed_stream, "GREETING_TIMEOUT_S", 0.2)
     here, there = socket.socketpair()
-    listener = accepted(there)
+    listener = accept_in_thread(there)
     with here:
         while not listener.done():
             with contextlib.suppress(BrokenPipeError):
@@ -120,7 +120,7 @@ def test_who_drips_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
             listener.result()
 
 
-class Between:
+class RecordInterceptor:
     """An intermediary between two ends that intercepts the opener's records."""
 
     def __init__(self) -> None:
@@ -158,10 +158,10 @@ class Between:
 
 
 @pytest.fixture
-def between() -> Iterator[tuple[Between, EncryptedStream, EncryptedStream]]:
+def intercepted_streams() -> Iterator[tuple[RecordInterceptor, EncryptedStream, EncryptedStream]]:
     """An intermediary and the two ends, after their greeting."""
-    made = Between()
-    listener = accepted(made.listener)
+    made = RecordInterceptor()
+    listener = accept_in_thread(made.listener)
     threading.Thread(target=made.back, daemon=True).start()
     opener: Future[EncryptedStream] = Future()
     greet = threading.Thread(
@@ -178,11 +178,11 @@ def between() -> Iterator[tuple[Between, EncryptedStream, EncryptedStream]]:
 
 
 @pytest.mark.parametrize("deed", ["repeat", "leave out", "change", "turn more on"])
-def test_what_was_tampered_with_is_not_handed_on(
-    between: tuple[Between, EncryptedStream, EncryptedStream], deed: str
+def test_manipulated_record_raises_wire_error(
+    intercepted_streams: tuple[RecordInterceptor, EncryptedStream, EncryptedStream], deed: str
 ) -> None:
     """A repeated, missing or changed record raises WireError."""
-    middle, opener, listener = between
+    middle, opener, listener = intercepted_streams
     opener.send(b"first")
     opener.send(b"second")
     first, second = middle.record(), middle.record()
@@ -202,23 +202,23 @@ def test_what_was_tampered_with_is_not_handed_on(
         listener.receive()
 
 
-def test_a_recording_opens_on_no_other_connection(
-    between: tuple[Between, EncryptedStream, EncryptedStream],
+def test_recorded_greeting_is_rejected_on_other_connection(
+    intercepted_streams: tuple[RecordInterceptor, EncryptedStream, EncryptedStream],
 ) -> None:
     """A recorded greeting is rejected on another connection."""
-    middle, _, _ = between
+    middle, _, _ = intercepted_streams
     here, there = socket.socketpair()
-    listener = accepted(there)
+    listener = accept_in_thread(there)
     with here:
         here.sendall(middle.salt + middle.records[0])
         with pytest.raises(WireError, match="seal"):
             listener.result(10)
 
 
-def test_an_own_record_that_comes_back_is_none_of_the_peers() -> None:
+def test_reflected_greeting_is_rejected() -> None:
     """A peer that reflects the salt and the greeting is rejected."""
     here, there = socket.socketpair()
-    listener = accepted(there)
+    listener = accept_in_thread(there)
     with here:
         here.settimeout(10)
         here.sendall(here.recv(SALT_BYTES))  # equal salts: keys differ by direction
@@ -227,22 +227,23 @@ def test_an_own_record_that_comes_back_is_none_of_the_peers() -> None:
             listener.result(10)
 
 
-def test_a_record_of_no_size_is_refused(
-    between: tuple[Between, EncryptedStream, EncryptedStream],
+def test_record_header_with_oversize_raises_wire_error(
+    intercepted_streams: tuple[RecordInterceptor, EncryptedStream, EncryptedStream],
 ) -> None:
     """A record header with too large a size raises WireError."""
-    middle, _, listener = between
+    middle, _, listener = intercepted_streams
     middle.pass_on(RECORD.pack(1 << 31, 0))
     with pytest.raises(WireError, match="a record of"):
         listener.receive()
 
 
-def test_a_record_that_drips_is_not_waited_for(
-    between: tuple[Between, EncryptedStream, EncryptedStream], monkeypatch: pytest.MonkeyPatch
+def test_slowly_arriving_record_times_out(
+    intercepted_streams: tuple[RecordInterceptor, EncryptedStream, EncryptedStream],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A record whose bytes arrive slowly raises WireError after its timeout."""
     monkeypatch.setattr(sealed_stream, "RECORD_TIMEOUT_S", 0.2)
-    middle, opener, listener = between
+    middle, opener, listener = intercepted_streams
     opener.send(b"message")
     record, over = middle.record(), threading.Event()
 
