@@ -42,7 +42,7 @@ sides = st.sampled_from([1, -1])
 
 
 def check_scan(name: str, first: F32, second: F32, tau: float, capacity: int) -> I32:
-    """Compare a scan as ``same`` does, its codes only up to the hits; return these codes."""
+    """Compare a scan as ``check_scan`` does, its codes only up to the hits; return these codes."""
     host, codes = (first.copy(), second.copy()), np.zeros(capacity, np.int32)
     device, device_codes = [cuda.to_device(a) for a in host], cuda.to_device(codes)
     expected = getattr(reference, name)(*host, tau, codes)

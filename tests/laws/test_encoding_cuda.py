@@ -20,7 +20,7 @@ PASSED = 80  # so many must pass at least: skipped tests are not success
 ON_DEVICE_MEMORY = (  # tests that also run on the host, here in device memory (``memories``)
     "test_theta.py",
     "test_replica.py",
-    "test_measuring.py",
+    "test_replica_measure.py",
     "test_layered.py",
     "test_interleavings.py",
     "test_trainer.py",

@@ -46,14 +46,14 @@ def discard_residual(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(SimLearner, "publish", lossy)
 
 
-def hashes_something_else(patch: pytest.MonkeyPatch) -> None:
+def return_wrong_digest(patch: pytest.MonkeyPatch) -> None:
     """Replace every third hash of a replica by another one."""
     digest = SimReplica.digest
     calls = iter(range(10_000))
     patch.setattr(SimReplica, "digest", lambda self: "0" if next(calls) % 3 == 1 else digest(self))
 
 
-def waits_without_deadline(patch: pytest.MonkeyPatch) -> None:
+def disable_wait_deadlines(patch: pytest.MonkeyPatch) -> None:
     """Disable the deadlines of all waits."""
     patch.setattr(Deadlines, "timeout_directive", lambda self, now_s: None)
 

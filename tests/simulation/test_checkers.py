@@ -30,7 +30,7 @@ from tests.simulation.planted import (
     SEEDS,
     Plant,
     discard_residual,
-    hashes_something_else,
+    return_wrong_digest,
     violations,
 )
 
@@ -343,7 +343,7 @@ PLANTED: list[tuple[Plant, str, dict[str, Any]]] = [
     (start_with_other_parameters, "I3: p", {"whole": True}),
     (claim_missing_replica, "I3: p", {"whole": False}),
     (start_without_grants, "I1: ", {"whole": True, "kept_files": 4}),
-    (hashes_something_else, "I3: node", ROUGH),
+    (return_wrong_digest, "I3: node", ROUGH),
     (install_snapshot_without_own_updates, "I3: p", NARROW),
     (install_outdated_chunks, "I3: p", NARROW | {"log_bytes": 100, "loss": 0.25}),
     (

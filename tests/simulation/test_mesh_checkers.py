@@ -31,10 +31,10 @@ from tests.simulation.planted import (
     SEEDS,
     Plant,
     claim_open_child_edges,
+    disable_wait_deadlines,
     discard_residual,
-    hashes_something_else,
+    return_wrong_digest,
     skip_effects_after_driver_death,
-    waits_without_deadline,
 )
 
 
@@ -181,11 +181,11 @@ MESHED: list[tuple[Plant, str, dict[str, Any]]] = [
     (ignore_replica_loss, "I5: p", COPIES),
     (apply_commit_twice, "I3: p", ROUGH),
     (skip_one_commit, "I3: p", ROUGH),
-    (hashes_something_else, "I3: node", ROUGH),
+    (return_wrong_digest, "I3: node", ROUGH),
     (discard_residual, "I1: p", {}),
     (skip_effects_after_driver_death, "I4: p", ROUGH | {"driver_deaths": 12}),
     (claim_open_child_edges, "I4: p", DYING),
-    (waits_without_deadline, "I4: p", {"exiles": 1, "stop": 0.0, "failure": 0.0}),
+    (disable_wait_deadlines, "I4: p", {"exiles": 1, "stop": 0.0, "failure": 0.0}),
 ]
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.checkpoint.tcp_door import TcpProxy
+from tests.integration.checkpoint.tcp_proxy import TcpProxy
 
 SERVER = """
 import threading

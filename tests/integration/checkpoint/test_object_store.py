@@ -16,7 +16,7 @@ from sparkstrom.checkpoint.files import Checkpoint
 from sparkstrom.checkpoint.saved_model import load_model, path_to_load, path_to_save, save_model
 from sparkstrom.checkpoint.writer import CheckpointWriter
 from sparkstrom.models import DenseNetwork
-from tests.integration.checkpoint.tcp_door import TcpProxy
+from tests.integration.checkpoint.tcp_proxy import TcpProxy
 from tests.unit.checkpoint.writer_bench import wait_for_writer
 
 URL = "s3://bucket/run/1"

@@ -23,7 +23,7 @@ from sparkstrom.runtime.optimizer_states import decode_optimizer_state
 from sparkstrom.worker.task_environment import TaskEnvironment, load_batches
 from tests.integration import model_kinds
 from tests.integration.averaged_rounds import train_in_one_process
-from tests.integration.checkpoint.contained import read_checkpoint_progress
+from tests.integration.checkpoint.checkpoint_progress import read_checkpoint_progress
 from tests.integration.model_kinds import BY_CHANCE, KINDS, select_kinds
 
 WORKERS, ROWS, BATCH, FREQUENCY = 2, 256, 16, 3

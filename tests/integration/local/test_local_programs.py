@@ -23,7 +23,7 @@ from sparkstrom.transport.aeron.driver_directories import (
     identify_process,
     is_process_alive,
 )
-from tests.integration.checkpoint.contained import read_checkpoint_progress
+from tests.integration.checkpoint.checkpoint_progress import read_checkpoint_progress
 
 PROGRAM = Path(__file__).with_name("plain_program.py")
 LIMIT_S = 120.0

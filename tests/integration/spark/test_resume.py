@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.integration.checkpoint.contained import read_checkpoint_progress
+from tests.integration.checkpoint.checkpoint_progress import read_checkpoint_progress
 from tests.integration.spark.killed_driver_job import BATCH, EPOCHS
 
 JOB = Path(__file__).parent / "killed_driver_job.py"

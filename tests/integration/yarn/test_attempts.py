@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.checkpoint.contained import read_checkpoint_progress
+from tests.integration.checkpoint.checkpoint_progress import read_checkpoint_progress
 from tests.integration.yarn.attempts_job import BATCH, EPOCHS, ROWS
 
 JOB = Path(__file__).parent / "attempts_job.py"

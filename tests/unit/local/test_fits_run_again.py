@@ -16,7 +16,7 @@ from sparkstrom.fit.checkpoints import CheckpointListener
 from sparkstrom.listeners import TrainingListener
 from sparkstrom.local import rounds as local_rounds
 from sparkstrom.models import Adam, DenseNetwork
-from tests.unit.rounds.fits_here import InProcessWorkers
+from tests.unit.rounds.in_process_fits import InProcessWorkers
 
 CHANCE = np.random.default_rng(0)
 X = CHANCE.normal(size=(120, 6)).astype(np.float32)

@@ -15,7 +15,7 @@ from sparkstrom import ParallelWrapper
 from sparkstrom.local import rounds as local_rounds
 from sparkstrom.models.base import FlatModel
 from sparkstrom.models.torch import TorchModel
-from tests.unit.rounds.fits_here import InProcessWorkers
+from tests.unit.rounds.in_process_fits import InProcessWorkers
 
 X = np.random.default_rng(0).normal(5, 3, (60, 4)).astype(np.float32)
 Y = (X[:, 0] > 5).astype(np.int64)

@@ -26,7 +26,7 @@ class RecordingConnection(list[Any]):
 
 @pytest.fixture
 def limit(monkeypatch: pytest.MonkeyPatch) -> StepLimit:
-    """Return the step limit of a process whose exit raises ``Ended``."""
+    """Return the step limit of a process whose exit raises ``ProcessExit``."""
 
     def end(status: int) -> None:
         raise ProcessExit(status)

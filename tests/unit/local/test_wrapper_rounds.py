@@ -17,7 +17,7 @@ from sparkstrom.local.worker_pool import WorkerAnswer, step_limit
 from sparkstrom.models import DenseNetwork, Sgd
 from sparkstrom.models.base import Share
 from sparkstrom.rounds.worker_round import RoundReport
-from tests.unit.rounds.fits_here import InProcessWorkers
+from tests.unit.rounds.in_process_fits import InProcessWorkers
 
 CHANCE = np.random.default_rng(0)
 X = CHANCE.normal(size=(200, 6)).astype(np.float32)
@@ -28,7 +28,7 @@ Y = (X[:, 0] > X[:, 1]).astype(int)
 def make_rounds_wrapper(
     monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[Callable[..., ParallelWrapper]]:
-    """Return ``alone(**options)``, which creates a wrapper in rounds with one worker."""
+    """Return ``make_rounds_wrapper(**options)``: a wrapper in rounds with one worker."""
     monkeypatch.setattr(local_rounds, "ActiveWorkers", InProcessWorkers)
     made: list[ParallelWrapper] = []
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from sparkstrom.codec.messages import ChildSilent, Probe, ProbeReply
 from sparkstrom.protocol.common import events_and_effects as ev
-from tests.unit.protocol.spoken import sent_by_master
+from tests.unit.protocol.effect_filters import sent_by_master
 
 MESH = {"fan_out": 2, "depth": 4}
 

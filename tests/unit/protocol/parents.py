@@ -9,7 +9,7 @@ from sparkstrom.protocol.common import events_and_effects as ev
 from sparkstrom.protocol.common.children import Child, Children, FlowLimits, Leases
 from sparkstrom.protocol.common.commit_log import History, Log
 from sparkstrom.protocol.common.flow_control import HEADER_BYTES
-from tests.unit.protocol.spoken import sent
+from tests.unit.protocol.effect_filters import sent
 
 PLENTY = 10**6
 ONE = HEADER_BYTES + 4  # weight of one commit of these tests

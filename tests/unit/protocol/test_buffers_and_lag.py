@@ -7,8 +7,8 @@ from typing import Any
 from sparkstrom.codec.messages import BUFFERS, Commit, Payload
 from sparkstrom.protocol.common import events_and_effects as ev
 from sparkstrom.protocol.master.statuses import LAG_LEAST
+from tests.unit.protocol.effect_filters import every, only, sent
 from tests.unit.protocol.parents import ONE
-from tests.unit.protocol.spoken import every, only, sent
 
 
 def test_buffer_average_is_applied_before_own_commit_counts(node: Any, make: Any) -> None:

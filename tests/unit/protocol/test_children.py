@@ -24,8 +24,8 @@ from sparkstrom.protocol.common.flow_control import (
     ROUTINE_SPACING_S,
     message_weight,
 )
+from tests.unit.protocol.effect_filters import every, only, sent
 from tests.unit.protocol.parents import CHUNK_BYTES, ONE, sent_commits
-from tests.unit.protocol.spoken import every, only, sent
 
 # -- edges -------------------------------------------------------------------------------------
 

@@ -9,8 +9,8 @@ import pytest
 from sparkstrom.codec.messages import Commit, MergedRange, SnapshotRequired
 from sparkstrom.protocol.common import events_and_effects as ev
 from sparkstrom.protocol.common.flow_control import HEADER_BYTES
+from tests.unit.protocol.effect_filters import every, only, sent
 from tests.unit.protocol.parents import CHUNK_BYTES, ONE, Parent, sent_commits
-from tests.unit.protocol.spoken import every, only, sent
 
 CHUNK = HEADER_BYTES + CHUNK_BYTES
 

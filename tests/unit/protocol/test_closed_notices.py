@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from sparkstrom.codec.messages import Disown, IdClosed, State
+from tests.unit.protocol.effect_filters import sent, sent_by_master
 from tests.unit.protocol.meshes import expire_lease, host, keep_alive
-from tests.unit.protocol.spoken import sent, sent_by_master
 
 
 def test_closed_id_and_former_parent_get_notices_for_two_leases(make_mesh: Any) -> None:

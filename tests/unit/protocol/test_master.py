@@ -26,7 +26,7 @@ from sparkstrom.observe.telemetry import TrainingCounters, WorkerCounters
 from sparkstrom.protocol.common import events_and_effects as ev
 from sparkstrom.protocol.common.events_and_effects import IgnoreReason
 from sparkstrom.protocol.common.flow_control import message_weight
-from tests.unit.protocol.spoken import every, only_abort, sent, sent_by_master
+from tests.unit.protocol.effect_filters import every, only_abort, sent, sent_by_master
 
 # -- updates -----------------------------------------------------------------------------------
 

@@ -19,7 +19,7 @@ from sparkstrom.codec.messages import (
 )
 from sparkstrom.protocol.common import events_and_effects as ev
 from sparkstrom.protocol.common.events_and_effects import IgnoreReason
-from tests.unit.protocol.spoken import every, only, only_abort, sent, sent_by_master
+from tests.unit.protocol.effect_filters import every, only, only_abort, sent, sent_by_master
 
 # -- phases ------------------------------------------------------------------------------------
 

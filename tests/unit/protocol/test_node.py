@@ -32,7 +32,7 @@ from sparkstrom.protocol.common.events_and_effects import Command
 from sparkstrom.protocol.common.flow_control import ROUTINE_SPACING_S
 from sparkstrom.protocol.worker.parent_link import ATTACH_RETRY_S
 from sparkstrom.protocol.worker.replication import ASK_SPACING_S
-from tests.unit.protocol.spoken import every, only, sent, sent_directly
+from tests.unit.protocol.effect_filters import every, only, sent, sent_directly
 
 # -- joining -----------------------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ from sparkstrom.protocol.common import events_and_effects as ev
 from sparkstrom.protocol.common.events_and_effects import Command
 from sparkstrom.protocol.common.flow_control import message_weight
 from tests.unit.protocol.conftest import NodeDriver
-from tests.unit.protocol.spoken import every, only, sent
+from tests.unit.protocol.effect_filters import every, only, sent
 
 
 def opens_fresh_streams(node: Any, **state: Any) -> bool:

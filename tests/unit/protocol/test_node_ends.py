@@ -21,7 +21,7 @@ from sparkstrom.protocol.common import events_and_effects as ev
 from sparkstrom.protocol.common.events_and_effects import Command
 from sparkstrom.protocol.worker.heartbeats import REPEAT_S
 from sparkstrom.protocol.worker.node_state import FAREWELL_S
-from tests.unit.protocol.spoken import every, only, sent, sent_directly
+from tests.unit.protocol.effect_filters import every, only, sent, sent_directly
 
 
 def statuses_in(effects: list[ev.Effect]) -> list[Any]:

@@ -15,7 +15,7 @@ from sparkstrom.codec.messages import (
 )
 from sparkstrom.protocol.common import events_and_effects as ev
 from sparkstrom.protocol.common.events_and_effects import Command
-from tests.unit.protocol.spoken import every, only, sent, sent_directly
+from tests.unit.protocol.effect_filters import every, only, sent, sent_directly
 
 # -- a snapshot --------------------------------------------------------------------------------
 

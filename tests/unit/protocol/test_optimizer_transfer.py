@@ -21,7 +21,7 @@ from sparkstrom.protocol.common.optimizer_fetch import (
     RETRY_FIRST_S,
     OptimizerFetch,
 )
-from tests.unit.protocol.spoken import every, only, sent, sent_by_master
+from tests.unit.protocol.effect_filters import every, only, sent, sent_by_master
 
 
 def chunk(index: int = 0, content: bytes = b"0", asker: int = 1) -> OptimizerChunk:

@@ -26,8 +26,8 @@ from sparkstrom.protocol.master.tree_placement import (
     PROBE_SPACING_S,
     QUIET_PER_LEASE,
 )
+from tests.unit.protocol.effect_filters import every, only, only_abort, sent_by_master
 from tests.unit.protocol.meshes import MESH, expire_lease, host, keep_alive, report_silent_child
-from tests.unit.protocol.spoken import every, only, only_abort, sent_by_master
 
 
 def ordered_places(effects: list[ev.Effect]) -> list[tuple[int, int]]:

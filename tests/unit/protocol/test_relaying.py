@@ -27,7 +27,7 @@ from sparkstrom.protocol.common import events_and_effects as ev
 from sparkstrom.protocol.common.children import FlowLimits
 from sparkstrom.protocol.common.flow_control import HEADER_BYTES
 from sparkstrom.protocol.worker.parent_link import AGAIN_LEAST_S
-from tests.unit.protocol.spoken import every, only, sent, sent_directly
+from tests.unit.protocol.effect_filters import every, only, sent, sent_directly
 
 PARENT = 4
 LEASE_S = 10.0

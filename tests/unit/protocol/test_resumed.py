@@ -23,7 +23,7 @@ from sparkstrom.protocol.common.events_and_effects import IgnoreReason
 from sparkstrom.protocol.common.fit_spec import FitSpec, PartitionStart
 from sparkstrom.protocol.master.members import Partitions
 from tests.unit.protocol.conftest import MasterDriver
-from tests.unit.protocol.spoken import only, only_abort, sent, sent_by_master
+from tests.unit.protocol.effect_filters import only, only_abort, sent, sent_by_master
 
 # -- starts of partitions ----------------------------------------------------------------------
 

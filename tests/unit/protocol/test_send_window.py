@@ -21,8 +21,8 @@ from sparkstrom.protocol.common.flow_control import (
     entries_in_sum,
     message_weight,
 )
+from tests.unit.protocol.effect_filters import only, sent
 from tests.unit.protocol.parents import CHUNK_BYTES
-from tests.unit.protocol.spoken import only, sent
 
 PLENTY = 1 << 40
 KIB = 1 << 10

@@ -8,8 +8,8 @@ from sparkstrom.observe.telemetry import NodeCounters, SlowLink, WorkerCounters,
 from sparkstrom.protocol.common import events_and_effects as ev
 from sparkstrom.protocol.common.flow_control import NARROW_S, Backlog, describe_slow_link
 from sparkstrom.protocol.common.stages import REPLICATE, SNAPSHOT
+from tests.unit.protocol.effect_filters import every
 from tests.unit.protocol.parents import ONE
-from tests.unit.protocol.spoken import every
 
 WIDE = 1e9  # bytes per second
 

@@ -12,7 +12,7 @@ from sparkstrom.protocol.common.children import FlowLimits
 from sparkstrom.protocol.common.events_and_effects import Command
 from sparkstrom.protocol.common.flow_control import HEADER_BYTES
 from sparkstrom.protocol.worker.parent_link import RETRY_LEAST_S
-from tests.unit.protocol.spoken import every, sent
+from tests.unit.protocol.effect_filters import every, sent
 
 PARENT = 4
 ONE = HEADER_BYTES + 4  # weight of one update of these tests

@@ -21,7 +21,7 @@ from sparkstrom.observe.epoch_history import EpochHistory
 from sparkstrom.rounds import averaging as rounds_state
 from sparkstrom.rounds.backend import EpochPlan
 from sparkstrom.runtime.optimizer_states import OptimizerStates
-from tests.unit.rounds.fits_here import BACKENDS, Fit, make_partitions, rehearsal_backend
+from tests.unit.rounds.in_process_fits import BACKENDS, Fit, make_partitions, rehearsal_backend
 
 EPOCHS, WORKERS = 3, 2
 MakeFit = Callable[..., Fit]

@@ -17,10 +17,10 @@ from sparkstrom.encoding.encoder import Encoder
 from sparkstrom.encoding.grid import quantum
 from sparkstrom.encoding.thresholds import FixedThreshold
 from sparkstrom.models.base import Batch, Flat, State
-from tests.unit.runtime.benches import TAU, N, Script, TrainerHarness
+from tests.unit.runtime.endpoint_peers import Peer, open_edge_between
 from tests.unit.runtime.fits import Mesh
 from tests.unit.runtime.memories import as_host_array
-from tests.unit.runtime.offices import Peer, open_edge_between
+from tests.unit.runtime.trainer_harness import TAU, N, Script, TrainerHarness
 
 K = 10  # q = 1/1024
 

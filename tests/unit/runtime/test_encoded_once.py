@@ -12,7 +12,7 @@ from sparkstrom.codec.wire import COMMITTED_HEADER, Kind, encode
 from sparkstrom.protocol.common.events_and_effects import SendMerged
 from sparkstrom.runtime import message_endpoint as encoded_once
 from sparkstrom.runtime.message_endpoint import EncodingCache, MergeCache
-from tests.unit.runtime.offices import Peer, open_edge_between
+from tests.unit.runtime.endpoint_peers import Peer, open_edge_between
 
 
 def make_numbered_commit(number: int, data: bytes = b"bits") -> Commit:

@@ -30,7 +30,7 @@ from sparkstrom.runtime.node_thread import NodeThread
 from sparkstrom.runtime.theta import Replica, snapshot_chunk_count
 from sparkstrom.runtime.trainer_thread import TrainerChannel
 from sparkstrom.runtime.training_loop import MergedCommits, TrainerInbox, TrainerItem
-from tests.unit.runtime.careless import DirectiveFirstChannel, NoLock, UnlockedReadChannel
+from tests.unit.runtime.faulty_channels import DirectiveFirstChannel, NoLock, UnlockedReadChannel
 from tests.unit.runtime.fits import Mesh
 from tests.unit.runtime.interleaved import at_every_instruction
 from tests.unit.runtime.memories import backend, make_theta

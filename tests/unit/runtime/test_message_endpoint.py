@@ -19,7 +19,7 @@ from sparkstrom.codec.messages import (
 from sparkstrom.codec.sealed_frames import KEY_BYTES, OVERHEAD_BYTES, UNBOUND, Rejection, Seal
 from sparkstrom.codec.wire import encode
 from sparkstrom.runtime.message_endpoint import Outbox
-from tests.unit.runtime.offices import (
+from tests.unit.runtime.endpoint_peers import (
     ASK,
     HEAD,
     JOB,

@@ -25,7 +25,7 @@ from sparkstrom.runtime.message_endpoint import (
     QUEUED_REPLY_FRAMES_MAX,
     UNRESPONSIVE_AFTER_REQUESTS,
 )
-from tests.unit.runtime.offices import (
+from tests.unit.runtime.endpoint_peers import (
     ASK,
     HEAD,
     JOB,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from benchmarks.memory_transport import MemoryNetwork
 from sparkstrom.base.identity import MASTER
 from sparkstrom.codec.messages import Message, TrainingFailure
-from tests.unit.runtime.offices import Peer, make_update, open_edge_between, send_raw_frames
+from tests.unit.runtime.endpoint_peers import Peer, make_update, open_edge_between, send_raw_frames
 
 
 def test_arriving_reports_growing_bytes_of_partial_data_message(network: MemoryNetwork) -> None:

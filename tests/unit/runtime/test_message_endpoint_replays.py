@@ -25,7 +25,7 @@ from sparkstrom.codec.messages import (
 )
 from sparkstrom.codec.sealed_frames import HEADER, KEY_BYTES, Header, Rejection, Seal
 from sparkstrom.codec.wire import encode
-from tests.unit.runtime.offices import (
+from tests.unit.runtime.endpoint_peers import (
     ASK,
     HEAD,
     JOB,

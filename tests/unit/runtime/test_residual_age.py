@@ -8,7 +8,7 @@ import pytest
 
 from sparkstrom.runtime.theta import Replica
 from sparkstrom.runtime.trainer_thread import MEASURING_SHARE_MAX, RESIDUAL_AGE_POLL_S, ResidualAge
-from tests.unit.runtime.benches import TAU, N, TrainerHarness, steps
+from tests.unit.runtime.trainer_harness import TAU, N, TrainerHarness, steps
 
 
 class MeasuredReplica:

@@ -18,8 +18,8 @@ from sparkstrom.protocol.common.events_and_effects import Command, Directive
 from sparkstrom.runtime.optimizer_states import decode_optimizer_state
 from sparkstrom.runtime.theta import Theta, snapshot_chunk_count
 from sparkstrom.runtime.training_loop import MergedCommits
-from tests.unit.runtime.benches import KEPT, TAU, TRAIN, K, N, Script, TrainerHarness, steps
 from tests.unit.runtime.memories import make_theta
+from tests.unit.runtime.trainer_harness import KEPT, TAU, TRAIN, K, N, Script, TrainerHarness, steps
 
 
 def snapshot_chunks(theta: Theta) -> tuple[Chunk, ...]:

@@ -11,7 +11,7 @@ import pytest
 from sparkstrom.protocol.common import events_and_effects as ev
 from sparkstrom.protocol.common.events_and_effects import Command, Directive
 from sparkstrom.runtime import trainer_thread
-from tests.unit.runtime.benches import TAU, TRAIN, Script, TrainerHarness, steps
+from tests.unit.runtime.trainer_harness import TAU, TRAIN, Script, TrainerHarness, steps
 
 BUSY = Directive(Command.TRAIN, publishes=False)
 

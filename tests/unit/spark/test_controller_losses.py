@@ -33,7 +33,7 @@ from sparkstrom.runtime.master_control import MasterControl, Progress
 from sparkstrom.runtime.optimizer_states import OptimizerStates
 from sparkstrom.spark.controller.driver_messages import EndController, GetSnapshot
 from sparkstrom.spark.controller.remote_controller import RemoteController
-from tests.unit.spark.test_checkpoint_keeper import MODEL, SPEC, Master
+from tests.unit.spark.test_checkpoint_listener import MODEL, SPEC, Master
 
 NO_DATA: Any = None
 DEADLINE_S = 60.0

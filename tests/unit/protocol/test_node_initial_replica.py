@@ -10,7 +10,7 @@ import pytest
 from sparkstrom.codec.messages import Activity, Attach, AttachReply, ChunkRequest, MergedRange
 from sparkstrom.protocol.common import events_and_effects as ev
 from sparkstrom.protocol.common.events_and_effects import Command
-from tests.unit.protocol.spoken import every, only, sent
+from tests.unit.protocol.effect_filters import every, only, sent
 
 
 @pytest.fixture

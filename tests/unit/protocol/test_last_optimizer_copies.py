@@ -17,7 +17,7 @@ from sparkstrom.codec.messages import (
     hash_optimizer_copy,
 )
 from sparkstrom.protocol.common import events_and_effects as ev
-from tests.unit.protocol.spoken import only, sent, sent_by_master
+from tests.unit.protocol.effect_filters import only, sent, sent_by_master
 
 ONE, ALL = ev.OptimizerCopyRequest(), ev.OptimizerCopyRequest(everybody=True)
 

@@ -23,10 +23,10 @@ from tests.simulation.planted import (
     ROUGH,
     SEEDS,
     Plant,
+    disable_wait_deadlines,
     skip_effects_after_driver_death,
     skip_effects_without_transport_check,
     violations,
-    waits_without_deadline,
 )
 
 # -- I4: memory and waits are bounded ----------------------------------------------------------
@@ -138,8 +138,8 @@ def abort_without_worker_name(patch: pytest.MonkeyPatch) -> None:
 
 
 PLANTED: list[tuple[Plant, str, dict[str, Any]]] = [
-    (waits_without_deadline, "I4: not over", {"master_lost": 1, "stop": 0.0, "failure": 0.0}),
-    (waits_without_deadline, "I4: p", {"exiles": 1, "stop": 0.0, "failure": 0.0}),
+    (disable_wait_deadlines, "I4: not over", {"master_lost": 1, "stop": 0.0, "failure": 0.0}),
+    (disable_wait_deadlines, "I4: p", {"exiles": 1, "stop": 0.0, "failure": 0.0}),
     (disable_resends, "I5: p", ROUGH),
     (keep_edge_without_data, "I5: p", ROUGH | {"breaks": 6}),
     (keep_whole_log, "I4: the log holds", NARROW),

@@ -8,7 +8,7 @@ import pytest
 
 from sparkstrom.codec.messages import Activity, Disown, IdClosed, Probe, ProbeReply, Welcome
 from sparkstrom.protocol.common import events_and_effects as ev
-from tests.unit.protocol.spoken import every, sent_by_master
+from tests.unit.protocol.effect_filters import every, sent_by_master
 
 ATTACH_S = 40.0
 

@@ -10,7 +10,7 @@ from sparkstrom.models.base import FitLength
 from sparkstrom.models.dense import DenseNetwork
 from sparkstrom.protocol.common.events_and_effects import Command, Directive
 from sparkstrom.runtime.trainer_thread import GlobalStepEstimator
-from tests.unit.runtime.benches import N, Script, TrainerHarness
+from tests.unit.runtime.trainer_harness import N, Script, TrainerHarness
 
 
 class PaceRecordingModel(DenseNetwork):
