@@ -108,7 +108,7 @@ def rounds_of_fit(
 
 
 def fit_in_one_process(model: Any, parts: Sequence[Part], master: Any, epochs: int) -> Flat:
-    """Return what ``train_in_one_process`` computes for a fit with a ParameterAveragingTrainingMaster."""
+    """Return what ``train_in_one_process`` computes for a fit with ``master`` (rounds)."""
     names = ("save_updater", "outer", "accumulator")
     options = {name: getattr(master, name) for name in names}
     frequency = master.averaging_frequency
