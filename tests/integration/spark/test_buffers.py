@@ -97,12 +97,17 @@ def test_buffers_may_be_larger_than_the_parameters(spark, digits, make_network):
 def test_early_stopping_restores_buffers_of_best_epoch(spark, digits, make_network):
     """Early stopping restores the buffers of the best epoch, not only its parameters."""
     network = make_network(make_model(maximize=True), debug_longer_iterations=20)
-    data = spark.sparkContext.parallelize(digits.rows()[:ROWS], WORKERS)
-    rule = EarlyStopping(patience=6)
-    summary = network.fit(data, epochs=100, validation=0.2, early_stopping=rule)
+    rows = [(features.tolist(), label) for features, label in digits.rows()]
+    data, held_out = (
+        spark.createDataFrame(
+            spark.sparkContext.parallelize(part, WORKERS), "features array<float>, label int"
+        )
+        for part in (rows[:ROWS], rows[ROWS:])
+    )
+    rule, columns = EarlyStopping(patience=6), {"features": "features", "label": "label"}
+    summary = network.fit(data, epochs=100, validation=held_out, early_stopping=rule, **columns)
     assert summary.best.epoch == 1  # from there on the loss grows
     assert summary.best.commit < summary.updates
-    steps = -(-summary.rows_trained // WORKERS // BATCH)
     seen = network.module[0].num_batches_tracked
-    assert 0 < seen < (summary.history[-1].epoch - 1) * steps  # not the last ones
+    assert 0 < seen < (summary.history[-1].epoch - 1) * STEPS  # not the last ones
     network.close()
